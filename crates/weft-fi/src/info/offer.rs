@@ -1,9 +1,9 @@
-//! What weft offers for given hints, or why not: pure values in, pure values out, but for what is open
-//! already (`domain/instance.rs`).
+//! Selects the result of fi_getinfo for given hints, or the reason for a refusal. Input and output are plain
+//! values; only open fabrics and domains are looked up (`domain/instance.rs`).
 //!
-//! Every attribute is handled in one of four ways: *fixed* (ours, and a hint may not exceed or contradict it),
-//! *echoed* (any value that libfabric knows is fine), *granted up to a limit*, or *ignored* (it only matters to
-//! modes that weft never requires).
+//! Every attribute is handled in one of four ways. *Fixed*: weft determines the value, which a hint may not
+//! exceed or contradict. *Echoed*: any value that libfabric defines is accepted. *Granted up to a limit*.
+//! *Ignored*: the attribute only matters to modes that weft never requires.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -20,34 +20,34 @@ use crate::info::hints::Hints;
 use crate::info::{EpType, caps, network, order};
 use crate::params::Params;
 
-/// Longest message in bytes.
+/// The longest message in bytes.
 pub(crate) const MAX_MSG_BYTES: usize = 1 << 40;
-/// Longest inject that is granted when asked for; by default it is FI_WEFT_INJECT_BYTES.
+/// The longest inject that is granted on request; the default is FI_WEFT_INJECT_BYTES.
 pub(crate) const MAX_INJECT_BYTES: usize = 64 << 10;
-/// Most operations under way, and most posted receives, that are granted when asked for.
+/// The maximum of outstanding operations, and of posted receives, that is granted on request.
 pub(crate) const MAX_QUEUE: usize = 1 << 20;
-/// Pieces of a local buffer, of a remote buffer, of a registered region.
+/// The maximum number of elements of a local vector, of a remote vector, and of a registered region.
 pub(crate) const IOV_LIMIT: usize = 8;
-/// Bytes of remote completion data, and of a registration key.
+/// The size of remote completion data and of a registration key, in bytes.
 const DATA_BYTES: usize = 8;
-/// Longest `err_data` of an error: an address in the longest of its formats (FI_ADDR_STR of IPv6).
+/// The longest `err_data` of an error: an address in its longest format (FI_ADDR_STR of IPv6).
 const MAX_ERR_DATA_BYTES: usize = 96;
-/// Objects that a domain has without trouble. There is no hard limit but the system's.
+/// The reported number of objects of a domain. The only hard limit is the system's.
 const PLENTY: usize = 1 << 16;
-/// The number of weft's protocol: a provider-specific one, as fabric.h marks them.
+/// The number of weft's protocol, a provider-specific one as defined by fabric.h.
 const FI_PROTO_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;
 const PROTOCOL_VERSION: u32 = 1;
-/// Contexts of a scalable endpoint, in either direction.
+/// The maximum number of contexts of a scalable endpoint, in either direction.
 const MAX_EP_CONTEXTS: usize = weft_engine::name::MAX_CONTEXTS as usize;
-/// FI_SHARED_CONTEXT as a count of contexts.
+/// FI_SHARED_CONTEXT as a number of contexts.
 pub(crate) const SHARED_CONTEXT: usize = usize::MAX;
-/// `FI_TAG_GENERIC`: every bit of a tag is the client's, and may be masked singly.
+/// `FI_TAG_GENERIC`: every bit of a tag belongs to the client, and may be masked individually.
 const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
-/// API version from which mr_mode is a set of bits.
+/// The first API version in which mr_mode is a set of bits.
 pub(crate) const V1_5: u32 = sys::version(1, 5);
 
-/// Completion levels and behaviours that may be defaults of a transmit context. FI_COMMIT_COMPLETE is not
-/// among them: there is no persistent memory.
+/// The operation flags that may be defaults of a transmit context. FI_COMMIT_COMPLETE is missing, because
+/// weft does not support persistent memory.
 const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_INJECT
     | sys::FI_INJECT_COMPLETE
@@ -57,9 +57,9 @@ const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_REMOTE_CQ_DATA
     | sys::FI_FENCE
     | sys::FI_MORE;
-/// What nobody does for a datagram: answer, or keep others waiting.
+/// The flags that datagrams cannot have: no peer answers them, and they do not wait for others.
 const ANSWERED: u64 = sys::FI_DELIVERY_COMPLETE | sys::FI_MATCH_COMPLETE | sys::FI_FENCE;
-/// The same for a receive context. The levels change nothing there.
+/// The operation flags that may be defaults of a receive context. Completion levels have no effect there.
 const RX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_MULTI_RECV
     | sys::FI_MORE
@@ -70,13 +70,16 @@ const RX_OP_FLAGS: u64 = sys::FI_COMPLETION
 const MR_BASIC: i32 = 1;
 const MR_SCALABLE: i32 = 2;
 
-/// Logs why hints cannot be met, and is the error for that.
+/// Logs the reason why hints cannot be satisfied, and returns the error for it.
 pub(crate) fn reject(what: &str, wanted: impl Display, offered: impl Display) -> Errno {
-    log::info!("fi_getinfo: {what}: wanted {wanted}, offered {offered}; ask for what is offered, or leave it open");
+    log::info!(
+        "fi_getinfo: {what}: wanted {wanted}, offered {offered}; request the offered value, or leave the hint zero"
+    );
     Errno::NODATA
 }
 
-/// An answer, as libfabric's structures with null pointers. Boxed, because it takes 0.9 KB.
+/// The selected attributes, in libfabric's structures with null pointers. The structure is boxed, because its
+/// size is 0.9 KB.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(crate) caps: u64,
@@ -86,14 +89,15 @@ pub(crate) struct Offer {
     pub(crate) rx: sys::fi_rx_attr,
     pub(crate) ep: sys::fi_ep_attr,
     pub(crate) domain: sys::fi_domain_attr,
-    /// An open fabric, as `domain.domain` is an open domain: those that the client has named, if it has, or null.
+    /// An open fabric: the one named by the client, one that was found, or null. The same holds for the
+    /// domain in `domain.domain`.
     pub(crate) fabric: *mut sys::fid_fabric,
     pub(crate) ep_auth_key: Option<Vec<u8>>,
     pub(crate) domain_auth_key: Option<Vec<u8>>,
 }
 
 impl Offer {
-    /// Decides.
+    /// Selects the attributes for the hints.
     pub(crate) fn select(api: u32, hints: Option<&Hints>, params: &Params) -> Result<Box<Self>, Errno> {
         let none;
         let hints = match hints {
@@ -110,7 +114,7 @@ impl Offer {
             return Err(reject("addr_format", hints.addr_format, "FI_FORMAT_UNSPEC, FI_SOCKADDR*, FI_ADDR_STR"));
         };
         let ty = ep_type(hints)?;
-        // Left open, they are those that the domain has.
+        // Without hints, the capabilities are those of the named domain.
         let unasked = if hints.caps == 0 { named.as_ref().map_or(0, |domain| domain.lacks()) } else { 0 };
         let contexts = hints.tx.map_or(0, |attr| attr.caps) | hints.rx.map_or(0, |attr| attr.caps);
         let caps = caps::grant(api, ty, hints.caps, contexts)? & !unasked;
@@ -132,22 +136,23 @@ impl Offer {
         Ok(offer)
     }
 
-    /// The hints name this domain.
+    /// Restricts the selection to the domain that the hints name.
     fn restrict(&mut self, api: u32, hints: &Hints, domain: &Arc<Domain>) -> Result<(), Errno> {
         let bits = domain.mr_bits();
-        // The client can do what is required there.
+        // The client supports the bits that the domain requires.
         if self.domain.mr_mode == 0 && hints.domain.is_some_and(|attr| bits & !attr.mr_mode == 0) {
             self.domain.mr_mode = bits;
         }
         if let Some(what) = domain.unmet(api, self) {
-            let wanted = format_args!("one with another {what}");
-            return Err(reject("domain_attr->domain", wanted, "what it was opened with"));
+            let wanted = format_args!("a domain with another {what}");
+            return Err(reject("domain_attr->domain", wanted, "the properties with which it was opened"));
         }
         self.instance(domain);
         Ok(())
     }
 
-    /// Names what is open and does as well as what the client would open with this answer, if the hints name nothing.
+    /// Finds an open domain or fabric that is equivalent to one that the client would open with this
+    /// selection. Hints that name a domain take precedence.
     pub(crate) fn find_instances(&mut self, api: u32) {
         if !self.domain.domain.is_null() {
             return;
@@ -164,7 +169,7 @@ impl Offer {
     }
 }
 
-/// Fabric and domain must be ours, if named. The domain.
+/// Checks that a named fabric and domain belong to weft. Returns the named domain.
 fn names(api: u32, hints: &Hints) -> Result<Option<Arc<Domain>>, Errno> {
     for (what, name) in [("fabric_attr->name", &hints.fabric_name), ("domain_attr->name", &hints.domain_name)] {
         if let Some(name) = name
@@ -189,12 +194,12 @@ fn names(api: u32, hints: &Hints) -> Result<Option<Arc<Domain>>, Errno> {
     found.map(Some).ok_or_else(|| reject("domain_attr->domain", format_args!("{named:p}"), "an open domain of weft"))
 }
 
-/// A hint that may not exceed what there is.
+/// Checks a hint that may not exceed a limit.
 fn at_most(what: &str, wanted: usize, offered: usize) -> Result<(), Errno> {
     if wanted > offered { Err(reject(what, wanted, offered)) } else { Ok(()) }
 }
 
-/// A hint of flags that must all be known.
+/// Checks a hint whose flags must all be supported.
 fn subset(what: &str, wanted: u64, offered: u64) -> Result<(), Errno> {
     if wanted & !offered != 0 {
         return Err(reject(what, format_args!("{wanted:#x}"), format_args!("{offered:#x}")));
@@ -202,31 +207,31 @@ fn subset(what: &str, wanted: u64, offered: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Operations or receives that a client may ask room for: what variables offer can be asked for, too.
+/// The longest queue that a client may request, which includes the values of the variables.
 pub(crate) fn longest_queue(params: &Params) -> usize {
     MAX_QUEUE.max(params.tx_size).max(params.rx_size)
 }
 
-/// A number that is granted up to a limit: the default, or more if asked for.
+/// A number that is granted up to a limit: the default, or the requested number if that is larger.
 fn up_to(what: &str, wanted: usize, default: usize, limit: usize) -> Result<usize, Errno> {
     at_most(what, wanted, limit.max(default))?;
     Ok(default.max(wanted))
 }
 
-/// A traffic class that has a code point.
+/// Checks that a traffic class has a code point.
 fn tclass(what: &str, wanted: u32) -> Result<u32, Errno> {
     network::traffic_class(wanted)
         .map(|_| wanted)
         .ok_or_else(|| reject(what, wanted, "FI_TC_DSCP with 6 bits, FI_TC_* labels"))
 }
 
-/// The orders that both sides of an endpoint know. Unasked, those that cost nothing.
+/// The message orders of one side of an endpoint: the orders without cost, and the requested ones.
 fn msg_order(what: &str, ty: EpType, wanted: u64) -> Result<u64, Errno> {
     subset(what, wanted, order::FREE | if ty == EpType::Dgram { 0 } else { order::ASKED_FOR })?;
     Ok(order::FREE | wanted)
 }
 
-/// Transmit attributes in which everything is zero.
+/// Zeroed transmit attributes.
 pub(crate) const NO_TX: sys::fi_tx_attr = sys::fi_tx_attr {
     caps: 0,
     mode: 0,
@@ -259,7 +264,7 @@ fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_t
             inject,
             MAX_INJECT_BYTES.max(params.inject_bytes).min(longest),
         )?,
-        // A client that asks for fewer gets what it asks for: the queue is memory.
+        // A client that requests fewer operations gets fewer, because the queue takes memory.
         size: if hint.size == 0 {
             params.tx_size
         } else {
@@ -291,7 +296,7 @@ fn rx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_r
         caps: if hint.caps == 0 { caps::of_rx(caps) } else { hint.caps },
         op_flags: hint.op_flags,
         msg_order: msg_order("rx_attr->msg_order", ty, hint.msg_order)?,
-        // The window is per peer, so any total that a client hopes for is met.
+        // The window is per peer, so any requested total is satisfied.
         total_buffered_recv: hint.total_buffered_recv,
         size: if hint.size == 0 {
             params.rx_size
@@ -353,7 +358,8 @@ fn ep(hints: &Hints, ty: EpType) -> Result<sys::fi_ep_attr, Errno> {
     })
 }
 
-/// The contexts of an endpoint in one direction: one of its own, one that it shares, or the many of a scalable one.
+/// The number of contexts of an endpoint in one direction: its own, a shared one, or those of a scalable
+/// endpoint.
 fn contexts(what: &str, wanted: usize, ty: EpType) -> Result<usize, Errno> {
     if wanted != SHARED_CONTEXT {
         at_most(what, wanted, if ty == EpType::Rdm { MAX_EP_CONTEXTS } else { 1 })?;
@@ -361,7 +367,7 @@ fn contexts(what: &str, wanted: usize, ty: EpType) -> Result<usize, Errno> {
     Ok(wanted.max(1))
 }
 
-/// A domain attribute structure in which everything is zero.
+/// Zeroed domain attributes.
 const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
     domain: std::ptr::null_mut(),
     name: std::ptr::null_mut(),
@@ -395,10 +401,10 @@ const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
 fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
     let hint = hints.domain.unwrap_or(NO_DOMAIN);
     let domain_caps = caps::DOMAIN | caps::domain_extras(api);
-    // mr_key_size and max_ep_{tx,rx}_ctx say what a client can use, not what it needs: any is fine, and the
-    // answer says what there is.
+    // mr_key_size and max_ep_{tx,rx}_ctx state the client's abilities and not its needs. Any value is
+    // accepted, and the result contains weft's own.
     at_most("domain_attr->cq_data_size", hint.cq_data_size, DATA_BYTES)?;
-    // Clients of older versions do not know of these fields.
+    // Clients of older versions do not have these fields.
     if api >= V1_5 {
         subset("domain_attr->caps", hint.caps, domain_caps)?;
         at_most("domain_attr->mr_iov_limit", hint.mr_iov_limit, IOV_LIMIT)?;
@@ -408,7 +414,8 @@ fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domai
     let shared = |wanted: usize, count: usize| {
         if wanted == 0 && count != SHARED_CONTEXT { 0 } else { wanted.max(PLENTY) }
     };
-    // One of each unless asked for: some clients take more as an invitation to scalable endpoints.
+    // The default is one context in each direction: some clients take more as an invitation to use scalable
+    // endpoints.
     let several = |count: usize| count > 1 && count != SHARED_CONTEXT;
     let scalable = hints.caps & sys::FI_NAMED_RX_CTX != 0
         || [hint.max_ep_tx_ctx, hint.max_ep_rx_ctx].into_iter().any(several)
@@ -420,7 +427,8 @@ fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domai
         control_progress: progress("control_progress", api, hint.control_progress)?,
         data_progress: progress("data_progress", api, hint.data_progress)?,
         resource_mgmt: sys::FI_RM_ENABLED,
-        // Unspecified stays so: a client that is told FI_AV_TABLE may count on indices it has not asked for.
+        // Unspecified is not replaced: a client that gets FI_AV_TABLE may depend on indices without having
+        // requested them.
         av_type: one_of("av_type", hint.av_type, sys::FI_AV_TABLE, sys::FI_AV_UNSPEC)?,
         mr_mode: mr_mode(api, hint.mr_mode)?,
         mr_key_size: DATA_BYTES,
@@ -443,7 +451,7 @@ fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domai
     })
 }
 
-/// An enumeration of which every value up to `last` is fine, and 0 means "choose".
+/// Checks an enumeration of which every value up to `last` is accepted; 0 selects the default.
 fn one_of(what: &str, wanted: u32, last: u32, default: u32) -> Result<u32, Errno> {
     match wanted {
         0 => Ok(default),
@@ -452,21 +460,24 @@ fn one_of(what: &str, wanted: u32, last: u32, default: u32) -> Result<u32, Errno
     }
 }
 
-/// Manual unless automatic is asked for, which costs a thread. From API 1.20 on there is a third model, which only
-/// promises more.
+/// Checks a progress model. Manual is the default, because automatic progress costs a thread. From API 1.20
+/// on a third model exists, which only promises more.
 fn progress(what: &str, api: u32, wanted: u32) -> Result<u32, Errno> {
     let last = if api >= sys::version(1, 20) { v2::FI_PROGRESS_CONTROL_UNIFIED } else { sys::FI_PROGRESS_MANUAL };
     one_of(what, wanted, last, sys::FI_PROGRESS_MANUAL)
 }
 
-/// The registration mode (fi_mr(3), fi_domain(3)). weft requires none of the modes: a client may choose its
-/// keys, address regions by offset, register memory that is not allocated yet, and register nothing for local
-/// use. So, from API 1.5 on, the bits, which say what the client *can* do, are all cleared. The two old
-/// values name a mode that the client *wants*: they come back as they are, and registration follows them
-/// (BASIC: virtual addresses and keys of our choice). A client that sets bits in the `fi_info` it opens a
-/// domain with gets what those say, too. Before 1.5 there were only the two values; 0 leaves us the choice,
-/// which is FI_MR_BASIC as with libfabric's tcp, shm and sockets: a client that does not look at the answer
-/// uses virtual addresses and asks for keys.
+/// The registration mode (fi_mr(3), fi_domain(3)). weft requires no mode: a client may choose its keys, use
+/// offsets as addresses, register memory that is not allocated yet, and use local memory without
+/// registration.
+///
+/// From API 1.5 on, the bits state the client's abilities, so all of them are cleared. The two old values
+/// request a mode: they are returned unchanged, and registration obeys them (BASIC: virtual addresses and
+/// keys chosen by the provider). A client that sets bits in the `fi_info` with which it opens a domain gets
+/// the behaviour of these bits.
+///
+/// Before 1.5 only the two values existed. For 0 the provider chooses FI_MR_BASIC, like libfabric's tcp, shm
+/// and sockets: a client that ignores the result uses virtual addresses and reads keys from the provider.
 fn mr_mode(api: u32, wanted: i32) -> Result<i32, Errno> {
     match wanted {
         MR_BASIC | MR_SCALABLE => Ok(wanted),
@@ -495,9 +506,9 @@ mod tests {
         Hints { domain: Some(attr), ..Hints::default() }
     }
 
-    /// What comes out may go in again: clients reuse an answer as hints.
+    /// A result may be passed as hints: clients reuse it.
     #[test]
-    fn an_offer_satisfies_itself() {
+    fn an_offer_is_accepted_as_hints() {
         for api in [0, sys::version(1, 0), sys::version(1, 1), V1_5, V1_20, sys::version(2, 5)] {
             let first = Offer::select(api, None, &Params::default()).unwrap();
             let again = Hints {
@@ -526,9 +537,9 @@ mod tests {
         assert_eq!(offer.tx.msg_order & order::ASKED_FOR, 0);
     }
 
-    /// A domain has those that are its own, asked for there or among all.
+    /// A domain has its own capabilities if they are requested in its attributes or among all capabilities.
     #[test]
-    fn capabilities_of_domains() {
+    fn domain_capabilities_may_be_requested_in_two_places() {
         let domain_caps = |hints: &Hints| select(V1_20, hints).map(|offer| offer.domain.caps);
         let own = caps::DOMAIN | sys::FI_SHARED_AV;
         assert_eq!(domain_caps(&Hints::default()), Ok(caps::DOMAIN));
@@ -538,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_nothing_is_echoed() {
+    fn free_attributes_are_echoed() {
         for threading in [
             sys::FI_THREAD_SAFE,
             sys::FI_THREAD_FID,
@@ -565,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn registration_modes() {
+    fn registration_modes_follow_the_api_version() {
         let mode =
             |api, wanted| select(api, &with_domain(|attr| attr.mr_mode = wanted)).map(|offer| offer.domain.mr_mode);
         let old = sys::version(1, 1);
@@ -579,9 +590,10 @@ mod tests {
         assert_eq!(mode(V1_5, MR_BASIC | sys::FI_MR_LOCAL), Err(Errno::NODATA));
     }
 
-    /// More than there is, of what a client need not use; fields that its version does not know.
+    /// Excessive values of attributes that state abilities are accepted, and fields that the client's version
+    /// lacks are ignored.
     #[test]
-    fn what_says_nothing_of_needs() {
+    fn attributes_that_state_abilities_are_accepted() {
         let domain =
             |api, change: fn(&mut sys::fi_domain_attr)| select(api, &with_domain(change)).map(|offer| offer.domain);
         assert_eq!(domain(V1_20, |attr| attr.mr_key_size = 16).unwrap().mr_key_size, DATA_BYTES);
@@ -597,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_levels() {
+    fn completion_levels_may_be_defaults() {
         let flags = |flags| {
             let tx = sys::fi_tx_attr { op_flags: flags, ..Offer::select(V1_20, None, &Params::default()).unwrap().tx };
             select(V1_20, &Hints { tx: Some(tx), ..Hints::default() }).map(|offer| offer.tx.op_flags)
@@ -614,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_kinds_that_cannot_be_met() {
+    fn unsupported_limits_and_types_are_refused() {
         let ep = |change: fn(&mut sys::fi_ep_attr)| {
             let mut attr = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
             change(&mut attr);
@@ -622,7 +634,7 @@ mod tests {
         };
         assert_eq!(ep(|_| ()), Ok(()));
         assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_SOCK_STREAM), Err(Errno::NODATA));
-        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_DGRAM), Err(Errno::NODATA), "with such long messages");
+        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_DGRAM), Err(Errno::NODATA), "datagrams are shorter");
         assert_eq!(ep(|attr| attr.max_msg_size = usize::MAX), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.protocol = 1), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.tx_ctx_cnt = usize::MAX - 1), Err(Errno::NODATA));
@@ -634,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn scalable_endpoints_are_offered_when_asked_for() {
+    fn scalable_endpoints_are_offered_on_request() {
         let most = |hints: &Hints| select(V1_20, hints).map(|offer| (offer.domain.max_ep_tx_ctx, offer.ep.rx_ctx_cnt));
         assert_eq!(most(&Hints::default()), Ok((1, 1)));
         let named = Hints { caps: sys::FI_MSG | sys::FI_NAMED_RX_CTX, ..Hints::default() };
@@ -651,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_contexts_are_offered_when_asked_for() {
+    fn shared_contexts_are_offered_on_request() {
         let mut ep = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
         ep.rx_ctx_cnt = SHARED_CONTEXT;
         let offer = select(V1_20, &Hints { ep: Some(ep), ..Hints::default() }).unwrap();
@@ -663,7 +675,7 @@ mod tests {
     }
 
     #[test]
-    fn orders() {
+    fn message_orders_are_granted_on_request() {
         let tx = |msg_order, comp_order| {
             let tx = Offer::select(V1_20, None, &Params::default()).unwrap().tx;
             let tx = sys::fi_tx_attr { msg_order, comp_order, ..tx };
