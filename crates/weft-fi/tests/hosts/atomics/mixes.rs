@@ -77,23 +77,29 @@ pub(crate) fn asleep(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// Two targets in one process that share memory, each with an initiator and in a thread of its own, and the
-/// client's own atomics: nothing is lost, wherever the number lies.
+/// The bytes of a positive number of this type.
+fn number(ty: Type, value: u64) -> Vec<u8> {
+    let mut bytes = vec![0; ty.size()];
+    match ty {
+        Type::Double => bytes.copy_from_slice(&(value as f64).to_ne_bytes()),
+        Type::LongDoubleComplex => {
+            let exponent = 63 - value.leading_zeros();
+            let bits = u128::from(16383 + exponent) << 64 | u128::from(value << value.leading_zeros());
+            bytes[..16].copy_from_slice(&bits.to_ne_bytes());
+        }
+        _ => bytes[..8].copy_from_slice(&value.to_ne_bytes()),
+    }
+    bytes
+}
+
+/// Two targets in one process share memory. Each has an initiator and a thread of its own, and the client uses its own
+/// atomics. No addition is lost, whatever the place of the number.
 pub(crate) fn every_mix(lib: &Lib) {
     const ROUNDS: usize = 400;
     let shared = memory(256);
     let skip = shared.as_ptr().align_offset(64);
     let start = shared[skip..].as_mut_ptr() as usize;
-    // Where each number lies, from a multiple of 64, and its unit.
-    let unit = |ty: Type| -> Vec<u8> {
-        let mut one = vec![0; ty.size()];
-        match ty {
-            Type::LongDoubleComplex => one[..16].copy_from_slice(&(0x3fff_u128 << 64 | 1 << 63).to_ne_bytes()),
-            Type::Double => one.copy_from_slice(&1_f64.to_ne_bytes()),
-            _ => one[0] = 1,
-        }
-        one
-    };
+    // The offset of each number from a multiple of 64.
     let places = [
         (0, Type::Uint64),
         (17, Type::Uint64),
@@ -105,7 +111,7 @@ pub(crate) fn every_mix(lib: &Lib) {
     let stop = AtomicBool::new(false);
     let own = std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            // The client's own, on the first number, which is aligned for it.
+            // The client's own additions, on the first number, which is aligned.
             let number = unsafe { AtomicU64::from_ptr(start as *mut u64) };
             let mut added = 0;
             while !stop.load(Ordering::Relaxed) {
@@ -123,7 +129,7 @@ pub(crate) fn every_mix(lib: &Lib) {
                 for (at, ty) in places {
                     let form = if round.is_multiple_of(2) { Form::Fetch } else { Form::Base };
                     let amo = Amo::new(form, ty, Op::Sum).unwrap();
-                    let mut one = unit(ty);
+                    let mut one = number(ty, 1);
                     let args = Args {
                         buf: one.as_mut_ptr(),
                         result: result.as_mut_ptr(),
@@ -149,17 +155,7 @@ pub(crate) fn every_mix(lib: &Lib) {
     });
     for (at, ty) in places {
         let sum = 2 * ROUNDS as u64 + if at == 0 { own } else { 0 };
-        let mut expected = vec![0; ty.size()];
-        match ty {
-            Type::Double => expected.copy_from_slice(&(sum as f64).to_ne_bytes()),
-            Type::LongDoubleComplex => {
-                let exponent = 63 - sum.leading_zeros();
-                let bits = u128::from(16383 + exponent) << 64 | u128::from(sum << sum.leading_zeros());
-                expected[..16].copy_from_slice(&bits.to_ne_bytes());
-            }
-            _ => expected[..8].copy_from_slice(&sum.to_ne_bytes()),
-        }
         let at = skip + usize::try_from(at).unwrap();
-        assert_eq!(shared[at..at + ty.size()], expected, "{ty:?} at {at}");
+        assert_eq!(shared[at..at + ty.size()], number(ty, sum), "{ty:?} at {at}");
     }
 }

@@ -9,15 +9,14 @@ use weft_fi_sys::*;
 use super::calls::{Args, FORMS, Way, ways};
 use super::{CONTEXT, KEY, READABLE, WRITABLE};
 use crate::client::{Lib, close};
-use crate::side::{err, is_all, memory, pair, pattern, works};
+use crate::side::{Side, err, is_all, memory, pair, pattern, works};
 
-/// Calls that contradict themselves: an error at once, and nothing has happened.
+/// Contradictory calls return an error at once and have no effect.
 pub(crate) fn misuse(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let target = memory(64);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
     let (local, result) = (pattern(64), memory(64));
-    let cswap = Amo::new(Form::Compare, Type::Int32, Op::Cswap).unwrap();
     for form in FORMS {
         let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
         let amo = Amo::new(form, Type::Int32, op).unwrap();
@@ -60,6 +59,16 @@ pub(crate) fn misuse(lib: &Lib) {
             }
         }
     }
+    bad_messages(&a, to_b, local, result);
+    a.nothing(&[&b]);
+    assert!(is_all(target, 0) && is_all(result, 0));
+    works(&a, &b, to_b);
+    assert_eq!(close(mr), 0);
+}
+
+/// Null message descriptors, and bad vectors in descriptors.
+fn bad_messages(a: &Side<'_>, to_b: u64, local: &mut [u8], result: &mut [u8]) {
+    let cswap = Amo::new(Form::Compare, Type::Int32, Op::Cswap).unwrap();
     let t = unsafe { &*(*a.ep).atomic };
     let args = Args {
         buf: local.as_mut_ptr(),
@@ -75,7 +84,7 @@ pub(crate) fn misuse(lib: &Lib) {
         assert_eq!(t.readwritemsg.unwrap()(a.ep, null(), results, descs, 1, 0), err(FI_EINVAL));
         assert_eq!(t.compwritemsg.unwrap()(a.ep, null(), ioc.as_ptr(), descs, 1, results, descs, 1, 0), err(FI_EINVAL));
     }
-    // Vectors: none, more than the limit, of another length than the target.
+    // A null vector, one with too many pieces, an empty one, and one of another length than the target.
     let many = [ioc[0]; 9];
     let sum = Amo::new(Form::Base, Type::Int32, Op::Sum).unwrap();
     let base = Args { ..Args::new(sum, 4, to_b) };
@@ -93,10 +102,6 @@ pub(crate) fn misuse(lib: &Lib) {
             assert_eq!(unsafe { t.writemsg.unwrap()(a.ep, &msg, 0) }, err(FI_EINVAL), "{count}");
         });
     }
-    a.nothing(&[&b]);
-    assert!(is_all(target, 0) && is_all(result, 0));
-    works(&a, &b, to_b);
-    assert_eq!(close(mr), 0);
 }
 
 /// The target refuses an access: one error completion, no read or written byte, and an unaffected connection.

@@ -12,6 +12,15 @@ fn value(cntr: *mut fid_cntr) -> u64 {
     unsafe { (*(*cntr).ops).read.unwrap()(cntr) }
 }
 
+/// Opens a counter for each class and binds it to the object.
+fn counters_at<F>(side: &Side<'_>, object: *mut F, classes: [u64; 2]) -> [*mut fid_cntr; 2] {
+    classes.map(|class| {
+        let cntr = side.opened.cntr();
+        assert_eq!(bind(object, cntr, class), 0);
+        cntr
+    })
+}
+
 /// A call of a form, without flags, on `count` numbers of the region at [`KEY`].
 fn call_of(form: Form, count: usize, to_b: u64) -> Args {
     let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
@@ -29,23 +38,11 @@ fn call_of(form: Form, count: usize, to_b: u64) -> Args {
 /// Counters at both ends and at the region, data at the target's queue.
 pub(crate) fn reports(lib: &Lib) {
     let (a, b, to_b, to_a) = pair(lib);
-    let counters = [FI_READ, FI_WRITE].map(|class| {
-        let cntr = a.opened.cntr();
-        assert_eq!(bind(a.ep, cntr, class), 0);
-        cntr
-    });
-    let remote = [FI_REMOTE_READ, FI_REMOTE_WRITE].map(|class| {
-        let cntr = b.opened.cntr();
-        assert_eq!(bind(b.ep, cntr, class), 0);
-        cntr
-    });
+    let counters = counters_at(&a, a.ep, [FI_READ, FI_WRITE]);
+    let remote = counters_at(&b, b.ep, [FI_REMOTE_READ, FI_REMOTE_WRITE]);
     let target = memory(4096);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
-    let at_region = [FI_REMOTE_READ, FI_REMOTE_WRITE].map(|class| {
-        let cntr = b.opened.cntr();
-        assert_eq!(bind(mr, cntr, class), 0);
-        cntr
-    });
+    let at_region = counters_at(&b, mr, [FI_REMOTE_READ, FI_REMOTE_WRITE]);
     let (mut fetches, mut bases) = (0, 0);
     for form in FORMS {
         for way in ways(form) {
@@ -72,12 +69,12 @@ pub(crate) fn reports(lib: &Lib) {
                 works(&a, &b, to_b);
                 assert_eq!(counters.map(value), [fetches, bases], "{form:?} {way:?}");
                 assert_eq!(remote.map(value), [fetches, bases], "{form:?} {way:?}, at the target");
-                // To a region, what changes it is a write, whatever it fetches.
+                // An operation that changes a region counts there as a write, also if it fetches.
                 assert_eq!(at_region.map(value), [fetches, bases + fetches], "{form:?} {way:?}, at the region");
             }
         }
     }
-    // One that only reads is no write.
+    // An operation that only reads does not count as a write.
     let read = Amo::new(Form::Fetch, Type::Uint64, Op::Read).unwrap();
     let args = Args { result: memory(64).as_mut_ptr(), ..Args::new(read, 4, to_b) };
     assert_eq!(args.run(a.ep, Way::Plain), 0);
@@ -85,7 +82,7 @@ pub(crate) fn reports(lib: &Lib) {
     fetches += 1;
     works(&a, &b, to_b);
     assert_eq!(at_region.map(value), [fetches, bases + fetches - 1], "an atomic read, at the region");
-    // A long one travels in parts, and is one operation.
+    // A long operation is sent in parts, and counts once.
     let many = Amo::new(Form::Base, Type::Uint8, Op::Bxor).unwrap();
     let long = memory(60_000);
     let there = b.register(memory(60_000), FI_REMOTE_WRITE, KEY + 1);
@@ -95,7 +92,7 @@ pub(crate) fn reports(lib: &Lib) {
     a.next(&[&b]).done();
     assert_eq!(b.next(&[&a]).done().len, long.len());
     bases += 1;
-    assert_eq!((counters.map(value), remote.map(value)), ([fetches, bases], [fetches, bases]), "a long one");
+    assert_eq!((counters.map(value), remote.map(value)), ([fetches, bases], [fetches, bases]), "a long operation");
     assert_eq!(close(there), 0);
     assert!(fetches > 5 && bases > 4);
     works(&b, &a, to_a);

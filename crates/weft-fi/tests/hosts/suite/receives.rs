@@ -120,7 +120,36 @@ pub(super) fn receives(lib: &Lib, limits: &Limits) -> usize {
     cases
 }
 
-/// A message waits, another behind it; a peek finds the first one.
+/// Peeks until the message has arrived. Earlier peeks fail with FI_ENOMSG.
+fn found(pair: &Pair<'_>, kind: Kind, args: &Args) -> fi_cq_tagged_entry {
+    until(|| {
+        pair.recv(kind, args, 0);
+        match pair.next() {
+            Outcome::Done(entry) => Some(entry),
+            Outcome::Failed(entry) => {
+                assert_eq!((entry.err, entry.op_context as usize), (FI_ENOMSG, args.context));
+                None
+            }
+        }
+    })
+}
+
+/// Checks the completion of the receive or discard that ends a peek, of a buffer of `room` bytes.
+fn check_end(outcome: Outcome, kind: Kind, then: Then, len: usize, room: usize) {
+    assert_eq!(outcome.context(), if then == Then::Receive { 4 } else { 3 });
+    if room < len {
+        let entry = outcome.failed();
+        assert_eq!((entry.err, entry.len, entry.olen), (FI_ETRUNC as i32, room, len - room));
+        return;
+    }
+    let entry = outcome.done();
+    if then != Then::ClaimDiscard {
+        assert_eq!((entry.len, entry.data), (len, DATA));
+        assert_eq!(entry.flags & !FI_CLAIM, kind.flags() | FI_REMOTE_CQ_DATA);
+    }
+}
+
+/// Two messages wait. A peek finds the first one, which stays until it is received or discarded.
 fn peek(pair: &Pair<'_>, kind: Kind, len: usize, then: Then, directed: bool, delivered: bool) {
     let (first, second) = (pattern(len), pattern(7));
     let (tag, other) = (0x11, 0x12);
@@ -134,17 +163,7 @@ fn peek(pair: &Pair<'_>, kind: Kind, len: usize, then: Then, directed: bool, del
             Then::Claim | Then::ClaimDiscard | Then::ClaimShort => FI_CLAIM,
         };
     let args = |flags, context| Args { tag, src, flags, context, ..Args::new(&mut [], 0) };
-    // Not there yet is an error of its own; then the message is told of, and stays where it is.
-    let found = until(|| {
-        pair.recv(kind, &args(peek, 3), 0);
-        match pair.next() {
-            Outcome::Done(entry) => Some(entry),
-            Outcome::Failed(entry) => {
-                assert_eq!((entry.err, entry.op_context as usize), (FI_ENOMSG, 3));
-                None
-            }
-        }
-    });
+    let found = found(pair, kind, &args(peek, 3));
     assert_eq!(found.op_context as usize, 3);
     assert_eq!(found.flags, kind.flags() | FI_REMOTE_CQ_DATA);
     assert_eq!((found.len, found.data), (len, DATA));
@@ -157,36 +176,25 @@ fn peek(pair: &Pair<'_>, kind: Kind, len: usize, then: Then, directed: bool, del
         Then::Receive => pair.recv(kind, &into(FI_COMPLETION, 4), 0),
         Then::Discarded => {}
         Then::Claim | Then::ClaimDiscard | Then::ClaimShort => {
-            // Reserved: no other peek and no receive gets it, and no other context claims it.
+            // No other peek and no receive finds a claimed message, and no other context can receive it.
             let others = Args { tag: other, ..into(FI_COMPLETION, 9) };
             pair.recv(kind, &Args { len: 8, ..others }, 0);
             let entry = pair.next().done();
-            assert_eq!((entry.op_context as usize, entry.len), (9, 7), "the message behind the reserved one");
+            assert_eq!((entry.op_context as usize, entry.len), (9, 7), "the message behind the claimed one");
             assert_eq!(buffer[..7], *second);
             buffer.fill(0);
             pair.recv(kind, &args(FI_PEEK, 5), 0);
-            assert_eq!(pair.next().failed().err, FI_ENOMSG, "a reserved message was found again");
+            assert_eq!(pair.next().failed().err, FI_ENOMSG, "a claimed message was found again");
             pair.recv(kind, &into(FI_CLAIM, 6), err(FI_EINVAL));
             let discard = if then == Then::ClaimDiscard { FI_DISCARD } else { 0 };
             pair.recv(kind, &into(FI_CLAIM | discard, 3), 0);
-            // Once.
+            // A claimed message is received once.
             pair.recv(kind, &into(FI_CLAIM, 3), err(FI_EINVAL));
         }
     }
     let received = matches!(then, Then::Receive | Then::Claim | Then::ClaimShort);
     if then != Then::Discarded {
-        let outcome = pair.next();
-        assert_eq!(outcome.context(), if then == Then::Receive { 4 } else { 3 });
-        if room < len {
-            let entry = outcome.failed();
-            assert_eq!((entry.err, entry.len, entry.olen), (FI_ETRUNC as i32, room, len - room));
-        } else if received {
-            let entry = outcome.done();
-            assert_eq!((entry.len, entry.data), (len, DATA));
-            assert_eq!(entry.flags & !FI_CLAIM, kind.flags() | FI_REMOTE_CQ_DATA);
-        } else {
-            outcome.done();
-        }
+        check_end(pair.next(), kind, then, len, room);
     }
     if received {
         assert_eq!(buffer[..room], first[..room]);
@@ -198,7 +206,7 @@ fn peek(pair: &Pair<'_>, kind: Kind, len: usize, then: Then, directed: bool, del
         pair.recv(kind, &Args { tag: other, len: 8, ..into(0, 9) }, 0);
         assert_eq!(pair.next().done().len, 7);
     }
-    // Discarded or received, the sender is told.
+    // The sends complete, whether the messages are received or discarded.
     let mut done = [pair.a.next(&[&pair.b]).done(), pair.a.next(&[&pair.b]).done()];
     done.sort_by_key(|entry| entry.op_context as usize);
     assert_eq!(done.map(|entry| entry.op_context as usize), [1, 2]);
