@@ -1,10 +1,10 @@
-//! Many processes that add to one number: the shared counter of dynamic load balancing (Global Arrays'
-//! nxtval), and the throughput curve of the GNI paper.
+//! Many processes that add to one number. This is the shared counter of dynamic load balancing (Global Arrays'
+//! nxtval) and the throughput curve of the GNI paper.
 //!
-//! Rank 0 has the number; it tells the others how many additions a batch has, and hears when they are done.
-//! The others add 1 and wait for what was there before, one addition after the other. No addition may be lost
-//! and none may be told a number twice: what each rank hears rises, and at the end of each batch the number
-//! is what it was and all additions.
+//! Rank 0 has the number. It announces the number of additions of a batch to the others, and each of them reports when
+//! it is done. The others add 1 and wait for the previous value, one addition after the other. Two checks find lost and
+//! doubled additions: the values that a rank fetches must rise, and after each batch the number must have grown by all
+//! additions.
 
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,12 @@ use super::{count, measures};
 const BATCH_TAG: u64 = 1;
 const DONE_TAG: u64 = 2;
 /// Slots of a rank that adds.
-const HEAR: u32 = 0;
-const TELL: u32 = 1;
+const ANNOUNCED: u32 = 0;
+const REPORT: u32 = 1;
 const ADD: u32 = 2;
 const SLOTS: u32 = 3;
-/// Where the number, what is added to it, and what was there before are. Messages have the cache lines behind
-/// them, one per slot.
+/// Offsets of the number, of the operand, and of the previous value. Messages have the cache lines behind them, one per
+/// slot.
 const COUNTER: usize = 0;
 const OPERAND: usize = 128;
 const RESULT: usize = 192;
@@ -44,8 +44,8 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
     port.ep.fetch_add_offered()?;
     let mut hello = Hello::default();
     port.add_to(&mut hello);
-    let everybody = session.exchange(hello)?;
-    let peers: Result<Vec<Peer>, Trouble> = everybody.iter().map(|hello| port.meet(hello, 0)).collect();
+    let hellos = session.exchange(hello)?;
+    let peers: Result<Vec<Peer>, Trouble> = hellos.iter().map(|hello| port.meet(hello, 0)).collect();
     let peers = peers?;
     if job.rank == 0 {
         let mut host = Host { port, peers, adders, announced: false, total: 0 };
@@ -60,7 +60,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
     session.linger(1, || port.linger())
 }
 
-/// Rank 0. It sends in the first slots, one for each of the others, and hears in the second ones.
+/// Rank 0. It sends in the first slots, one for each other rank, and receives in the following ones.
 struct Host {
     port: Port,
     peers: Vec<Peer>,
@@ -70,7 +70,7 @@ struct Host {
 }
 
 impl Host {
-    /// How long the others take for so many additions each.
+    /// Measures the time that the others take for `additions` each.
     fn batch(&mut self, additions: u64) -> Result<Duration, Trouble> {
         for slot in self.adders..2 * self.adders {
             self.port.post(|ep| ep.tagged_recv(slot, message(slot), DONE_TAG, 0))?;
@@ -100,14 +100,14 @@ impl Host {
     }
 }
 
-/// Another rank: batch after batch, until one is empty.
+/// Another rank: performs batches until one is empty.
 fn add(port: &mut Port, host: Peer) -> Result<(), Trouble> {
     port.ep.store(OPERAND, 1)?;
     let mut before = None;
     loop {
-        port.post(|ep| ep.tagged_recv(HEAR, message(HEAR), BATCH_TAG, 0))?;
-        port.finish(HEAR)?;
-        let additions = port.ep.load(message(HEAR).offset)?;
+        port.post(|ep| ep.tagged_recv(ANNOUNCED, message(ANNOUNCED), BATCH_TAG, 0))?;
+        port.finish(ANNOUNCED)?;
+        let additions = port.ep.load(message(ANNOUNCED).offset)?;
         if additions == 0 {
             return Ok(());
         }
@@ -116,10 +116,10 @@ fn add(port: &mut Port, host: Peer) -> Result<(), Trouble> {
             port.finish(ADD)?;
             let fetched = port.ep.load(RESULT)?;
             if before.replace(fetched).is_some_and(|before| before >= fetched) {
-                return Err(Trouble::Failed(format!("{fetched} was there twice")));
+                return Err(Trouble::Failed(format!("the value {fetched} was fetched twice or out of order")));
             }
         }
-        port.post(|ep| ep.tagged_send(TELL, message(TELL), host.address, DONE_TAG))?;
-        port.finish(TELL)?;
+        port.post(|ep| ep.tagged_send(REPORT, message(REPORT), host.address, DONE_TAG))?;
+        port.finish(REPORT)?;
     }
 }

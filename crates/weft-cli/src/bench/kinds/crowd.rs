@@ -1,4 +1,4 @@
-//! Idle peers: many endpoints in one process, each of which was spoken to once and is connected since.
+//! Idle peers: many endpoints in one process. Each exchanged one message with the measuring rank and stays connected.
 
 use std::ops::Range;
 
@@ -17,10 +17,10 @@ const OUT: Piece = Piece { offset: 1024, len: 8 };
 const IN: Piece = Piece { offset: 1088, len: 8 };
 /// Memory of an idle endpoint.
 const BYTES: usize = 2048;
-/// How often an idle process looks after its endpoints, in milliseconds.
+/// Interval at which an idle process polls its endpoints, in milliseconds.
 const PAUSE_MS: i64 = 500;
 
-/// Is so many idle peers of rank `hub`'s first endpoint.
+/// Hosts `endpoints` idle peers of rank `hub`'s first endpoint.
 pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<(), Trouble> {
     let domain = open_domain(&session.job)?;
     let mut hello = Hello::default();
@@ -30,8 +30,8 @@ pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<()
         port.add_to(&mut hello);
         ports.push(port);
     }
-    let everybody = session.exchange(hello)?;
-    let hub = everybody.get(hub).ok_or(Trouble::Failed("there is nobody to wait for".to_owned()))?;
+    let hellos = session.exchange(hello)?;
+    let hub = hellos.get(hub).ok_or(Trouble::Failed("the hub's addresses are missing".to_owned()))?;
     for port in &mut ports {
         port.post(|ep| ep.tagged_recv(0, IN, GREETING, 0))?;
     }
@@ -54,7 +54,7 @@ pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<()
     session.linger(PAUSE_MS, || ports.iter_mut().try_for_each(|port| port.poll().map(|_| ())))
 }
 
-/// Speaks to some of the endpoints of an idle process, one after the other, so that they are connected.
+/// Exchanges a message with some endpoints of an idle process, one after the other, so that they are connected.
 pub(crate) fn greet(port: &mut Port, idle: &Hello, which: Range<usize>) -> Result<(), Trouble> {
     let (out_slot, in_slot) = (port.slots() - SLOTS, port.slots() - 1);
     for at in which {

@@ -1,9 +1,11 @@
-//! What the machine itself needs: the same work without libfabric.
+//! Floors: the time that the machine itself needs for the same work without libfabric.
 //!
-//! `cache-line`: a flag handed to another core, half of the round trip. `ring`: numbers handed over in a row,
-//! each with its cache line. `memcpy`: one thread. `readv`: process_vm_readv(2). `tcp`: a loopback socket,
-//! non-blocking and polled, by messages that go to and fro, or in windows of which each is acknowledged.
-//! `futex`: as many threads as there are ranks meet at a barrier, at which all sleep but the last.
+//! - `cache-line`: a flag passed to another core; half of the round trip.
+//! - `ring`: numbers passed in a row, each in its own cache line.
+//! - `memcpy`: copying by one thread.
+//! - `readv`: process_vm_readv(2).
+//! - `tcp`: a loopback socket, non-blocking and polled. Messages are round trips, or windows that are acknowledged.
+//! - `futex`: a barrier of as many threads as there are ranks, at which all but the last one sleep.
 
 use std::hint::{black_box, spin_loop};
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
@@ -37,10 +39,11 @@ pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
     floors.iter().copied().map(Subject::floor).collect()
 }
 
-/// What a provider's result can at best be: a time or a rate made up of floors. `floor` tells what was measured of one.
+/// The best possible result of a provider: a time or a rate composed of floors. `floor` returns the measured value of a
+/// floor.
 ///
-/// Through shared memory, a message is a cache line handed over and a copy; what waits for an answer hands
-/// over two. A read may do without the peer. Through sockets it is what sockets do.
+/// Through shared memory, a message costs one passed cache line and a copy; an operation with an answer costs two lines.
+/// A read may proceed without the peer. Through sockets, an operation costs what the sockets cost.
 pub(crate) fn bound(
     kind: Kind,
     op: Op,
@@ -88,7 +91,7 @@ fn sample(job: &Job) -> Duration {
     Duration::from_millis(job.sample_ms as u64)
 }
 
-/// A measurement that takes one process.
+/// Makes a measurement that takes one process.
 fn alone(session: &mut Session, measure: fn(&Job) -> Result<f64, Trouble>) -> Result<(), Trouble> {
     session.exchange(Hello::default())?;
     let nanoseconds = measure(&session.job)?;
@@ -102,16 +105,17 @@ fn report(session: &Session, nanoseconds: f64) {
     session.result(result);
 }
 
-/// A number alone on its cache line (and on the one that is fetched with it).
+/// A number alone on its cache line, and on the line that is fetched with it.
 #[repr(align(128))]
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// Tells the other thread that it is over.
+/// Tells the other thread to end.
 const OVER: u64 = u64::MAX;
 
 impl Line {
-    /// Waits until the number is at least that; returns it. The core is given away when there seems to be only one.
+    /// Waits until the number is at least `wanted`, and returns it. After many attempts the thread yields, since both
+    /// may share a core.
     fn await_at_least(&self, wanted: u64) -> u64 {
         for turn in 0_u32.. {
             let found = self.0.load(Ordering::Acquire);
@@ -137,7 +141,7 @@ fn with_helper<T>(
     let [first, second] = [0, 1].map(|at| [job.cores[at % job.cores.len()]]);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // On the same core it would be slow, but not wrong.
+            // A failure is ignored: on the same core the result would be slow, but not wrong.
             let _ = cores::pin(&second);
             helper();
         });
@@ -173,8 +177,8 @@ fn hand_over(job: &Job) -> Result<f64, Trouble> {
 
 /// Slots of the ring.
 const RING: u64 = 64;
-/// How often the consumer tells how far it is.
-const TELL: u64 = 16;
+/// The consumer publishes its position after this many messages.
+const PUBLISH_EVERY: u64 = 16;
 
 /// A slot of the ring: the number of the message, and the message.
 #[repr(align(64))]
@@ -204,7 +208,7 @@ fn ring(job: &Job) -> Result<f64, Trouble> {
                 }
             }
             sum = sum.wrapping_add(slot.message.load(Ordering::Relaxed));
-            if number.is_multiple_of(TELL) {
+            if number.is_multiple_of(PUBLISH_EVERY) {
                 taken.0.store(number, Ordering::Release);
             }
         }
@@ -233,7 +237,7 @@ fn ring(job: &Job) -> Result<f64, Trouble> {
     })
 }
 
-/// A barrier for threads that sleep until the last one is there.
+/// A barrier at which threads sleep until the last one arrives.
 struct FutexBarrier {
     threads: u32,
     arrived: AtomicU32,
@@ -246,7 +250,7 @@ impl FutexBarrier {
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             self.arrived.store(0, Ordering::Relaxed);
             self.generation.fetch_add(1, Ordering::Release);
-            // Who cannot be woken was not asleep yet, and sees the new generation.
+            // A thread that is not woken was not asleep yet and sees the new generation.
             let _ = futex::wake(&self.generation, futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
             return;
         }
@@ -284,7 +288,7 @@ fn futex_barrier(job: &Job) -> Result<f64, Trouble> {
     })
 }
 
-/// How many buffers there are: as many as a provider would use.
+/// The number of buffers, as for a provider.
 fn buffers(job: &Job) -> usize {
     let window = if job.case.kind == Kind::Bandwidth { job.window } else { 1 };
     Layout::new(job.case.size, u32::try_from(window).unwrap_or(u32::MAX)).buffers()
@@ -310,9 +314,9 @@ fn copy(job: &Job) -> Result<f64, Trouble> {
 fn readv(session: &mut Session) -> Result<(), Trouble> {
     let (size, count) = (session.job.case.size, buffers(&session.job));
     let memory = vec![1_u8; size * count];
-    let everybody = session.exchange(Hello { regions: vec![(memory.as_ptr() as u64, 0)], ..Hello::default() })?;
+    let hellos = session.exchange(Hello { regions: vec![(memory.as_ptr() as u64, 0)], ..Hello::default() })?;
     if session.job.rank == 0 {
-        let other = everybody.get(1).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
+        let other = hellos.get(1).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
         let pid = Pid::from_raw(i32::try_from(other.pid).unwrap_or(0));
         let base = other.regions.first().and_then(|region| usize::try_from(region.0).ok()).unwrap_or_default();
         let mut target = vec![0_u8; size * count];
@@ -339,9 +343,9 @@ fn tcp(session: &mut Session) -> Result<(), Trouble> {
     let rank = session.job.rank;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
-    let everybody = session.exchange(Hello { names: vec![to_hex(address.as_bytes())], ..Hello::default() })?;
+    let hellos = session.exchange(Hello { names: vec![to_hex(address.as_bytes())], ..Hello::default() })?;
     let stream = if rank == 0 {
-        let name = everybody.get(1).and_then(|hello| hello.names.first()).cloned().unwrap_or_default();
+        let name = hellos.get(1).and_then(|hello| hello.names.first()).cloned().unwrap_or_default();
         TcpStream::connect(String::from_utf8_lossy(&from_hex(&name)?).into_owned())?
     } else {
         listener.accept()?.0
@@ -356,7 +360,7 @@ fn tcp(session: &mut Session) -> Result<(), Trouble> {
     } else {
         let nanoseconds = timing::nanoseconds(sample(job), |count| batch(&mut socket, job, window, count))?;
         socket.send(&0_u64.to_ne_bytes())?;
-        // A window's time is that of its messages; a round trip's that of two.
+        // A window takes the time of its messages; a round trip takes the time of two messages.
         let share = if job.case.kind == Kind::Bandwidth { window as f64 } else { 2.0 };
         report(session, nanoseconds / share);
     }
@@ -392,7 +396,7 @@ impl Socket {
     }
 }
 
-/// A batch of round trips, or of windows with an acknowledgement.
+/// Measures a batch of round trips, or of windows with an acknowledgement.
 fn batch(socket: &mut Socket, job: &Job, window: usize, count: u64) -> Result<Duration, Trouble> {
     let buffers = buffers(job);
     let out = vec![1_u8; job.case.size * buffers];
@@ -408,7 +412,7 @@ fn batch(socket: &mut Socket, job: &Job, window: usize, count: u64) -> Result<Du
     Ok(start.elapsed())
 }
 
-/// The other side, until a batch of 0.
+/// Serves as the other side until a batch of 0.
 fn echo(socket: &mut Socket, job: &Job, window: usize) -> Result<(), Trouble> {
     let (size, buffers) = (job.case.size, buffers(job));
     let mut memory = vec![0_u8; size * buffers];

@@ -1,10 +1,10 @@
 //! The cost of a match against the depth of the queue that is searched.
 //!
-//! Rank 0 has a number of receives posted (or of unexpected messages) that match nothing that comes, and
-//! behind them those that do. *Posted*: with [`BURST`] matching receives posted, it asks rank 1 for as many
-//! messages; what counts is the time until all have come. *Unexpected*: rank 1 sends as many, and one more
-//! that says so; then rank 0 posts the receives, and what counts is the time until all are complete. Receives
-//! of the wildcard variants ignore [`IGNORED`] bits of the tag, those that match nothing too.
+//! Rank 0 has a number of posted receives, or of unexpected messages, that match nothing. Behind them are the matching
+//! ones. *Posted*: rank 0 posts [`BURST`] matching receives and requests as many messages from rank 1. The result is
+//! the time until all have arrived. *Unexpected*: rank 1 sends as many messages, then an acknowledgement. Rank 0 then
+//! posts the receives. The result is the time until all are complete. In the wildcard variants, all receives ignore
+//! the [`IGNORED`] bits of the tag, also the receives that match nothing.
 
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,16 @@ use super::pair::{Duel, Pair, Room, duel};
 
 /// Messages matched at a time.
 const BURST: u32 = 32;
-/// How long unexpected messages may take to arrive. A provider that stops reading when it has many of them
-/// never gets there.
+/// Time limit for the arrival of unexpected messages. A provider that stops reading when it has many of them exceeds
+/// it.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Bits that wildcards ignore.
 const IGNORED: u64 = 0xffff;
-/// The tag of messages that match, and what differs from it in ignored bits only.
+/// The tag of matching messages, and a tag that differs from it in ignored bits only.
 const MATCHING: u64 = 9 << 16;
 const SENT: u64 = MATCHING | 7;
 
-/// The tag of the `at`th that matches nothing.
+/// The tag of the `at`th receive or message that matches nothing.
 const fn other(at: u32) -> u64 {
     (1000 + at as u64) << 16
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
     let finished =
         duel(session, room, &|| Matching { depth, posted, wildcard, under_way: [false; BURST as usize], took: None });
     match finished {
-        Err(Trouble::Stuck) => Err(Trouble::NotOffered(format!("its queue does not get {depth} deep"))),
+        Err(Trouble::Stuck) => Err(Trouble::NotOffered(format!("its queue does not hold {depth} entries"))),
         other => other,
     }
 }
@@ -55,7 +55,7 @@ struct Matching {
     posted: bool,
     wildcard: bool,
     under_way: [bool; BURST as usize],
-    /// What counts of a batch.
+    /// The measured part of a batch's time.
     took: Option<Duration>,
 }
 
@@ -99,7 +99,7 @@ impl Matching {
         })
     }
 
-    /// Sends the messages that nobody expects. They are complete when they are with the peer, which they stay with.
+    /// Sends the unexpected messages. A message is complete when the peer has it.
     fn fill_unexpected(&self, pair: &mut Pair) -> Result<(), Trouble> {
         let (to, slot) = (pair.peer.address, pair.lasting_slot(0));
         let piece = Piece { offset: pair.layout.outgoing(0).offset, len: 8 };
@@ -115,7 +115,7 @@ impl Duel for Matching {
         match (self.posted, active) {
             (true, true) => self.fill_posted(pair),
             (true, false) => Ok(()),
-            // What is sent after them arrives after them.
+            // The acknowledgement is sent after the unexpected messages, so it arrives after them.
             (false, true) => {
                 pair.expect_ack()?;
                 pair.await_ack_for(PATIENCE)

@@ -1,10 +1,9 @@
 //! Memory of an idle peer, and of an inserted address.
 //!
-//! *Heap* counts bytes that the libraries of this process have from malloc(3). *Resident* memory counts every
-//! page that it has touched, shared memory too, of which *shared* tells the part; *proportional* memory
-//! counts a page of shared memory as the share of each process that maps it. Pages of files (programs,
-//! libraries) are in none: how many of them are there depends on which code has run. Kernel memory, of
-//! sockets for instance, is not counted either.
+//! *Heap* counts bytes that the libraries of this process have allocated by malloc(3). *Resident* memory counts every
+//! touched page, including shared memory. *Shared* is the shared part of it. *Proportional* memory divides each page of
+//! shared memory among the processes that map it. Pages of files (programs, libraries) are not counted, because their
+//! number depends on the code that has run. Kernel memory, such as that of sockets, is not counted either.
 
 use std::io::Read;
 use std::time::Instant;
@@ -19,7 +18,8 @@ use super::crowd;
 /// Addresses inserted by one call.
 const CHUNK: usize = 4096;
 
-/// Memory of a peer that was spoken to once. Rank 0 is the hub; two others have half of the peers each.
+/// Measures the memory of a peer after one exchange of messages. Rank 0 is the hub; two other ranks have half of the
+/// peers each.
 pub(crate) fn idle_peers(session: &mut Session) -> Result<(), Trouble> {
     let job = &session.job;
     let number = job.case.number.max(2);
@@ -31,9 +31,9 @@ pub(crate) fn idle_peers(session: &mut Session) -> Result<(), Trouble> {
     let mut port = Port::open(&domain, 4096, crowd::SLOTS, number, job.wait)?;
     let mut hello = Hello::default();
     port.add_to(&mut hello);
-    let everybody = session.exchange(hello)?;
-    let [_, first, second] = everybody.as_slice() else { return Err(Trouble::Failed("a rank is missing".to_owned())) };
-    // What the first peer takes is not what one more takes.
+    let hellos = session.exchange(hello)?;
+    let [_, first, second] = hellos.as_slice() else { return Err(Trouble::Failed("a rank is missing".to_owned())) };
+    // The first peer takes more memory than each further one.
     crowd::greet(&mut port, first, 0..1)?;
     let mut listing = Listing::new();
     let before = Usage::now(&mut listing)?;
@@ -43,19 +43,19 @@ pub(crate) fn idle_peers(session: &mut Session) -> Result<(), Trouble> {
     session.finish(|| port.linger())
 }
 
-/// Memory and time of an address in the address vector.
+/// Measures memory and time of an address in the address vector.
 pub(crate) fn insert(session: &mut Session) -> Result<(), Trouble> {
     let job = &session.job;
     let number = job.case.number;
     let domain = open_domain(job)?;
-    // What the first endpoint takes is not what a larger address vector takes.
+    // The first endpoint takes memory that does not belong to the larger address vector.
     let first = Port::open(&domain, 4096, 1, 0, job.wait)?;
     session.exchange(Hello::default())?;
     let mut names = Names::new(&domain, &first.ep, &job.provider)?;
     let mut chunk = Vec::with_capacity(CHUNK * first.ep.name().len());
     let mut listing = Listing::new();
     let before = Usage::now(&mut listing)?;
-    // The vector may take its memory when it learns how many there will be.
+    // The vector may allocate its memory when it is opened with the number of addresses.
     let mut port = Port::open(&domain, 4096, 1, number, job.wait)?;
     let mut took = 0.0;
     for start in (0..number).step_by(CHUNK) {
@@ -74,12 +74,12 @@ pub(crate) fn insert(session: &mut Session) -> Result<(), Trouble> {
     session.finish(|| port.linger())
 }
 
-/// Makes up addresses of endpoints that there are not, after the pattern of one that there is.
+/// Makes addresses of endpoints that do not exist, from the address of one that does.
 struct Names {
     pattern: Vec<u8>,
-    /// Where the bytes are that distinguish them; they take the lowest bytes of the number, last byte first.
+    /// Positions of the bytes that vary. They take the lowest bytes of the number, in this order.
     vary: Vec<usize>,
-    /// They are strings, which the number is appended to.
+    /// The addresses are strings, to which the number is appended.
     strings: bool,
 }
 
@@ -87,14 +87,17 @@ impl Names {
     fn new(domain: &Domain, ep: &Endpoint, provider: &str) -> Result<Self, Trouble> {
         let pattern = ep.name().to_vec();
         let (vary, strings) = match (domain.address_format(), pattern.len()) {
-            // sockaddr_in: the last three bytes of the address, so that it stays in its network, then the port.
+            // sockaddr_in: the last three bytes of the address, so that it stays in its network; then a byte of the
+            // port.
             (weft_client::FORMAT_SOCKADDR_IN, 16..) => (vec![7, 6, 5, 3], false),
             // sockaddr_in6: the last bytes of the address.
             (weft_client::FORMAT_SOCKADDR_IN6, 28..) => (vec![23, 22, 21, 20], false),
             (weft_client::FORMAT_STRING, _) => (Vec::new(), true),
-            // The capability, of which the endpoint's identity comes: see docs/protocol.md.
+            // The capability, from which the endpoint's identity is derived (docs/protocol.md).
             (_, 32 | 48) if provider == "weft" => (vec![31, 30, 29, 28], false),
-            (format, _) => return Err(Trouble::NotOffered(format!("addresses of format {format} cannot be made up"))),
+            (format, _) => {
+                return Err(Trouble::NotOffered(format!("addresses of format {format} cannot be generated")));
+            }
         };
         Ok(Self { pattern, vary, strings })
     }
@@ -117,19 +120,19 @@ impl Names {
 /// Memory of this process, in bytes.
 #[derive(Default)]
 struct Usage {
-    /// `None` where the C library does not tell.
+    /// `None` if the C library does not report it.
     heap: Option<f64>,
     resident: f64,
     shared: f64,
     proportional: f64,
 }
 
-/// Room for the kernel's listing of our mappings, all of it touched before anything is measured: what reading
-/// takes is no difference between two looks then.
+/// Room for the kernel's listing of this process's mappings. All of it is touched before anything is measured, so
+/// reading the listing does not change the measured memory.
 struct Listing(Vec<u8>);
 
 impl Listing {
-    /// Some thousand mappings.
+    /// Room for some thousand mappings.
     const BYTES: usize = 2 << 20;
 
     fn new() -> Self {
@@ -154,7 +157,7 @@ impl Usage {
         Ok(Self { heap, ..Self::parse(listing.read()?) })
     }
 
-    /// What each of `number` things has added.
+    /// The growth, divided by the `number` of things that caused it.
     fn growth_to(&self, after: &Self, number: usize) -> Vec<Measure> {
         let each = |name: &str, before: f64, after: f64| Measure::new(name, (after - before) / number as f64, "B");
         let heap = self.heap.zip(after.heap).map(|(before, after)| each("heap", before, after));
@@ -166,7 +169,7 @@ impl Usage {
         heap.into_iter().chain(others).collect()
     }
 
-    /// Adds up the mappings of the kernel's listing: a head line with addresses and path, then fields.
+    /// Adds up the mappings of the kernel's listing. Each is a head line with addresses and path, followed by fields.
     fn parse(text: &str) -> Self {
         let mut usage = Self::default();
         let (mut counts, mut shared) = (false, false);
@@ -193,7 +196,7 @@ impl Usage {
     }
 }
 
-/// Whether a mapping is memory and not a file's.
+/// Whether a mapping is memory, not a file.
 fn is_memory(path: &str) -> bool {
     path.starts_with('[') || ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV"].iter().any(|start| path.starts_with(start))
 }
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_addresses_differ() {
+    fn generated_addresses_differ() {
         let mut chunk = Vec::new();
         let mut names = Names { pattern: vec![9; 16], vary: vec![7, 6, 5, 3], strings: false };
         [1, 256, 65_536, 1 << 24].into_iter().for_each(|index| names.append(index, &mut chunk));

@@ -1,4 +1,4 @@
-//! The measurements, as the ranks make them.
+//! The measurements: the ranks' side.
 
 mod counter;
 mod crowd;
@@ -17,7 +17,7 @@ use super::options::Kind;
 use super::plan::Variant;
 use pair::Room;
 
-/// Takes part in a measurement as the rank that the job says.
+/// Takes part in a measurement as the job's rank.
 pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
     let job = session.job.clone();
     let pingpong = Room { window: pingpong::WINDOW, lasting: 0 };
@@ -31,8 +31,8 @@ pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
         (None, Kind::Peers) if job.rank >= 2 => crowd::host(session, job.case.number, 0),
         (None, Kind::Peers) => {
             let room = Room { lasting: crowd::SLOTS, ..pingpong };
-            let (mut pairs, everybody) = pair::open(session, room)?;
-            match (job.rank, everybody.get(2), pairs.as_mut_slice()) {
+            let (mut pairs, hellos) = pair::open(session, room)?;
+            match (job.rank, hellos.get(2), pairs.as_mut_slice()) {
                 (0, Some(idle), [pair]) => crowd::greet(&mut pair.port, idle, 0..job.case.number)?,
                 (1, Some(_), [pair]) => pair.doze_until_announced()?,
                 _ => {}
@@ -48,12 +48,12 @@ pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
     }
 }
 
-/// A number of slots.
+/// Converts a number of slots.
 fn count(number: usize) -> Result<u32, Trouble> {
     u32::try_from(number).ok().filter(|&count| count < 1 << 24).ok_or_else(|| Trouble::Failed("too many".to_owned()))
 }
 
-/// What the time of one operation means for a kind.
+/// The result of a kind, derived from the time of one operation.
 pub(super) fn measures(kind: Kind, size: usize, nanoseconds: f64) -> Vec<Measure> {
     vec![match kind {
         // Bytes per nanosecond are gigabytes per second.

@@ -1,14 +1,13 @@
-//! What a transfer costs the core that computes meanwhile.
+//! The cost of a transfer to the core that computes meanwhile.
 //!
-//! Rank 0 posts a send (or a receive, and asks for the message), computes, and waits. Two methods read the
-//! same iterations:
-//! - *message overhead* (Sandia MPI Micro-Benchmarks): with work that lasts longer than the transfer, what
-//!   the iteration takes beyond the work alone is overhead; availability is the share of the transfer's own
-//!   time that is not overhead.
-//! - *post–work–wait* (COMB): how long posting and waiting take, and which share of the iteration the work
-//!   alone would take.
+//! Rank 0 posts a send (or a receive, and requests the message), computes, and waits. Two methods evaluate the same
+//! iterations:
+//! - *message overhead* (Sandia MPI Micro-Benchmarks): the work lasts longer than the transfer. Overhead is the time of
+//!   the iteration beyond that of the work alone. Availability is the share of the transfer's own time that is not
+//!   overhead.
+//! - *post–work–wait* (COMB): the times of posting and waiting, and the work's share of the iteration.
 //!
-//! During the work nothing is called: what moves on then, the provider or the system moves.
+//! Nothing is called during the work, so only the provider's threads or the system can make progress then.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -19,10 +18,10 @@ use super::super::plan::Variant;
 use super::super::{stats, timing};
 use super::pair::{DATA, Duel, Pair, Room, open};
 
-/// How much longer than the transfer the work lasts. What both sides do together when they have nothing else
-/// to do may take one of them, or one thread, some three times as long.
+/// Duration of the work, as a multiple of the transfer's. One side alone, or one thread, may need some three times as
+/// long for a transfer as two idle sides together.
 const STRETCH: f64 = 4.0;
-/// Steps of work of which the length is found out.
+/// Steps of work from which the length of a step is determined.
 const STEPS: u64 = 100_000;
 
 /// The measurement.
@@ -53,7 +52,7 @@ fn measure(pair: &mut Pair, duel: &mut Overlap, sample: Duration) -> Result<Vec<
         })
     };
     let step = alone(STEPS)? / STEPS as f64;
-    // A number of steps: positive, and far below what a float cannot count.
+    // The number of steps is positive and far below 2^53.
     #[allow(clippy::cast_possible_truncation)]
     let steps = (transfer * STRETCH / step).ceil() as u64;
     let work_alone = alone(steps)?;
@@ -76,7 +75,7 @@ fn measure(pair: &mut Pair, duel: &mut Overlap, sample: Duration) -> Result<Vec<
     ])
 }
 
-/// Computes for so many steps.
+/// Computes for `steps` steps.
 fn work(steps: u64) {
     let mut value = black_box(1_u64);
     for _ in 0..steps {
@@ -85,7 +84,7 @@ fn work(steps: u64) {
     black_box(value);
 }
 
-/// Where the time of an iteration went, on the average of a batch.
+/// The phases of an iteration: means over a batch.
 struct Phases {
     post_ns: f64,
     wait_ns: f64,
@@ -114,7 +113,7 @@ impl Overlap {
         pair.port.post(|ep| ep.tagged_send(slot, piece, to, DATA))
     }
 
-    /// One iteration: when posting, working and waiting were over.
+    /// Makes one iteration. Returns its start, and the ends of posting, working and waiting.
     fn iteration(&mut self, pair: &mut Pair) -> Result<[Instant; 4], Trouble> {
         if self.sending {
             pair.expect_ack()?;

@@ -1,9 +1,11 @@
 //! Collective operations of more ranks than there are cores, over tagged messages.
 //!
-//! A *barrier* by dissemination: in step k each rank sends to the rank 2^k further on and hears from the one
-//! 2^k back. An *all-reduce* of 8 bytes by recursive doubling; ranks beyond the largest power of two first
-//! give their number to a partner, and hear the result from it. Every result is checked. Rank 0 measures; it
-//! tells the others how many operations a batch has.
+//! - A *barrier* by dissemination: in step k each rank sends to the rank 2^k after it and receives from the rank 2^k
+//!   before it.
+//! - An *all-reduce* of 8 bytes by recursive doubling. A rank beyond the largest power of two first sends its number to
+//!   a partner, from which it later receives the result. Every result is checked.
+//!
+//! Rank 0 measures, and announces the number of operations of each batch to the others.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +18,11 @@ use super::super::port::{Peer, Port, open_domain};
 use super::super::timing;
 use super::measures;
 
-/// Steps of one operation: enough for 2^16 ranks, and two to fold the ranks beyond a power of two.
+/// Steps of one operation: 16 steps for up to 2^16 ranks, and two to fold the ranks beyond a power of two.
 const STEPS: u32 = 18;
 const FOLD: u32 = 16;
 const UNFOLD: u32 = 17;
-/// The tag of a step is this and its number.
+/// The tag of step 0; the tags of the other steps follow.
 const STEP_TAG: u64 = 64;
 const BATCH_TAG: u64 = 5;
 const BATCH_OUT: u32 = 2 * STEPS;
@@ -39,8 +41,8 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
     let mut port = Port::open(&domain, SLOTS as usize * 64, SLOTS, job.ranks, job.wait)?;
     let mut hello = Hello::default();
     port.add_to(&mut hello);
-    let everybody = session.exchange(hello)?;
-    let peers: Result<Vec<Peer>, Trouble> = everybody.iter().map(|hello| port.meet(hello, 0)).collect();
+    let hellos = session.exchange(hello)?;
+    let peers: Result<Vec<Peer>, Trouble> = hellos.iter().map(|hello| port.meet(hello, 0)).collect();
     let mut group = Group { port, peers: peers?, rank: job.rank, under_way: [false; SLOTS as usize] };
     let barrier = job.case.variant == Variant::Barrier;
     if job.rank == 0 {
@@ -81,18 +83,18 @@ impl Group {
         self.port.post(|ep| ep.tagged_send(slot, piece(slot), address, tag))
     }
 
-    /// Receives in a step; in each step there is only one rank that may send to us.
-    fn expect(&mut self, step: u32) -> Result<(), Trouble> {
+    /// Posts the receive of a step. In each step, one rank only may send to this one.
+    fn post_receive(&mut self, step: u32) -> Result<(), Trouble> {
         let slot = STEPS + step;
         self.port.post(|ep| ep.tagged_recv(slot, piece(slot), STEP_TAG + u64::from(step), 0))
     }
 
-    fn hear(&mut self, step: u32) -> Result<u64, Trouble> {
+    fn await_value(&mut self, step: u32) -> Result<u64, Trouble> {
         self.port.finish(STEPS + step)?;
         Ok(self.port.ep.load(piece(STEPS + step).offset)?)
     }
 
-    fn tell(&mut self, step: u32, to: usize, value: u64) -> Result<(), Trouble> {
+    fn send_value(&mut self, step: u32, to: usize, value: u64) -> Result<(), Trouble> {
         self.send(step, to, STEP_TAG + u64::from(step), value)
     }
 
@@ -125,9 +127,9 @@ impl Group {
     fn barrier(&mut self) -> Result<(), Trouble> {
         let ranks = self.peers.len();
         for step in (0..FOLD).take_while(|step| 1 << step < ranks) {
-            self.expect(step)?;
-            self.tell(step, (self.rank + (1 << step)) % ranks, 0)?;
-            self.hear(step)?;
+            self.post_receive(step)?;
+            self.send_value(step, (self.rank + (1 << step)) % ranks, 0)?;
+            self.await_value(step)?;
         }
         Ok(())
     }
@@ -136,21 +138,21 @@ impl Group {
         let ranks = self.peers.len();
         let power = 1 << ranks.ilog2();
         if self.rank >= power {
-            self.expect(UNFOLD)?;
-            self.tell(FOLD, self.rank - power, value)?;
-            return self.hear(UNFOLD);
+            self.post_receive(UNFOLD)?;
+            self.send_value(FOLD, self.rank - power, value)?;
+            return self.await_value(UNFOLD);
         }
         if self.rank + power < ranks {
-            self.expect(FOLD)?;
-            value += self.hear(FOLD)?;
+            self.post_receive(FOLD)?;
+            value += self.await_value(FOLD)?;
         }
         for step in (0..FOLD).take_while(|step| 1 << step < power) {
-            self.expect(step)?;
-            self.tell(step, self.rank ^ (1 << step), value)?;
-            value += self.hear(step)?;
+            self.post_receive(step)?;
+            self.send_value(step, self.rank ^ (1 << step), value)?;
+            value += self.await_value(step)?;
         }
         if self.rank + power < ranks {
-            self.tell(UNFOLD, self.rank + power, value)?;
+            self.send_value(UNFOLD, self.rank + power, value)?;
         }
         Ok(value)
     }

@@ -1,10 +1,10 @@
-//! Two ranks: rank 0 measures, rank 1 does its part.
+//! Two ranks: rank 0 measures, rank 1 is its peer.
 //!
-//! Rank 0 announces the length of each batch by a control message, so that both know how many operations it
-//! has; a batch of 0 ends the measurement. Control messages are tagged, whatever is measured.
+//! Rank 0 announces the number of operations of each batch by a control message; a batch of 0 ends the measurement.
+//! Control messages are tagged for every measured operation.
 //!
-//! An endpoint's memory: a page of control messages and counters, the buffers to send from, the buffers to
-//! receive into, which are also what the peer reads from and writes to. Both sides have the same layout.
+//! An endpoint's memory consists of a page of control messages and counters, the send buffers, and the receive buffers.
+//! The peer reads from and writes to the receive buffers. Both sides have the same layout.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +20,7 @@ use super::super::port::{Peer, Port, open_domain_for};
 use super::super::timing::{self, Took};
 use super::measures;
 
-/// The tag of what is measured.
+/// The tag of measured messages.
 pub(crate) const DATA: u64 = 1;
 const CONTROL: u64 = 2;
 const ACK: u64 = 3;
@@ -29,18 +29,18 @@ const CONTROL_OUT: Piece = Piece { offset: 0, len: 8 };
 const CONTROL_IN: Piece = Piece { offset: 64, len: 8 };
 const ACK_OUT: Piece = Piece { offset: 128, len: 8 };
 const ACK_IN: Piece = Piece { offset: 192, len: 8 };
-/// What a fetch-and-add adds.
+/// Offset of the operand of fetch-and-adds.
 pub(crate) const OPERAND: usize = 256;
-/// What it adds to, at the peer.
+/// Offset of the peer's number that fetch-and-adds change.
 pub(crate) const COUNTER: usize = 320;
 const BUFFERS: usize = 4096;
 /// Slots besides those of the window.
 const EXTRA_SLOTS: u32 = 4;
 
-/// The buffers of a window take no more than this, each way; a window of longer messages shares buffers.
+/// Most bytes of a window's buffers in each direction. In a window of longer messages, messages share buffers.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Where the buffers are.
+/// The layout of the buffers.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
     size: usize,
@@ -49,23 +49,23 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Buffers for a window of messages.
+    /// The layout for a window of messages.
     pub(crate) fn new(size: usize, window: u32) -> Self {
         let stride = size.max(8).next_multiple_of(64);
         Self { size, stride, buffers: (MOST_BYTES / stride).clamp(1, window as usize) }
     }
 
-    /// How many buffers there are each way.
+    /// The number of buffers in each direction.
     pub(crate) const fn buffers(&self) -> usize {
         self.buffers
     }
 
-    /// What is sent as the `at`th of a window.
+    /// The send buffer of a window's `at`th message.
     pub(crate) const fn outgoing(&self, at: u32) -> Piece {
         Piece { offset: BUFFERS + at as usize % self.buffers * self.stride, len: self.size }
     }
 
-    /// Where it arrives.
+    /// The receive buffer of a window's `at`th message.
     pub(crate) const fn incoming(&self, at: u32) -> Piece {
         Piece { offset: BUFFERS + (self.buffers + at as usize % self.buffers) * self.stride, len: self.size }
     }
@@ -75,7 +75,7 @@ impl Layout {
     }
 }
 
-/// One side of two.
+/// One side of a pair: an endpoint, its peer and its buffers.
 pub(crate) struct Pair {
     pub(crate) port: Port,
     pub(crate) peer: Peer,
@@ -85,23 +85,23 @@ pub(crate) struct Pair {
     ack_under_way: bool,
 }
 
-/// What both sides do in a batch.
+/// The work of both sides in a batch.
 pub(crate) trait Duel {
-    /// Once, before the first batch: receives that have to be there in time.
+    /// Called once before the first batch: posts receives that must precede it.
     fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble>;
-    /// So many operations, on the side that measures.
+    /// Performs `count` operations on the measuring side.
     fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble>;
-    /// The same batch on the other side.
+    /// Performs the other side's part of the same batch.
     fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble>;
-    /// After the last batch: whether what was done was really done.
+    /// Called after the last batch: checks the effect of the operations.
     fn verify(&mut self, _pair: &mut Pair) -> Result<(), Trouble> {
         Ok(())
     }
-    /// How long what counts of the batch took, if that is not all of it.
+    /// The measured part of the last batch's time, if not all of it counts.
     fn own_time(&mut self) -> Option<Duration> {
         None
     }
-    /// From the time of one of `count` to that of an operation.
+    /// Converts the time of one unit of `count` to the time of one operation.
     fn per_operation(&self, nanoseconds: f64) -> f64;
 }
 
@@ -111,7 +111,7 @@ impl Pair {
         2 * window + EXTRA_SLOTS
     }
 
-    /// Ready for [`Pair::announce`] or [`Pair::next_batch`].
+    /// Makes a pair that is ready for [`Pair::announce`] and [`Pair::next_batch`].
     pub(crate) fn new(port: Port, peer: Peer, layout: Layout, window: u32) -> Result<Self, Trouble> {
         let mut pair = Self { port, peer, layout, window, control_under_way: false, ack_under_way: false };
         pair.receive_control()?;
@@ -132,7 +132,7 @@ impl Pair {
         2 * self.window + number
     }
 
-    /// The slot of the `at`th operation that stays under way beside the windows.
+    /// The slot of the `at`th operation that stays pending beside the windows.
     pub(crate) const fn lasting_slot(&self, at: u32) -> u32 {
         2 * self.window + EXTRA_SLOTS + at
     }
@@ -142,7 +142,7 @@ impl Pair {
         self.port.post(|ep| ep.tagged_recv(slot, CONTROL_IN, CONTROL, 0))
     }
 
-    /// Tells the peer how many operations the next batch has.
+    /// Announces the number of operations of the next batch to the peer.
     pub(crate) fn announce(&mut self, count: u64) -> Result<(), Trouble> {
         let (slot, to) = (self.extra(0), self.peer.address);
         if std::mem::replace(&mut self.control_under_way, true) {
@@ -152,7 +152,7 @@ impl Pair {
         self.port.post(|ep| ep.tagged_send(slot, CONTROL_OUT, to, CONTROL))
     }
 
-    /// Learns how many operations the next batch has.
+    /// Waits for the number of operations of the next batch.
     pub(crate) fn next_batch(&mut self) -> Result<u64, Trouble> {
         self.port.finish(self.extra(1))?;
         let count = self.port.ep.load(CONTROL_IN.offset)?;
@@ -160,7 +160,7 @@ impl Pair {
         Ok(count)
     }
 
-    /// Waits for the first batch to be announced, which may take some time.
+    /// Waits for the first announcement, which may take some time.
     pub(crate) fn doze_until_announced(&mut self) -> Result<(), Trouble> {
         let slot = self.extra(1);
         self.port.doze_until(slot)
@@ -172,13 +172,13 @@ impl Pair {
         self.port.post(|ep| ep.tagged_recv(slot, ACK_IN, ACK, 0))
     }
 
-    /// Waits for it.
+    /// Waits for the acknowledgement.
     #[inline]
     pub(crate) fn await_ack(&mut self) -> Result<(), Trouble> {
         self.port.finish(self.extra(3))
     }
 
-    /// The same, but not for ever.
+    /// Waits for the acknowledgement, at most for `limit`.
     pub(crate) fn await_ack_for(&mut self, limit: Duration) -> Result<(), Trouble> {
         let (slot, end) = (self.extra(3), Instant::now() + limit);
         while !self.port.take(slot) {
@@ -200,7 +200,7 @@ impl Pair {
         self.port.post(|ep| ep.tagged_send(slot, ACK_OUT, to, ACK))
     }
 
-    /// Measures: nanoseconds of one of the things that batches count.
+    /// Measures the nanoseconds of one unit of the batches' counts.
     pub(crate) fn measure(&mut self, duel: &mut impl Duel, sample: Duration) -> Result<f64, Trouble> {
         timing::nanoseconds_of_part(sample, |count| self.timed(duel, count))
     }
@@ -213,7 +213,7 @@ impl Pair {
         Ok(Took { all, counts: duel.own_time().unwrap_or(all) })
     }
 
-    /// Does what the peer announces, until it announces the end.
+    /// Serves the peer's batches until it announces the end.
     pub(crate) fn serve(&mut self, duel: &mut impl Duel) -> Result<(), Trouble> {
         loop {
             match self.next_batch()? {
@@ -224,21 +224,21 @@ impl Pair {
     }
 }
 
-/// What a pair needs.
+/// The operations that a pair may have pending.
 #[derive(Clone, Copy)]
 pub(crate) struct Room {
-    /// Operations under way each way.
+    /// Pending operations in each direction.
     pub(crate) window: u32,
-    /// Receives that stay posted besides.
+    /// Further operations that stay pending.
     pub(crate) lasting: u32,
 }
 
-/// Opens an endpoint per thread, and gets to know the peer's. Ranks after the first two are given along.
+/// Opens an endpoint per thread and pairs it with the peer's. Also returns the addresses of all ranks.
 pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hello>), Trouble> {
     let window = room.window;
     let job = &session.job;
     let layout = Layout::new(job.case.size, window);
-    // Only who needs a deep queue asks for one; the default is for everybody else.
+    // Measurements without a deep queue use the provider's default.
     let deep = room.lasting as usize + 2 * window as usize;
     let domain = open_domain_for(job, if room.lasting > 64 { deep } else { 0 })?;
     let most = domain.inject_bytes();
@@ -257,17 +257,17 @@ pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hell
         ports.push(port);
     }
     session.opened()?;
-    let everybody = session.exchange(hello)?;
-    let other = everybody.get(1 - job.rank).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
+    let hellos = session.exchange(hello)?;
+    let other = hellos.get(1 - job.rank).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
     let meet = |(thread, mut port): (usize, Port)| {
         let peer = port.meet(other, thread)?;
         Pair::new(port, peer, layout, window)
     };
     let pairs: Result<Vec<Pair>, Trouble> = ports.into_iter().enumerate().map(meet).collect();
-    Ok((pairs?, everybody))
+    Ok((pairs?, hellos))
 }
 
-/// A whole measurement between two ranks, each with as many threads as the case says.
+/// Makes a whole measurement between two ranks, each with the case's number of threads.
 pub(crate) fn duel<D: Duel + Send>(
     session: &mut Session,
     room: Room,
@@ -277,7 +277,7 @@ pub(crate) fn duel<D: Duel + Send>(
     conduct(session, &mut pairs, make)
 }
 
-/// The measurement itself, with pairs that are open.
+/// Makes the measurement with open pairs.
 pub(crate) fn conduct<D: Duel + Send>(
     session: &Session,
     pairs: &mut [Pair],
@@ -285,7 +285,7 @@ pub(crate) fn conduct<D: Duel + Send>(
 ) -> Result<(), Trouble> {
     let job = &session.job;
     let threads = pairs.len();
-    // Of threads that measure, all go on until all have measured, so that each is measured beside the others.
+    // Each measuring thread continues until all have measured, so that each is measured beside the others.
     let (start, measuring) = (Barrier::new(threads), AtomicUsize::new(threads));
     let before = inside(pairs);
     let each = |(thread, pair): (usize, &mut Pair)| {
@@ -313,18 +313,18 @@ pub(crate) fn conduct<D: Duel + Send>(
     session.finish(|| pairs.iter_mut().try_for_each(|pair| pair.port.linger()))
 }
 
-/// What the provider counts inside, if it does.
+/// The provider's internal counters, if it has any.
 fn inside(pairs: &[Pair]) -> Option<Stats> {
     pairs.first().and_then(|pair| pair.port.ep.domain().stats())
 }
 
-/// The time of one operation when several threads make them at once: rates add up.
+/// The time of one operation while several threads perform operations at once: their rates add up.
 fn together(nanoseconds: &[f64]) -> Option<f64> {
     let rate: f64 = nanoseconds.iter().map(|each| 1.0 / each).sum();
     (rate > 0.0).then(|| 1.0 / rate)
 }
 
-/// One thread's part of one rank. Rank 0 returns the time of an operation.
+/// Makes one thread's part of one rank. Rank 0 returns the time of an operation.
 fn side<D: Duel>(
     job: &Job,
     pair: &mut Pair,

@@ -1,8 +1,8 @@
 //! The time of one operation.
 //!
-//! Tagged messages, messages, and writes (with remote completion data, which is how the target learns of
-//! them) go to and fro, and half of the round trip counts. Reads and fetch-and-adds are round trips by
-//! themselves. Receives are posted before the message that they are for can come.
+//! For tagged messages, messages and writes, the result is half of a round trip. Writes carry remote completion data,
+//! by which the target notices them. Reads and fetch-and-adds are round trips by themselves. Each receive is posted
+//! before its message can arrive.
 
 use weft_client::Piece;
 
@@ -11,9 +11,9 @@ use super::super::job::Job;
 use super::super::options::Op;
 use super::pair::{COUNTER, DATA, Duel, OPERAND, Pair};
 
-/// Sends whose completions may be outstanding: nobody should have to wait for one.
+/// Sends whose completions may be outstanding: so many that no send has to wait for a completion.
 pub(crate) const WINDOW: u32 = 16;
-/// Receives posted: one that is about to be used and one that was just put back.
+/// Posted receives: the one for the next message, and the one that was just posted again.
 const RECEIVES: u32 = 2;
 
 /// State of one side.
@@ -23,7 +23,7 @@ pub(crate) struct PingPong {
     next_out: u32,
     under_way: [bool; WINDOW as usize],
     next_in: u32,
-    /// Writes with data that have come.
+    /// Writes with data that have arrived.
     written: u64,
     added: u64,
 }
@@ -41,7 +41,7 @@ impl PingPong {
         }
     }
 
-    /// A slot whose operation before is complete.
+    /// Returns a slot whose previous operation is complete.
     #[inline]
     fn free_slot(&mut self, pair: &mut Pair) -> Result<u32, Trouble> {
         let at = self.next_out;
@@ -77,7 +77,7 @@ impl PingPong {
         }
     }
 
-    /// Waits for a message; its receive is to be posted again after the answer.
+    /// Waits for a message. The caller posts its receive again after the answer.
     #[inline]
     fn arrival(&mut self, pair: &mut Pair) -> Result<u32, Trouble> {
         let at = self.next_in;
@@ -99,7 +99,7 @@ impl PingPong {
         pair.port.await_remote(self.written)
     }
 
-    /// A read or fetch-and-add, and its completion.
+    /// Performs a read or fetch-and-add and waits for its completion.
     #[inline]
     fn fetch(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
         let (peer, slot) = (pair.peer, pair.out_slot(0));
@@ -157,7 +157,7 @@ impl Duel for PingPong {
                 self.await_write(pair)?;
                 self.write(pair)
             }),
-            // The target only keeps things moving, which waiting for the next announcement does.
+            // The target only makes progress, which waiting for the next announcement does.
             Op::Read | Op::FetchAdd => Ok(()),
         }
     }
@@ -175,7 +175,7 @@ impl Duel for PingPong {
     }
 }
 
-/// A counter to which ones were added must have counted them.
+/// Checks that a counter has the number of additions of 1 as its value.
 pub(crate) fn check_sum(found: u64, expected: u64) -> Result<(), Trouble> {
     if found == expected {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Bandwidth and rate: many operations under way in one direction.
+//! Bandwidth and rate: many pending operations in one direction.
 //!
-//! Messages go in windows: the receiver counts their completions, puts each receive back at once, and
-//! acknowledges a window when all of it has come; the sender waits for that. Remote operations slide: the
-//! next one is posted as soon as one of the window is complete.
+//! Messages are sent in windows. The receiver posts each receive again at once, and acknowledges a window when all of
+//! it has arrived; the sender waits for that. For remote operations the window slides: a further operation is posted as
+//! soon as one of the window is complete.
 
 use weft_client::Piece;
 
@@ -12,7 +12,7 @@ use super::super::options::Op;
 use super::pair::{COUNTER, DATA, Duel, OPERAND, Pair};
 use super::pingpong::check_sum;
 
-/// State of one side. What a batch counts is windows.
+/// State of one side. A batch counts windows.
 pub(crate) struct Stream {
     op: Op,
     window: u32,
@@ -68,7 +68,7 @@ impl Stream {
         }
     }
 
-    /// Waits for everything under way.
+    /// Waits for all pending operations.
     fn drain(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
         for at in 0..self.window {
             if std::mem::take(&mut self.under_way[at as usize]) {
@@ -107,7 +107,7 @@ impl Duel for Stream {
 
     fn passive(&mut self, pair: &mut Pair, windows: u64) -> Result<(), Trouble> {
         if self.is_remote() {
-            // The target only keeps things moving, which waiting for the next announcement does.
+            // The target only makes progress, which waiting for the next announcement does.
             return Ok(());
         }
         for _ in 0..windows {
