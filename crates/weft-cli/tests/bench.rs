@@ -1,8 +1,8 @@
-//! `weft bench` as people and scripts call it: the program, a host library, and the provider that cargo has just built.
+//! `weft bench` from its command line: the program, a host library, and the provider that cargo has just built.
 //!
-//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the
-//! project (which a process loads much faster than a distribution's), or the system's. Figures are not looked
-//! at, only whether there are any: other tests run at the same time.
+//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the project, or the
+//! system's. The wheel's loads much faster than a distribution's. The tests check only that there are figures, because
+//! other tests run at the same time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// How long anything may take here.
+/// Time limit for each step.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn host() -> Option<PathBuf> {
@@ -27,7 +27,7 @@ fn host() -> Option<PathBuf> {
     found
 }
 
-/// A directory of this test's own, in which a host finds the provider.
+/// Makes a directory for one test, in which a host finds the provider.
 fn directory(test: &str) -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let library = deps.join("libweft_fi.so");
@@ -46,20 +46,20 @@ fn weft(dir: &Path, line: &str) -> Command {
     command
 }
 
-/// Its end.
+/// Waits for the end of the program.
 fn await_end(mut child: Child) -> Output {
     let end = Instant::now() + LIMIT;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             child.kill().unwrap();
-            panic!("it hangs: {:?}", child.wait_with_output());
+            panic!("the program hangs: {:?}", child.wait_with_output());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     child.wait_with_output().unwrap()
 }
 
-/// Runs it in a host; the rows, and its exit status.
+/// Runs the program with a host. Returns the rows and the exit status.
 fn rows(dir: &Path, host: &Path, line: &str) -> (Vec<Value>, Option<i32>) {
     let json = dir.join("rows.json");
     let line = format!("{line} --rounds 1 --sample-ms 5 --libfabric {} --json {}", host.display(), json.display());
@@ -68,7 +68,7 @@ fn rows(dir: &Path, host: &Path, line: &str) -> (Vec<Value>, Option<i32>) {
     (serde_json::from_str(&text).unwrap(), output.status.code())
 }
 
-/// Whether every row that is no floor has a number, but for those of which this says that they need not.
+/// Checks that every row except floors has a number.
 fn assert_measured(rows: &[Value], line: &str) {
     for row in rows.iter().filter(|row| row["floor"] == false) {
         assert_eq!(row["status"], "ok", "{line}: {row}");
@@ -103,7 +103,7 @@ fn pingpong_measures_providers_and_floors_and_draws() {
 }
 
 #[test]
-fn every_kind_and_operation_gives_numbers_over_weft() {
+fn every_kind_and_operation_measures_weft() {
     let Some(host) = host() else { return };
     let dir = directory("kinds");
     for line in [
@@ -138,11 +138,11 @@ fn both_kinds_of_progress_are_compared() {
 }
 
 #[test]
-fn threads_with_endpoints_of_their_own_wait_for_no_lock() {
+fn threads_with_own_endpoints_wait_for_no_lock() {
     let Some(host) = host() else { return };
     let (rows, _) = rows(&directory("locks"), &host, "rate --providers weft --threads 2 --op tagged,write");
     let waits: Vec<_> = rows.iter().filter(|row| row["unit"] == "times").map(|row| &row["median"]).collect();
-    // Two operations, both sides.
+    // Two operations on both sides.
     assert_eq!(waits, [0.0; 4], "{rows:?}");
 }
 
@@ -209,7 +209,7 @@ fn children(parent: u32) -> Vec<i32> {
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !holds() {
-        assert!(Instant::now() < end, "{what} does not come");
+        assert!(Instant::now() < end, "no sign of {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -227,7 +227,7 @@ fn an_interrupted_or_killed_run_leaves_nothing_behind() {
         kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
         assert_eq!(await_end(run).status.code(), code);
         until("their end", || children(pid).is_empty());
-        // They were asked, not outlived: nobody is killed before this time is up.
+        // The processes ended by SIGTERM: SIGKILL would follow only after this time.
         assert!(start.elapsed() < Duration::from_millis(1900), "{:?}", start.elapsed());
     }
 }

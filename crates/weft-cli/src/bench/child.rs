@@ -1,6 +1,7 @@
 //! A child process: one rank of a measurement, or a probe.
 //!
-//! It dies with its parent: the system sends it SIGTERM then, and a thread ends it when it has outlived any deadline.
+//! The process ends with its parent: the system sends it SIGTERM then. In addition, a thread kills the process
+//! some time after its deadline.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -14,12 +15,12 @@ use weft_client::Library;
 use super::job::{Hello, Job, MARK, Measure, Task, ToParent};
 use super::{cores, kinds, tidy};
 
-/// Why a rank cannot go on.
+/// The reason why a rank cannot continue.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// The provider has not got what is needed.
+    /// The provider lacks a needed capability.
     NotOffered(String),
-    /// It went wrong.
+    /// The measurement failed.
     Failed(String),
     /// An operation could not be posted for a long time.
     Stuck,
@@ -37,14 +38,14 @@ impl From<std::io::Error> for Trouble {
     }
 }
 
-/// The process's whole life. `task` is its argument.
+/// The main function of a child process. `task` is its argument.
 pub(crate) fn run(task: &str) -> ExitCode {
     tidy::in_child();
     let last = match serde_json::from_str(task) {
-        Err(error) => ToParent::Failed(format!("not for people to call: {error}")),
+        Err(error) => ToParent::Failed(format!("this command is internal to `weft bench`: {error}")),
         Ok(Task::Probe(path)) => match probe(&path) {
             Ok(library) => {
-                say(&library);
+                report(&library);
                 return ExitCode::SUCCESS;
             }
             Err(error) => ToParent::Failed(error.to_string()),
@@ -56,12 +57,12 @@ pub(crate) fn run(task: &str) -> ExitCode {
             Err(Trouble::Stuck) => ToParent::Failed("an operation could not be posted for a long time".to_owned()),
         },
     };
-    say(&last);
+    report(&last);
     ExitCode::FAILURE
 }
 
-/// A line to the parent. A parent that does not listen is gone, and so will we be.
-fn say(message: &ToParent) {
+/// Writes a line to the parent. Errors are ignored: a parent that has gone takes this process with it.
+fn report(message: &ToParent) {
     if let Ok(line) = serde_json::to_string(message) {
         let mut out = std::io::stdout().lock();
         let _ = writeln!(out, "{MARK}{line}").and_then(|()| out.flush());
@@ -94,50 +95,52 @@ fn die_with_parent(job: &Job) -> Result<(), String> {
     Ok(())
 }
 
-/// A rank's conversation with its parent.
+/// A rank's exchange of messages with its parent.
 pub(crate) struct Session {
     pub(crate) job: Job,
 }
 
 impl Session {
-    /// The provider has started what threads it wants; from now on this thread runs where those run that call it.
+    /// Called when the provider has started its threads. From then on this thread runs on the cores for threads that
+    /// call the provider.
     pub(crate) fn opened(&self) -> Result<(), Trouble> {
         let Job { cores, others_cores, .. } = &self.job;
         if cores == others_cores { Ok(()) } else { cores::pin(cores).map_err(Trouble::Failed) }
     }
 
-    /// Tells where this rank is reached, and learns where all are.
+    /// Sends this rank's addresses to the parent, and waits for the addresses of all ranks.
     pub(crate) fn exchange(&self, mut hello: Hello) -> Result<Vec<Hello>, Trouble> {
         hello.pid = std::process::id();
-        say(&ToParent::Hello(hello));
+        report(&ToParent::Hello(hello));
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line)?;
-        let everybody: Option<Vec<Option<Hello>>> = serde_json::from_str(&line).ok();
-        let everybody = everybody.and_then(|all| all.into_iter().collect::<Option<Vec<_>>>());
-        everybody.ok_or_else(|| Trouble::Failed("the parent said nothing".to_owned()))
+        let hellos: Option<Vec<Option<Hello>>> = serde_json::from_str(&line).ok();
+        let hellos = hellos.and_then(|all| all.into_iter().collect::<Option<Vec<_>>>());
+        hellos.ok_or_else(|| Trouble::Failed("the parent sent no addresses".to_owned()))
     }
 
-    /// Tells what was measured.
+    /// Sends the measured values to the parent.
     pub(crate) fn result(&self, measures: Vec<Measure>) {
-        say(&ToParent::Result(measures));
+        report(&ToParent::Result(measures));
     }
 
-    /// Says that this rank is finished, and goes on moving data until all are.
+    /// Reports that this rank is finished, and makes progress until all ranks are.
     pub(crate) fn finish(&self, progress: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
         self.linger(0, progress)
     }
 
-    /// The same for a rank that should not disturb the others: it moves data only so often.
+    /// Does the same as [`Session::finish`], but sleeps `pause_ms` between two calls of `progress`, so that the other
+    /// ranks are less disturbed.
     pub(crate) fn linger(
         &self,
         pause_ms: i64,
         mut progress: impl FnMut() -> Result<(), Trouble>,
     ) -> Result<(), Trouble> {
-        say(&ToParent::Done);
+        report(&ToParent::Done);
         let stdin = std::io::stdin();
         let mut alive = true;
         loop {
-            // A peer that is already gone is an error for some providers; it does not matter any longer.
+            // Some providers report a peer that has gone as an error. That no longer matters.
             alive = alive && progress().is_ok();
             let pause_ms = if alive { pause_ms } else { 50 };
             let pause = Timespec { tv_sec: pause_ms / 1000, tv_nsec: pause_ms % 1000 * 1_000_000 };
@@ -148,12 +151,12 @@ impl Session {
     }
 }
 
-/// Bytes as text.
+/// Writes bytes in hexadecimal.
 pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes again.
+/// Reads bytes in hexadecimal.
 pub(crate) fn from_hex(text: &str) -> Result<Vec<u8>, Trouble> {
     let digit = |c: u8| char::from(c).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let byte = |pair: &[u8]| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?);

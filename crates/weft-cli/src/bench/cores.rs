@@ -1,4 +1,4 @@
-//! Which cores the processes run on: those that this process may use, one of each physical core first.
+//! The cores that measured processes run on: those that this process may use, one of each physical core first.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub(crate) fn choose(wanted: &[usize]) -> Result<Vec<usize>, String> {
     }
 }
 
-/// The first thread of each physical core, then the others: two threads of a core disturb each other.
+/// Orders cores: the first thread of each physical core, then the others. Two threads of a core disturb each other.
 fn spread(allowed: &[usize], siblings: impl Fn(usize) -> String) -> Vec<usize> {
     let mut seen = BTreeSet::new();
     let (mut first, second): (Vec<_>, Vec<_>) = allowed.iter().partition(|&&core| seen.insert(siblings(core)));
@@ -25,32 +25,31 @@ fn spread(allowed: &[usize], siblings: impl Fn(usize) -> String) -> Vec<usize> {
     first
 }
 
-/// The threads of a core's physical core, as the kernel writes them; the core itself where it tells nothing.
+/// The threads of a core's physical core, in the kernel's notation; the core itself if the kernel does not tell.
 fn siblings(core: usize) -> String {
     let file = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
     std::fs::read_to_string(file).unwrap_or_else(|_| core.to_string())
 }
 
-/// The cores of one rank. `threads` cores for each of the first two ranks; further ranks have what is left
-/// over, or share.
+/// The cores of one rank: `threads` cores, taken in turn. Ranks share cores when there are too few.
 pub(crate) fn of_rank(cores: &[usize], rank: usize, threads: usize) -> Vec<usize> {
     (0..threads).map(|thread| cores[(rank * threads + thread) % cores.len()]).collect()
 }
 
-/// Those of `cores` that are not among `taken`; all of them if that leaves none.
+/// The members of `cores` that are not among `taken`; all of them if that leaves none.
 pub(crate) fn except(cores: &[usize], taken: &[usize]) -> Vec<usize> {
     let left: Vec<usize> = cores.iter().copied().filter(|core| !taken.contains(core)).collect();
     if left.is_empty() { cores.to_vec() } else { left }
 }
 
-/// Confines this thread, and those that it starts, to some cores.
+/// Confines this thread, and the threads that it starts, to some cores.
 pub(crate) fn pin(cores: &[usize]) -> Result<(), String> {
     let mut set = CpuSet::new();
     cores.iter().for_each(|&core| set.set(core));
     sched_setaffinity(None, &set).map_err(|error| format!("cannot run on core {}: {error}", list(cores)))
 }
 
-/// For messages.
+/// Lists cores, for messages.
 pub(crate) fn list(cores: &[usize]) -> String {
     cores.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,4 @@
-//! What the parent and its children tell each other, as lines of JSON over the children's standard input and output.
+//! The messages between the parent and its children: lines of JSON over the children's standard input and output.
 //!
 //! A child gets its [`Job`] as an argument. It answers `Hello` with its addresses, receives the addresses of all
 //! children, and measures. It then reports `Result` (the measuring rank only) and `Done`, and makes progress
@@ -15,16 +15,16 @@ use super::places::Host;
 use super::plan::{Case, Variant};
 use super::subject::{Floor, Subject};
 
-/// How a child's lines begin.
+/// The first character of a child's lines.
 pub(crate) const MARK: char = '@';
 
-/// What a child process is for.
+/// The purpose of a child process.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
-    /// Load a library; say its version and its providers.
+    /// Loads a library and reports its version and its providers.
     Probe(PathBuf),
-    /// Be one rank of a measurement.
+    /// Acts as one rank of a measurement.
     Rank(Job),
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct Job {
     pub(crate) library: PathBuf,
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
-    /// What the threads of this rank that call a provider run on.
+    /// The cores for the threads of this rank that call a provider.
     pub(crate) cores: Vec<usize>,
-    /// What others of its threads run on.
+    /// The cores for the other threads of this rank.
     pub(crate) others_cores: Vec<usize>,
     pub(crate) bind: Bind,
     pub(crate) sample_ms: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Job {
     pub(crate) progress: Option<Progress>,
     pub(crate) wait: Wait,
     pub(crate) timeout_s: usize,
-    /// The parent's process id: whoever has another parent was left alone before it could ask for a signal.
+    /// The parent's process id. A child with another parent was orphaned before it could ask for a signal.
     pub(crate) parent: u32,
 }
 
@@ -81,9 +81,9 @@ impl Job {
     /// The job as another rank sees it.
     pub(crate) fn of_rank(&self, rank: usize) -> Self {
         let cores = match (self.case.kind, self.floor) {
-            // Who has more ranks than cores leaves it to the system.
+            // There may be more ranks than cores, so the system places them.
             (Kind::Oversubscribe | Kind::Counter, _) => self.cores.clone(),
-            // Idle processes shall get out of the way.
+            // Idle processes must not disturb the measuring ones.
             (Kind::Peers, None) if rank >= 2 => self.cores.clone(),
             (Kind::Memory, None) if rank >= 1 => self.cores.clone(),
             (_, Some(Floor::CacheLine | Floor::Ring)) => cores::of_rank(&self.cores, 0, 2),
@@ -100,7 +100,7 @@ impl Job {
     }
 }
 
-/// How many processes a measurement takes.
+/// The number of processes of a measurement.
 fn ranks(case: &Case, floor: Option<Floor>) -> usize {
     match (floor, case.kind, case.variant) {
         (Some(Floor::CacheLine | Floor::Ring | Floor::Memcpy), ..) | (None, _, Variant::AvInsert) => 1,
@@ -114,24 +114,24 @@ fn ranks(case: &Case, floor: Option<Floor>) -> usize {
     }
 }
 
-/// Where a rank is reached.
+/// The addresses of a rank.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// The names of its endpoints, in hexadecimal.
     pub(crate) names: Vec<String>,
     /// Base and key of each endpoint's memory.
     pub(crate) regions: Vec<(u64, u64)>,
-    /// Its process.
+    /// The process id.
     pub(crate) pid: u32,
 }
 
-/// The unit of what is counted.
+/// The unit of counted events.
 pub(crate) const COUNT: &str = "times";
 
-/// One number.
+/// One measured value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measure {
-    /// What it is: latency, bandwidth, ….
+    /// The quantity: latency, bandwidth, ….
     pub(crate) metric: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
@@ -151,17 +151,17 @@ pub(crate) enum ToParent {
     Library(u32, u32, Vec<String>),
     /// Addresses.
     Hello(Hello),
-    /// What was measured.
+    /// The measured values.
     Result(Vec<Measure>),
-    /// Finished, but still moving data.
+    /// The rank has finished, but still makes progress.
     Done,
-    /// The provider has not got what is needed.
+    /// The provider lacks a needed capability.
     NotOffered(String),
-    /// It went wrong.
+    /// The measurement failed.
     Failed(String),
 }
 
-/// What became of a measurement.
+/// The outcome of a measurement.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Outcome {
     Measured(Vec<Measure>),

@@ -1,9 +1,9 @@
-//! The parent's side of a measurement: starts the ranks, hands their addresses round, gathers what they say,
-//! and sees to it that none is left, whatever happens.
+//! The parent's side of a measurement: starts the ranks, distributes their addresses, and collects their results. No
+//! rank remains after it, also in case of an error.
 //!
-//! Time is bounded by a deadline for the whole measurement. Ranks that are to go are asked first (SIGTERM:
-//! libfabric's shm provider then removes its files in /dev/shm) and killed when they do not. If this process
-//! dies, the system tells them (see `child`).
+//! A deadline bounds the time of the whole measurement. Ranks get SIGTERM first, upon which libfabric's shm provider
+//! removes its files in /dev/shm, and SIGKILL if they do not end. If this process dies, the system sends the ranks a
+//! signal (see `child`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -19,14 +19,14 @@ use super::plan::Variant;
 use super::subject::Subject;
 use super::tidy;
 
-/// How long a rank may take to end when it was asked to.
+/// Time that a rank has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
-/// As much of a rank's standard error is kept.
+/// Bytes kept from the end of a rank's standard error.
 const KEPT_BYTES: usize = 4096;
 
-/// What the reader of a rank's output has to say.
+/// An event of a rank's output.
 enum Event {
-    Said(ToParent),
+    Message(ToParent),
     /// The output ended.
     Closed,
 }
@@ -51,7 +51,7 @@ pub(crate) fn run(job: &Job, subject: &Subject, host: &Host) -> Outcome {
     }
     let outcome = conduct(&mut ranks, &inbox, deadline);
     if let Outcome::Measured(_) = outcome {
-        // Closing their input lets them go; they may have something to tidy up.
+        // The ranks end when their input closes. They may need time to remove files.
         ranks.iter_mut().for_each(|rank| rank.stdin = None);
         let end = Instant::now() + GRACE;
         ranks.iter_mut().for_each(|rank| rank.await_end(end));
@@ -64,7 +64,7 @@ pub(crate) fn run(job: &Job, subject: &Subject, host: &Host) -> Outcome {
     }
 }
 
-/// Sees a measurement through.
+/// Conducts a measurement to its end.
 fn conduct(ranks: &mut [Rank], inbox: &Receiver<(usize, Event)>, deadline: Instant) -> Outcome {
     let mut hellos: Vec<Option<Hello>> = vec![None; ranks.len()];
     let mut measures: Vec<Measure> = Vec::new();
@@ -73,39 +73,39 @@ fn conduct(ranks: &mut [Rank], inbox: &Receiver<(usize, Event)>, deadline: Insta
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok((rank, event)) = inbox.recv_timeout(left) else { return Outcome::TimedOut };
         match event {
-            Event::Said(ToParent::Hello(hello)) => {
+            Event::Message(ToParent::Hello(hello)) => {
                 hellos[rank] = Some(hello);
                 if hellos.iter().all(Option::is_some) {
-                    introduce(ranks, &hellos);
+                    distribute(ranks, &hellos);
                 }
             }
-            Event::Said(ToParent::Result(result)) => measures.extend(result),
-            Event::Said(ToParent::Done) => done += 1,
-            Event::Said(ToParent::NotOffered(why)) => return Outcome::NotOffered(why),
-            Event::Said(ToParent::Failed(why)) => {
+            Event::Message(ToParent::Result(result)) => measures.extend(result),
+            Event::Message(ToParent::Done) => done += 1,
+            Event::Message(ToParent::NotOffered(why)) => return Outcome::NotOffered(why),
+            Event::Message(ToParent::Failed(why)) => {
                 return gave_up(inbox).unwrap_or_else(|| Outcome::Failed(format!("rank {rank}: {why}")));
             }
-            Event::Said(ToParent::Library(..)) => {}
+            Event::Message(ToParent::Library(..)) => {}
             Event::Closed => return Outcome::Failed(format!("rank {rank} {}", ranks[rank].last_words())),
         }
     }
     if measures.is_empty() { Outcome::Failed("nothing was measured".to_owned()) } else { Outcome::Measured(measures) }
 }
 
-/// A rank has failed: of that, perhaps, that another one has hung up, which says a moment later that there is
-/// nothing to be measured.
+/// Waits a moment after the failure of a rank. Its cause may be the exit of another rank that reports an operation
+/// that is not offered.
 fn gave_up(inbox: &Receiver<(usize, Event)>) -> Option<Outcome> {
     let end = Instant::now() + Duration::from_millis(500);
     while let Ok((_, event)) = inbox.recv_timeout(end.saturating_duration_since(Instant::now())) {
-        if let Event::Said(ToParent::NotOffered(why)) = event {
+        if let Event::Message(ToParent::NotOffered(why)) = event {
             return Some(Outcome::NotOffered(why));
         }
     }
     None
 }
 
-/// Tells everybody everybody's addresses. One that cannot be told has ended, which its output will tell.
-fn introduce(ranks: &mut [Rank], hellos: &[Option<Hello>]) {
+/// Sends the addresses of all ranks to each rank. A rank that cannot be written to has ended; its output shows that.
+fn distribute(ranks: &mut [Rank], hellos: &[Option<Hello>]) {
     let Ok(line) = serde_json::to_string(hellos) else { return };
     for rank in ranks {
         if let Some(stdin) = &mut rank.stdin {
@@ -127,8 +127,8 @@ impl Rank {
         command.args(["bench-child", &task]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host.prepare(&mut command, subject);
         if job.case.variant == Variant::IdlePeer {
-            // Freed blocks that glibc keeps for the thread would count as in use: some 40 KiB, however few
-            // peers share them.
+            // The freed blocks that glibc keeps for the thread would count as in use. They are some 40 KiB, which few
+            // peers would share.
             command.env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
         }
         tidy::starting();
@@ -145,14 +145,14 @@ impl Rank {
         Ok(Self { stdin: process.stdin.take(), process, complaints })
     }
 
-    /// Waits for the end of the process, but not for ever.
+    /// Waits for the end of the process, at most until `end`.
     fn await_end(&mut self, end: Instant) {
         while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// How it ended, with the end of what it complained about.
+    /// Describes how the process ended, with the last line of its standard error.
     fn last_words(&mut self) -> String {
         self.await_end(Instant::now() + GRACE);
         let how = match self.process.try_wait() {
@@ -186,22 +186,22 @@ fn pid(process: &Child) -> Option<Pid> {
     i32::try_from(process.id()).ok().and_then(Pid::from_raw)
 }
 
-/// Passes a rank's lines on.
+/// Passes a rank's messages on.
 fn listen(output: impl BufRead, rank: usize, events: &Sender<(usize, Event)>) {
     for line in output.lines() {
         let Ok(line) = line else { break };
-        let said = line.strip_prefix(MARK).and_then(|said| serde_json::from_str(said).ok());
-        if let Some(said) = said
-            && events.send((rank, Event::Said(said))).is_err()
+        let message = line.strip_prefix(MARK).and_then(|text| serde_json::from_str(text).ok());
+        if let Some(message) = message
+            && events.send((rank, Event::Message(message))).is_err()
         {
             return;
         }
     }
-    // Nobody listens any longer when the measurement is over.
+    // The receiver is gone when the measurement is over.
     let _ = events.send((rank, Event::Closed));
 }
 
-/// Reads to the end, keeping only the last bytes.
+/// Reads to the end and keeps only the last bytes.
 fn keep_end(mut from: impl Read, kept: &Mutex<Vec<u8>>) {
     let mut buffer = [0; 1024];
     while let Ok(count @ 1..) = from.read(&mut buffer) {

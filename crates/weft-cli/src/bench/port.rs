@@ -1,4 +1,4 @@
-//! An endpoint whose completions are waited for by the slots of its operations.
+//! An endpoint whose operations are awaited by their slots.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use super::child::{Trouble, from_hex, to_hex};
 use super::job::{Hello, Job};
 use super::options::{Op, Wait};
 
-/// An operation that cannot be posted for so long never will be.
+/// Time after which an operation that finds no room counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Reads of a rank that has nothing else to do, between two looks at its parent.
+/// Number of reads by an idle rank between two checks of its standard input.
 const READS: u32 = 64;
-/// How long a rank that has nothing to do yet sleeps between two looks.
+/// Sleep of a rank between two reads while it waits for its first batch.
 const DOZE: Duration = Duration::from_micros(500);
-/// How long a sleep lasts at most, so that nothing that was missed matters for long.
+/// Longest sleep in one call, which bounds the effect of a lost wake-up.
 const SLEEP_MS: i32 = 10;
 
 /// A peer's endpoint.
@@ -24,21 +24,21 @@ pub(crate) struct Peer {
     pub(crate) region: Region,
 }
 
-/// An endpoint with what has completed.
+/// An endpoint with its completions.
 pub(crate) struct Port {
     pub(crate) ep: Endpoint,
     arrived: Vec<bool>,
-    /// How many of the peer's writes with data have arrived.
+    /// Number of the peer's writes with data that have arrived.
     pub(crate) remote: u64,
     wait: Wait,
 }
 
-/// Opens the provider that a job is about.
+/// Opens a domain of the job's provider.
 pub(crate) fn open_domain(job: &Job) -> Result<Domain, Trouble> {
     open_domain_for(job, 0)
 }
 
-/// The same, with room for so many posted receives if the provider has it.
+/// Opens a domain of the job's provider, with room for `receives` posted receives if the provider offers it.
 pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Trouble> {
     let library = Library::load(&job.library)?;
     let (op, case) = (job.case.op, &job.case);
@@ -55,9 +55,9 @@ pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Trou
         receives,
     };
     match Domain::open(library, &wanted) {
-        // It may have room for fewer; how many, posting them will show.
+        // The provider may have room for fewer, which posting them will show.
         Err(error) if error.is_not_offered() && receives > 0 => open_domain(job),
-        // Some providers know only the strongest level.
+        // Some providers offer only the strongest threading level.
         Err(error) if error.is_not_offered() && case.threads > 1 => {
             wanted.threading = Threading::Safe;
             Ok(Domain::open(library, &wanted)?)
@@ -73,19 +73,19 @@ impl Port {
         Ok(Self { ep, arrived: vec![false; slots as usize], remote: 0, wait })
     }
 
-    /// How many operations may be under way.
+    /// Number of operations that may be pending.
     pub(crate) fn slots(&self) -> u32 {
         u32::try_from(self.arrived.len()).unwrap_or(u32::MAX)
     }
 
-    /// Where it is reached.
+    /// Adds the endpoint's address and region to `hello`.
     pub(crate) fn add_to(&self, hello: &mut Hello) {
         let region = self.ep.region();
         hello.names.push(to_hex(self.ep.name()));
         hello.regions.push((region.base, region.key));
     }
 
-    /// Gets to know an endpoint of somebody's.
+    /// Inserts the address of a peer's endpoint.
     pub(crate) fn meet(&mut self, hello: &Hello, endpoint: usize) -> Result<Peer, Trouble> {
         let missing = || Trouble::Failed("a rank has fewer endpoints than it should".to_owned());
         let name = from_hex(hello.names.get(endpoint).ok_or_else(missing)?)?;
@@ -95,7 +95,7 @@ impl Port {
         Ok(Peer { address, region: Region { base, key } })
     }
 
-    /// Posts an operation, moving things on while there is no room for it.
+    /// Posts an operation, and makes progress while there is no room for it.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -109,7 +109,7 @@ impl Port {
             if self.poll()? > 0 {
                 end = Instant::now() + PATIENCE;
             } else if self.wait != Wait::Spin {
-                // Who would make room may need this core.
+                // The peer that would make room may need this core.
                 std::thread::yield_now();
             }
             if operation(&mut self.ep)? == Posted::Done {
@@ -121,7 +121,7 @@ impl Port {
         }
     }
 
-    /// Reads what has completed.
+    /// Reads completions.
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<usize, Trouble> {
         let (arrived, remote) = (&mut self.arrived, &mut self.remote);
@@ -132,7 +132,7 @@ impl Port {
         Ok(count)
     }
 
-    /// Reads, or waits, as was wished.
+    /// Reads completions or waits for them, as configured.
     #[inline]
     fn idle(&mut self) -> Result<(), Trouble> {
         match self.wait {
@@ -155,7 +155,7 @@ impl Port {
         Ok(())
     }
 
-    /// Waits for the operation with this slot, and forgets that it was there.
+    /// Waits for the operation with this slot, and clears its completion.
     #[inline]
     pub(crate) fn finish(&mut self, slot: u32) -> Result<(), Trouble> {
         while !self.take(slot) {
@@ -164,13 +164,13 @@ impl Port {
         Ok(())
     }
 
-    /// Whether the operation with this slot is complete; it is forgotten then.
+    /// Whether the operation with this slot is complete; clears its completion.
     #[inline]
     pub(crate) fn take(&mut self, slot: u32) -> bool {
         std::mem::take(&mut self.arrived[slot as usize])
     }
 
-    /// Waits for the operation with this slot without taking the core from others, and does not forget it.
+    /// Waits for the operation with this slot, with sleeps that free the core. Does not clear its completion.
     pub(crate) fn doze_until(&mut self, slot: u32) -> Result<(), Trouble> {
         while !self.arrived[slot as usize] {
             self.poll()?;
@@ -179,7 +179,7 @@ impl Port {
         Ok(())
     }
 
-    /// Waits until so many of the peer's writes with data have arrived.
+    /// Waits until `count` of the peer's writes with data have arrived.
     #[inline]
     pub(crate) fn await_remote(&mut self, count: u64) -> Result<(), Trouble> {
         while self.remote < count {
@@ -188,7 +188,7 @@ impl Port {
         Ok(())
     }
 
-    /// Moves things on for a while.
+    /// Makes progress for a while.
     pub(crate) fn linger(&mut self) -> Result<(), Trouble> {
         for _ in 0..READS {
             self.poll()?;

@@ -1,4 +1,4 @@
-//! From samples to rows: medians, spreads, and ratios to the best peer and to the floor.
+//! Turns samples into rows: medians, spreads, and ratios to the best peer and to the floor.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::plan::Case;
 use super::stats;
 use super::subject::{Floor, Subject};
 
-/// What the rounds of one case over one subject gave.
+/// The outcomes of all rounds of one case over one subject.
 #[derive(Default)]
 pub(crate) struct Samples {
     measures: Vec<Vec<Measure>>,
@@ -23,12 +23,12 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// Whether another round makes sense.
+    /// Whether a further round is useful.
     pub(crate) fn wants_more(&self, patience: usize) -> bool {
         self.not_offered.is_none() && self.failures < patience
     }
 
-    /// One round's outcome.
+    /// Adds one round's outcome.
     pub(crate) fn add(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Measured(measures) => self.measures.push(measures),
@@ -53,7 +53,7 @@ impl Samples {
         }
     }
 
-    /// What a reader has to know besides the numbers.
+    /// The remark for the reader of the numbers.
     fn note(&self) -> String {
         let why = self.not_offered.clone().unwrap_or_else(|| self.complaint.clone());
         match self.status() {
@@ -65,7 +65,7 @@ impl Samples {
     }
 }
 
-/// Whether there are numbers, and why not.
+/// Whether there are numbers, or the reason why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Ok,
@@ -75,7 +75,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    /// As printed and in JSON.
+    /// The name, as printed and in JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -90,7 +90,7 @@ impl Status {
 pub(crate) struct Row {
     pub(crate) case: Case,
     pub(crate) subject: Subject,
-    /// What was measured; empty where nothing was.
+    /// The measured quantity; empty if nothing was measured.
     pub(crate) metric: String,
     pub(crate) unit: String,
     /// One value for each round that succeeded.
@@ -98,31 +98,31 @@ pub(crate) struct Row {
     pub(crate) median: Option<f64>,
     pub(crate) status: Status,
     pub(crate) note: String,
-    /// How many times better than the best of the other providers.
+    /// Ratio to the best of the other providers; above 1, this row is better.
     pub(crate) to_best_peer: Option<f64>,
-    /// How many times better than the floor: 1 is as good as can be.
+    /// Ratio to the floor; 1 is the optimum.
     pub(crate) to_floor: Option<f64>,
 }
 
-/// Whether less is better.
+/// Whether smaller values of this unit are better.
 pub(crate) fn less_is_better(unit: &str) -> bool {
     matches!(unit, "ns" | "B" | COUNT)
 }
 
-/// How many times better one value is than another. Nothing is a number of times better than nothing.
+/// The factor by which one value is better than another; `None` if either is 0.
 fn times_better(unit: &str, this: f64, other: f64) -> Option<f64> {
     let ratio = if less_is_better(unit) { other / this } else { this / other };
     (this > 0.0 && other > 0.0).then_some(ratio)
 }
 
-/// All rows, in the order of cases and subjects.
+/// Makes all rows, in the order of cases and subjects.
 pub(crate) fn make(cases: &[Case], subjects: &[Subject], samples: &BTreeMap<(usize, usize), Samples>) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         let mine = samples.range((index, 0)..(index + 1, 0));
         let mut of_case: Vec<Row> =
             mine.flat_map(|((_, subject), samples)| of_samples(case, &subjects[*subject], samples)).collect();
-        // One metric after the other; what was not measured stands with the first.
+        // Rows are grouped by metric. Rows without a value stand with the first metric.
         let metrics: Vec<String> =
             of_case.iter().map(|row| row.metric.clone()).filter(|name| !name.is_empty()).collect();
         of_case.sort_by_key(|row| metrics.iter().position(|name| *name == row.metric).unwrap_or_default());
@@ -135,7 +135,7 @@ pub(crate) fn make(cases: &[Case], subjects: &[Subject], samples: &BTreeMap<(usi
     rows
 }
 
-/// A row for each thing that was measured, or one that says why there is none.
+/// Makes a row for each measured quantity, or one that states why there is none.
 fn of_samples(case: &Case, subject: &Subject, samples: &Samples) -> Vec<Row> {
     let row = |metric: &str, unit: &str, values: Vec<f64>| Row {
         case: case.clone(),
@@ -170,7 +170,7 @@ fn to_best_peer(rows: &[Row], row: &Row) -> Option<f64> {
             && other.subject.provider != row.subject.provider
     });
     let this = row.median?;
-    // The best is the one that this row is the least better than.
+    // The best peer is the one with the smallest ratio.
     peers.filter_map(|peer| times_better(&row.unit, this, peer.median?)).min_by(f64::total_cmp)
 }
 
@@ -186,12 +186,12 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
         rows.iter().find(same)?.median
     };
     match row.unit.as_str() {
-        // At best everything is left for computing.
+        // The optimum leaves all of the time for computing.
         "%" => return row.median.map(|percent| percent / 100.0),
         COUNT => return None,
         _ => {}
     }
-    // The ring hands over numbers.
+    // The ring passes numbers of 8 bytes only.
     if matches!(row.case.kind, Kind::Rate | Kind::Match) && row.case.size > 8 {
         return None;
     }
@@ -199,7 +199,7 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
     times_better(&row.unit, row.median?, bound)
 }
 
-/// The rows as JSON, one object on each line of an array.
+/// Formats the rows as JSON: an array with one object per line.
 pub(crate) fn json(rows: &[Row], host: &Host) -> String {
     let (major, minor) = host.version;
     let line = |row: &Row| {
@@ -253,7 +253,7 @@ mod tests {
         name.parse().expect("well-formed")
     }
 
-    /// Rows of one case: each subject with its values.
+    /// Makes rows of one case from subjects with their values.
     fn rows(kind: Kind, unit: &str, all: &[(Subject, &[f64])]) -> Vec<Row> {
         let subjects: Vec<Subject> = all.iter().map(|(subject, _)| subject.clone()).collect();
         let mut samples: BTreeMap<(usize, usize), Samples> = BTreeMap::new();

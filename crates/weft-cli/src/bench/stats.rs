@@ -1,6 +1,6 @@
-//! Medians.
+//! Medians and spreads.
 
-/// The middle of the values, or between the two middle ones. `None` without values.
+/// The median of the values; `None` without values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

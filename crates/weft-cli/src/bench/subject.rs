@@ -1,4 +1,4 @@
-//! What is measured: a provider, perhaps with variables of its own (`weft:FI_WEFT_SHM=0`), or a floor.
+//! The subject of a measurement: a provider, optionally with variables (`weft:FI_WEFT_SHM=0`), or a floor.
 
 use std::str::FromStr;
 
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::options::Progress;
 
-/// What no program on this machine can undercut: the same work without any library.
+/// A bound that no program on this machine can beat: the same work without any library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Floor {
-    /// A cache line handed from one core to another.
+    /// A cache line passed from one core to another.
     CacheLine,
-    /// Cache lines handed over in a row, without waiting for each.
+    /// Cache lines passed in a row, without waiting for each.
     Ring,
     /// memcpy by one thread.
     Memcpy,
@@ -25,7 +25,7 @@ pub(crate) enum Floor {
 }
 
 impl Floor {
-    /// The name of its rows.
+    /// The name in its rows.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::CacheLine => "floor cache-line",
@@ -38,30 +38,29 @@ impl Floor {
     }
 }
 
-/// A row's subject.
+/// The subject of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
-    /// What its rows are called: as it was given.
+    /// The name in its rows, as given on the command line.
     pub(crate) name: String,
     /// The provider's name in libfabric, empty for a floor.
     pub(crate) provider: String,
-    /// Variables of its processes.
+    /// Environment variables of its processes.
     pub(crate) env: Vec<(String, String)>,
-    /// What it is asked for; `None` leaves it to the provider.
+    /// The requested progress; `None` leaves the choice to the provider.
     pub(crate) progress: Option<Progress>,
-    /// It is a floor.
+    /// The floor, if the subject is one.
     pub(crate) floor: Option<Floor>,
 }
 
 impl Subject {
-    /// A floor.
+    /// Makes the subject of a floor.
     pub(crate) fn floor(floor: Floor) -> Self {
         let (name, provider) = (floor.name().to_owned(), String::new());
         Self { name, provider, env: Vec::new(), progress: None, floor: Some(floor) }
     }
 
-    /// The same provider asked for each kind of progress: as many subjects, with names of their own if there
-    /// are several.
+    /// Makes one subject for each requested progress. Several subjects get distinct names.
     pub(crate) fn with_progress(&self, wanted: &[Progress]) -> Vec<Self> {
         let one = |&progress: &Progress| {
             let name = if wanted.len() > 1 { format!("{} {}", self.name, progress.name()) } else { self.name.clone() };
@@ -70,7 +69,7 @@ impl Subject {
         if wanted.is_empty() { vec![self.clone()] } else { wanted.iter().map(one).collect() }
     }
 
-    /// Whether it surely communicates by sockets, so that the floor of sockets is the one to compare with.
+    /// Whether the subject certainly uses sockets, so that their floor is the one to compare with.
     pub(crate) fn by_sockets(&self) -> bool {
         let no_shm = |(name, value): &(String, String)| {
             name == "FI_WEFT_SHM" && ["0", "no", "off", "false"].contains(&value.to_ascii_lowercase().as_str())
@@ -79,8 +78,7 @@ impl Subject {
             || self.provider == "weft" && self.env.iter().any(no_shm)
     }
 
-    /// Variables that its processes get when the caller has not set them: TCP between processes of one host
-    /// goes by loopback.
+    /// Defaults of its processes' environment variables. They route TCP within this host over the loopback interface.
     pub(crate) fn defaults(&self) -> &'static [(&'static str, &'static str)] {
         match self.provider.split(';').next() {
             Some("tcp" | "net") => &[("FI_TCP_IFACE", "lo")],
@@ -93,7 +91,7 @@ impl Subject {
 impl FromStr for Subject {
     type Err = String;
 
-    /// `name[:VARIABLE=value]…`; a part without `=` belongs to the value before it, which so may have colons.
+    /// Parses `name[:VARIABLE=value]…`. A part without `=` belongs to the value before it, so values may have colons.
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = |why: &str| {
             Err(format!("provider `{text}`: {why}; write a name, or a name with variables like weft:FI_WEFT_SHM=0"))

@@ -1,4 +1,4 @@
-//! The result for people.
+//! Prints the results as a table for people.
 
 use super::job::COUNT;
 use super::options::{Kind, Options};
@@ -7,12 +7,12 @@ use super::rows::{Row, less_is_better};
 use super::{cores, stats};
 use crate::render;
 
-/// Heading, table, notes, caption.
+/// Formats heading, table, notes and caption.
 pub(crate) fn text(options: &Options, host: &Host, cores: &[usize], rows: &[Row]) -> String {
     let mut last = String::new();
     let notes = notes(rows);
     let lines = rows.iter().map(|row| {
-        // What is measured is named once.
+        // The title of consecutive rows is printed once.
         let title = title(rows, row);
         let what = if title == last { String::new() } else { title.clone() };
         last = title;
@@ -24,7 +24,7 @@ pub(crate) fn text(options: &Options, host: &Host, cores: &[usize], rows: &[Row]
     format!("{}\n{table}\n{}{}", heading(options, host, cores), listed.concat(), caption(rows))
 }
 
-/// What there is to say about single rows, each thing once.
+/// The notes of all rows, each once.
 fn notes(rows: &[Row]) -> Vec<&str> {
     let mut notes: Vec<&str> = Vec::new();
     for row in rows.iter().filter(|row| !row.note.is_empty()) {
@@ -35,7 +35,7 @@ fn notes(rows: &[Row]) -> Vec<&str> {
     notes
 }
 
-/// What a row's case is, with the metric if there are several.
+/// The title of a row: its case, with the metric if there are several.
 fn title(rows: &[Row], row: &Row) -> String {
     let mut metrics: Vec<&str> = Vec::new();
     for other in rows.iter().filter(|other| other.case == row.case && !other.metric.is_empty()) {
@@ -57,10 +57,10 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
         Kind::Pingpong => {
             "time of one operation: half of a round trip (tagged, msg, write), or all of it (read, fetch-add)"
         }
-        Kind::Bandwidth => "bandwidth in one direction, window of operations under way",
-        Kind::Rate => "operations per second, window of operations under way per thread",
-        Kind::Overlap => "what a transfer costs the core that computes meanwhile",
-        Kind::Peers => "time of a message, half of a round trip, beside idle peers that are connected",
+        Kind::Bandwidth => "bandwidth in one direction, with a window of pending operations",
+        Kind::Rate => "operations per second, with a window of pending operations per thread",
+        Kind::Overlap => "cost of a transfer to the core that computes meanwhile",
+        Kind::Peers => "time of a message, half of a round trip, beside connected idle peers",
         Kind::Match => "time per message that is matched behind others in a queue",
         Kind::Oversubscribe => "time of a collective operation",
         Kind::Counter => "fetch-and-adds per second of processes that add to one number, one addition after the other",
@@ -97,12 +97,12 @@ fn caption(rows: &[Row]) -> String {
     let times = rows.iter().any(|row| less_is_better(&row.unit));
     let formula = if times { "the other's value / this one's" } else { "this value / the other's" };
     format!(
-        "to best peer: {formula}, the other being the best of the other providers: above 1, this row is the better one.\n\
-         to floor: likewise; 1 would be what the machine needs without any library (see docs/benchmarking.md).\n"
+        "to best peer: {formula}, where the other is the best other provider. Above 1, this row is the better one.\n\
+         to floor: likewise. 1 is the machine's own time without any library (see docs/benchmarking.md).\n"
     )
 }
 
-/// A value with its unit, in three digits.
+/// Formats a value with its unit, in three digits.
 pub(crate) fn value_text(value: f64, unit: &str) -> String {
     let scaled = |steps: &[(f64, &str)]| {
         let &(divisor, unit) = steps.iter().find(|step| value >= step.0).or(steps.last()).unwrap_or(&(1.0, ""));

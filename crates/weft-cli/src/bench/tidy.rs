@@ -18,28 +18,28 @@ use nix::sys::signal::{SigSet, Signal as NixSignal};
 use rustix::process::{Pid, Signal, kill_process};
 
 const DIRECTORY: &str = "/dev/shm";
-/// What the names of libfabric's files begin with.
+/// The prefix of libfabric's file names.
 const PREFIX: &str = "fi_";
-/// How long processes may take to end.
+/// Time that processes have to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
-/// The file by which sm2's processes find each other.
+/// The file through which sm2's processes find each other.
 const SM2: &str = "/dev/shm/fi_sm2_mmaps";
 
-/// The files that were there before.
+/// The files that existed before the run.
 static BEFORE: OnceLock<BTreeSet<OsString>> = OnceLock::new();
-/// Processes under way.
+/// Running processes.
 static LIVE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// No process is to be started any longer.
+/// Set when no further process may be started.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// To be called once, by the only thread, before anything is measured.
+/// Starts the handling of signals. Must be called once, before any measurement and before other threads exist.
 pub(crate) fn begin() {
     BEFORE.get_or_init(files);
     let mut signals = SigSet::empty();
     signals.add(NixSignal::SIGINT);
     signals.add(NixSignal::SIGTERM);
-    // Children inherit this, see `in_child`.
+    // Children inherit the mask; `in_child` clears it.
     if signals.thread_block().is_err() {
         return;
     }
@@ -49,30 +49,30 @@ pub(crate) fn begin() {
         end_all();
         files_left();
         eprintln!("\nweft bench: interrupted");
-        // As a shell reports a command that ended by this signal.
+        // The status by which shells report a command that ended by this signal.
         std::process::exit(128 + signal as i32);
     });
 }
 
-/// To be called first in a child: it takes signals as any process does.
+/// Restores normal signal handling. A child must call this first.
 pub(crate) fn in_child() {
-    // Without, it would end by SIGKILL only, which the parent gets to after a while.
+    // Otherwise the child would end only by SIGKILL, which the parent sends after a grace period.
     let _ = SigSet::all().thread_unblock();
 }
 
-/// A process is about to be started, unless the run was interrupted: then this thread waits for the end of the program.
+/// Called before a process is started. After an interruption it blocks until the program ends.
 pub(crate) fn starting() {
     while INTERRUPTED.load(Ordering::SeqCst) {
         std::thread::park();
     }
 }
 
-/// A process was started.
+/// Records that a process was started.
 pub(crate) fn started(pid: Option<Pid>) {
     live().extend(pid);
 }
 
-/// A process was waited for.
+/// Records that a process has ended.
 pub(crate) fn ended(pid: Option<Pid>) {
     live().retain(|live| Some(*live) != pid);
 }
@@ -84,7 +84,7 @@ fn live() -> std::sync::MutexGuard<'static, Vec<Pid>> {
 fn end_all() {
     let signal_all = |signal| {
         for pid in live().iter() {
-            // One that is gone already is as good.
+            // A process that has already gone needs no signal.
             let _ = kill_process(*pid, signal);
         }
     };
@@ -99,7 +99,7 @@ fn end_all() {
     signal_all(Signal::KILL);
 }
 
-/// Removes what our processes have left.
+/// Removes files that measured processes have left.
 pub(crate) fn files_left() {
     let Some(before) = BEFORE.get() else { return };
     let new: Vec<OsString> = files().difference(before).cloned().collect();
@@ -109,27 +109,27 @@ pub(crate) fn files_left() {
     let mapped = mapped();
     for name in new {
         let path = Path::new(DIRECTORY).join(name);
-        // Somebody else's job may have begun meanwhile.
+        // The file may belong to an unrelated job that has started meanwhile.
         if !mapped.contains(path.as_os_str()) {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// What to know about a failure of this provider.
+/// A hint for failures of this provider.
 pub(crate) fn hint(provider: &str) -> &'static str {
     let stale =
         BEFORE.get().is_some_and(|before| before.iter().any(|name| Path::new(DIRECTORY).join(name) == Path::new(SM2)));
     if provider == "sm2" && stale { " (/dev/shm/fi_sm2_mmaps may be left from a crash: remove it)" } else { "" }
 }
 
-/// The files of libfabric's providers that there are.
+/// The existing files of libfabric's providers.
 fn files() -> BTreeSet<OsString> {
     let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name()).filter(|name| name.to_string_lossy().starts_with(PREFIX)).collect()
 }
 
-/// The files below [`DIRECTORY`] that are mapped by any process that we may look at.
+/// The files below [`DIRECTORY`] that any inspectable process has mapped.
 fn mapped() -> BTreeSet<OsString> {
     let mut found = BTreeSet::new();
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {

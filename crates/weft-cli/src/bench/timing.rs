@@ -1,29 +1,30 @@
-//! How a number comes about: batches that are long against the clock, and the median of enough of them.
+//! Timing: batches that are long compared with the clock's resolution, and their median.
 
 use std::time::Duration;
 
 use super::stats;
 
-/// Batches in one sample, at least. The median of so many does not see a few that were interrupted.
+/// Fewest batches in one sample. A few interrupted batches do not affect the median.
 const BATCHES: u32 = 16;
 
-/// How long a batch took, and how much of that counts.
+/// The duration of a batch, and the measured part of it.
 #[derive(Clone, Copy)]
 pub(crate) struct Took {
     pub(crate) all: Duration,
     pub(crate) counts: Duration,
 }
 
-/// Nanoseconds of one operation.
+/// Measures the nanoseconds of one operation.
 ///
-/// `batch` makes that many operations and tells how long they took. The batches that find out how many
-/// operations last long enough are the warm-up and do not count; then `sample` is filled with batches of one
-/// size, at least [`BATCHES`].
+/// `batch` performs the given number of operations and returns their duration. The first batches determine a
+/// sufficient number of operations; they are the warm-up and do not count. Then batches of this size fill `sample`,
+/// at least [`BATCHES`] of them.
 pub(crate) fn nanoseconds<E>(sample: Duration, mut batch: impl FnMut(u64) -> Result<Duration, E>) -> Result<f64, E> {
     nanoseconds_of_part(sample, |count| batch(count).map(|took| Took { all: took, counts: took }))
 }
 
-/// The same for batches of which only a part counts. The sample is as long as all of it.
+/// Measures as [`nanoseconds`] does, where only a part of each batch counts. The sample has the duration of whole
+/// batches.
 pub(crate) fn nanoseconds_of_part<E>(
     sample: Duration,
     mut batch: impl FnMut(u64) -> Result<Took, E>,
@@ -35,7 +36,7 @@ pub(crate) fn nanoseconds_of_part<E>(
         if took >= enough || count >= 1 << 40 {
             break;
         }
-        // A little beyond the goal, but never more than eightfold: the first operations are slow and mislead.
+        // Grow a little beyond the goal, but at most eightfold: the first operations are slow and misleading.
         let goal = u128::from(count) * enough.as_nanos() * 11 / 10 / took.as_nanos().max(1);
         count = u64::try_from(goal).unwrap_or(u64::MAX).clamp(count + 1, count * 8);
     }
@@ -44,7 +45,7 @@ pub(crate) fn nanoseconds_of_part<E>(
         let took = batch(count)?;
         total += took.all;
         each.push(took.counts.as_secs_f64() * 1e9 / count as f64);
-        // One operation that alone lasts longer than the sample need not be repeated sixteen times.
+        // A single operation that lasts longer than the sample is not repeated for the full number of batches.
         if count == 1 && total >= sample * 2 {
             break;
         }
