@@ -1,4 +1,4 @@
-//! `weft info`: what the provider offers here, and the table of its variables.
+//! `weft info`: the paths that the provider offers on this machine, and the table of its variables.
 
 use serde::Serialize;
 use weft_fi::params::{Params, TABLE};
@@ -7,21 +7,21 @@ use weft_nic::{host, shm};
 use crate::library;
 use crate::render::{self, Text};
 
-/// The facts about this machine that decide which paths there are.
+/// The facts about this machine that determine the available paths.
 #[derive(Serialize)]
 pub(crate) struct Info {
     version: &'static str,
-    /// The newest libfabric API that the provider speaks.
+    /// The newest libfabric API that the provider supports.
     api_version: String,
     /// The library that libfabric would load, if it is found.
     library: Option<String>,
-    /// Identity of host and network namespace: equal on both sides where shared memory is tried.
+    /// Identity of host and network namespace. Shared memory is tried where both sides have the same identity.
     host_id: String,
     paths: Vec<PathFact>,
     interfaces: Vec<InterfaceFact>,
 }
 
-/// One way to reach peers.
+/// A path to peers.
 #[derive(Serialize)]
 struct PathFact {
     name: &'static str,
@@ -41,7 +41,7 @@ struct InterfaceFact {
     chosen: bool,
 }
 
-/// Asks the machine.
+/// Collects the facts.
 pub(crate) fn gather() -> Info {
     let params = Params::load();
     let chosen = host::choose_address(params.iface.as_deref(), None);
@@ -67,14 +67,14 @@ pub(crate) fn gather() -> Info {
     }
 }
 
-/// What shared memory must have to exist at all; the rest of the probe's findings only make it faster.
+/// The probes that shared memory depends on. The other probes only affect its speed.
 pub(crate) const SHM_NEEDS: &[&str] = &["sealed memfd", "abstract Unix socket", "user id"];
 
 fn shm_path(params: &Params) -> PathFact {
-    let reaches = "endpoints on this host, in the same network namespace, of a user we may share memory with";
+    let reaches = "endpoints on this host, in the same network namespace, of a user with whom memory may be shared";
     let fact = |available, why| PathFact { name: "shm", reaches, available, why };
     if !params.shm {
-        return fact(false, "switched off by FI_WEFT_SHM".to_owned());
+        return fact(false, "disabled by FI_WEFT_SHM".to_owned());
     }
     let findings = shm::probe();
     if let Some(broken) = findings.iter().find(|found| !found.ok && SHM_NEEDS.contains(&found.what)) {
@@ -84,7 +84,7 @@ fn shm_path(params: &Params) -> PathFact {
     fact(
         true,
         match attach {
-            _ if !params.cma => "large messages are copied twice: FI_WEFT_CMA says so".to_owned(),
+            _ if !params.cma => "large messages are copied twice: FI_WEFT_CMA disables cross-memory attach".to_owned(),
             Some(refused) => format!("large messages are copied twice ({}: {})", refused.what, refused.detail),
             None => "large messages may be copied once, by cross-memory attach".to_owned(),
         },
@@ -93,7 +93,7 @@ fn shm_path(params: &Params) -> PathFact {
 
 fn tcp_path(params: &Params, chosen: Result<std::net::SocketAddr, weft_nic::NicError>) -> PathFact {
     let (available, why) = match chosen {
-        _ if !params.tcp => (false, "switched off by FI_WEFT_TCP".to_owned()),
+        _ if !params.tcp => (false, "disabled by FI_WEFT_TCP".to_owned()),
         Err(error) => (false, error.to_string()),
         Ok(addr) if addr.ip().is_loopback() => {
             let why = match params.iface.as_deref() {
@@ -127,7 +127,7 @@ impl Text for Info {
     }
 }
 
-/// The table of variables, with what is set.
+/// The table of variables, with the values that are set.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub(crate) struct ParamList(Vec<ParamFact>);
@@ -138,7 +138,7 @@ struct ParamFact {
     name: &'static str,
     default: &'static str,
     unit: &'static str,
-    /// What the environment says.
+    /// The value in the environment, if set.
     set: Option<String>,
     help: &'static str,
 }
@@ -159,7 +159,7 @@ pub(crate) fn params() -> ParamList {
     )
 }
 
-/// What of a variable's text may be shown: this is pasted into reports.
+/// Hides secrets: the output is pasted into reports.
 fn shown(name: &str, text: String) -> String {
     if name == "JOB_KEY" { "(set)".to_owned() } else { text }
 }

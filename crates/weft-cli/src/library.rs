@@ -1,11 +1,11 @@
-//! Where libfabric looks for the provider's library, and whether the dynamic loader takes it.
+//! The places where libfabric searches for the provider's library, and a check that the dynamic loader accepts it.
 //!
-//! libfabric loads every file `*fi.so` of the directories in FI_PROVIDER_PATH; an entry that starts with `+`
-//! adds to the default directory instead of replacing it, and may name a file. Without the variable it is the
-//! default directory, which each build of libfabric chose for itself: `<its prefix>/lib/libfabric`.
+//! libfabric loads every file `*fi.so` of the directories in FI_PROVIDER_PATH. An entry that starts with `+` adds to
+//! the default directory instead of replacing it, and may name a file. Without the variable, libfabric uses the default
+//! directory `<prefix>/lib/libfabric` of its build.
 //!
-//! This command calls no unsafe function, so it does not load the library itself: it has the dynamic loader do so in
-//! a child process (LD_PRELOAD), and libfabric's own `fi_info`, where that is installed.
+//! This program calls no unsafe function, so it does not load the library itself. Instead the dynamic loader loads it
+//! in a child process (LD_PRELOAD), and so does libfabric's own `fi_info`, if that is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 /// The library's file name. libfabric takes only names that end in `fi.so`.
 pub(crate) const FILE_NAME: &str = "libweft-fi.so";
 
-/// Where distributions' libfabrics look by default.
+/// The default directories of distributions' libfabrics.
 const DEFAULT_DIRECTORIES: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu/libfabric",
     "/usr/lib/aarch64-linux-gnu/libfabric",
@@ -34,7 +34,7 @@ pub(crate) fn places(provider_path: Option<&str>) -> Vec<PathBuf> {
     if adds { named.chain(defaults()).collect() } else { named.collect() }
 }
 
-/// The provider's library at one of the places.
+/// Finds the provider's library at one of the places.
 pub(crate) fn find(places: &[PathBuf]) -> Option<PathBuf> {
     places.iter().find_map(|place| {
         let is_library = place.file_name().is_some_and(|name| name == FILE_NAME);
@@ -49,7 +49,7 @@ pub(crate) fn beside_us() -> Option<PathBuf> {
     find(&[directory.clone(), directory.join("../lib/libfabric"), directory.join("../lib")])
 }
 
-/// Has the dynamic loader load the library into a child that does nothing else; its complaint is the error.
+/// Has the dynamic loader load the library into a child that does nothing else. The error is the loader's message.
 pub(crate) fn loads(library: &Path) -> Result<(), String> {
     // LD_PRELOAD separates its entries by spaces and colons and has no escape.
     if library.to_string_lossy().contains([' ', ':']) {
@@ -71,12 +71,12 @@ pub(crate) fn loads(library: &Path) -> Result<(), String> {
     }
 }
 
-/// What libfabric's `fi_info -p weft` says, in the environment as it is. `None`: there is no fi_info.
+/// Runs libfabric's `fi_info -p weft` in the present environment and returns its output. `None` if there is no fi_info.
 pub(crate) fn fi_info() -> Option<Result<String, String>> {
     let child = Command::new("fi_info").args(["-p", "weft"]).stdin(Stdio::null()).output().ok()?;
-    let said = String::from_utf8_lossy(&child.stdout).into_owned();
-    if child.status.success() && said.contains("provider: weft") {
-        return Some(Ok(said));
+    let output = String::from_utf8_lossy(&child.stdout).into_owned();
+    if child.status.success() && output.contains("provider: weft") {
+        return Some(Ok(output));
     }
     let complaint = String::from_utf8_lossy(&child.stderr).trim().to_owned();
     Some(Err(if complaint.is_empty() { format!("fi_info ended with {}", child.status) } else { complaint }))

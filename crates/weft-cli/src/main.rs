@@ -1,11 +1,14 @@
-//! The `weft` command: what the provider offers on this machine, and what stands in its way.
+//! The `weft` command: diagnosis, observation, measurement and simulation of the provider.
 //!
-//! Place in the data flow: none, except that `weft bench` is a client of libfabric. The other commands ask
-//! the same code that an endpoint asks (host identity, choice of address, the devices' probes, the table of
-//! variables) and print the answers, for people as tables, for programs with `--json`.
+//! Place in the data flow: `weft bench` is a client of libfabric; the other commands are outside of the data flow. They
+//! query the same code as an endpoint does (host identity, choice of address, the devices' probes, the table of
+//! variables). Each prints tables for people, or JSON for programs with `--json`.
 //!
-//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, when `weft stat`
-//! could not look at the process, when a simulated run failed, or when output failed; 2 for wrong usage.
+//! Exit status: 0 for success, 2 for wrong usage, and 1 if
+//! - `weft doctor` found a condition that keeps weft from working,
+//! - `weft stat` could not inspect the process,
+//! - a simulated run failed, or
+//! - output failed.
 
 #![forbid(unsafe_code)]
 
@@ -34,33 +37,33 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tells what the provider offers here, and why a path is or is not available.
+    /// Shows the paths that the provider offers on this machine, and why a path is or is not available.
     Info {
-        /// List the variables FI_WEFT_* instead: default, what is set, meaning.
+        /// List the variables FI_WEFT_* instead: default, set value, meaning.
         #[arg(long)]
         params: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Looks for what keeps weft from working, or from working well; names cause and remedy. Exit status 1 if
-    /// it cannot work.
+    /// Finds conditions that keep weft from working, or from working well, and names cause and remedy. The exit
+    /// status is 1 if weft cannot work.
     Doctor {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Shows what the endpoints of a running process count: messages, bytes, stalls, links, failures.
+    /// Shows the counters of a running process's endpoints: messages, bytes, stalls, links, failures.
     Stat {
-        /// The process.
+        /// The process id.
         pid: u32,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Shows this user's processes that use weft, and what they are doing, again and again.
+    /// Shows this user's processes that use weft, with their rates and queues, in a table that is updated.
     Top {
-        /// Watch for one interval, print one table, and end.
+        /// Observe for one interval, print one table, and end.
         #[arg(long)]
         once: bool,
         /// Seconds between two tables.
@@ -70,18 +73,18 @@ enum Command {
     /// Prints the man page fi_weft(7), in roff.
     Man,
     Bench(Box<bench::Options>),
-    /// Runs the engine on a simulated fabric, in virtual time.
+    /// Runs the engine on a simulated fabric in virtual time.
     #[command(subcommand)]
     Sim(sim::Command),
-    /// A process of `weft bench`.
+    /// A child process of `weft bench`.
     #[command(hide = true)]
     BenchChild {
-        /// What it is to do, as JSON.
+        /// The task, as JSON.
         task: String,
     },
 }
 
-/// Between a tenth of a second and a day.
+/// Parses an interval between a tenth of a second and a day.
 fn interval(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
     if (0.1..=86400.0).contains(&seconds) { Ok(seconds) } else { Err("must be 0.1 to 86400 seconds".to_owned()) }
@@ -90,7 +93,7 @@ fn interval(text: &str) -> Result<f64, String> {
 fn main() -> ExitCode {
     match run(&Cli::parse().command, &mut io::stdout().lock()) {
         Ok(code) => code,
-        // A reader that has seen enough (`weft man | head`) is no error.
+        // A reader that closes the pipe early (`weft man | head`) is not an error.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("weft: {error}");

@@ -1,8 +1,7 @@
 //! `weft man`: the man page fi_weft(7).
 //!
-//! Its text is `man/fi_weft.7.in`; the lines that say so are replaced by the tables of variables, atomic
-//! operations and counters, so that the page cannot tell other names, defaults and operations than the code
-//! has.
+//! The text is `man/fi_weft.7.in`. Placeholder lines are replaced by the tables of variables, atomic operations and
+//! counters, so names, defaults and operations on the page are those of the code.
 
 use std::fmt::Write;
 
@@ -13,14 +12,10 @@ use weft_fi::params::TABLE;
 use crate::stat::PUBLISHED_OTHERWISE;
 
 const TEMPLATE: &str = include_str!("../../../man/fi_weft.7.in");
-/// A comment in roff, alone on its line.
+// The placeholders are roff comments, each alone on its line.
 const PARAMETERS: &str = ".\\\" @PARAMETERS@\n";
-/// Likewise.
 const ATOMICS: &str = ".\\\" @ATOMICS@\n";
-
-/// Likewise.
 const ENDPOINT_COUNTERS: &str = ".\\\" @ENDPOINT_COUNTERS@\n";
-/// Likewise.
 const PEER_COUNTERS: &str = ".\\\" @PEER_COUNTERS@\n";
 
 /// The page, in roff.
@@ -57,8 +52,7 @@ fn counters(fields: &[(&str, &str)]) -> String {
     shown.map(|(name, help)| format!(".TP\n.B {}\n{}\n", escape(name), escape(help))).collect()
 }
 
-/// One tagged paragraph for each kind of atomic operation: the operations, their forms, and the types that
-/// they are for.
+/// One tagged paragraph for each group of atomic operations: the operations, their forms, and their types.
 fn atomics() -> String {
     let mut text = String::new();
     for (n, first) in OPS.iter().enumerate() {
@@ -97,7 +91,7 @@ const fn class_name(class: Class) -> &'static str {
     }
 }
 
-/// Text as roff takes it: no line begins with a control character, hyphens and backslashes are what they are.
+/// Escapes text for roff: hyphens and backslashes are literal, and no line begins with a control character.
 fn escape(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-").replace('µ', "\\[mc]");
     if escaped.starts_with(['.', '\'']) { format!("\\&{escaped}") } else { escaped }

@@ -1,11 +1,11 @@
-//! Printing: the same value as text for people or as JSON for programs.
+//! Prints a value as text for people or as JSON for programs.
 
 use std::io::{self, Write};
 
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 use serde::Serialize;
 
-/// Something that can be shown to people.
+/// A value that can be shown to people.
 pub(crate) trait Text {
     /// The text, ending in a newline.
     fn text(&self) -> String;
@@ -20,7 +20,7 @@ pub(crate) fn print(out: &mut impl Write, value: &(impl Text + Serialize), json:
     out.write_all(value.text().as_bytes())
 }
 
-/// A table with heads, as wide as the terminal (or 120 columns).
+/// Formats a table with heads, as wide as the terminal, or 120 columns if the output is no terminal.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);

@@ -1,4 +1,4 @@
-//! `weft sim` as people and scripts call it.
+//! `weft sim` from its command line.
 
 #![allow(clippy::unwrap_used)]
 

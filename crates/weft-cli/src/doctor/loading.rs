@@ -1,4 +1,4 @@
-//! Whether libfabric finds the provider, can load it, and is told to use it.
+//! Checks that libfabric finds the provider, can load it, and is configured to use it.
 
 use std::path::PathBuf;
 
@@ -8,16 +8,16 @@ use crate::library::{self, FILE_NAME};
 /// Reads an environment variable.
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// All checks of this area.
+/// Runs all checks of this area.
 pub(super) fn examine(env: Env<'_>) -> Vec<Finding> {
     let (path, found) = provider_path(env("FI_PROVIDER_PATH").as_deref());
     let mut findings = vec![provider(env("FI_PROVIDER").as_deref()), path];
     if let Some(file) = found {
-        let what = "dynamic loader takes the library";
+        let what = "dynamic loader loads the library";
         findings.push(match library::loads(&file) {
             Ok(()) => Finding::good(what, file.display().to_string()),
             Err(error) => {
-                Finding::bad(what, error, "build weft on this system (`make`): the library is for another one")
+                Finding::bad(what, error, "build weft on this system (`make`): the library is for another system")
             }
         });
     }
@@ -25,13 +25,13 @@ pub(super) fn examine(env: Env<'_>) -> Vec<Finding> {
     findings
 }
 
-/// FI_PROVIDER: which providers libfabric may use.
+/// Checks FI_PROVIDER, the providers that libfabric may use.
 fn provider(set: Option<&str>) -> Finding {
     let what = "FI_PROVIDER";
     match set {
         None | Some("") => Finding::note(
             what,
-            "not set: libfabric lists providers that it does not know last, so that most clients take another one. \
+            "not set: libfabric lists external providers last, so most clients take another one. \
              `export FI_PROVIDER=weft` makes them use weft",
         ),
         Some(list) => {
@@ -49,7 +49,7 @@ fn provider(set: Option<&str>) -> Finding {
     }
 }
 
-/// FI_PROVIDER_PATH: where libfabric looks; and the library that is there.
+/// Checks FI_PROVIDER_PATH, where libfabric searches. Returns the library found there, too.
 fn provider_path(set: Option<&str>) -> (Finding, Option<PathBuf>) {
     let what = "FI_PROVIDER_PATH";
     let places = library::places(set);
@@ -72,7 +72,7 @@ fn provider_path(set: Option<&str>) -> (Finding, Option<PathBuf>) {
     (Finding::bad(what, detail, remedy), beside)
 }
 
-/// The real thing: libfabric loads the provider and asks it.
+/// Has libfabric itself load and query the provider.
 fn fi_info() -> Finding {
     let what = "libfabric loads the provider";
     match library::fi_info() {
@@ -81,7 +81,7 @@ fn fi_info() -> Finding {
         Some(Err(error)) => Finding::bad(
             what,
             format!("`fi_info -p weft` does not list it: {error}"),
-            "mend what is found above; else FI_LOG_LEVEL=info fi_info -p weft tells how far libfabric gets",
+            "fix the findings above; otherwise FI_LOG_LEVEL=info fi_info -p weft shows how far libfabric gets",
         ),
     }
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_choice_of_providers_is_understood() {
+    fn provider_selections_are_parsed() {
         let state = |set| provider(set).state;
         assert_eq!(state(None), State::Note);
         assert_eq!(state(Some("weft")), State::Good);

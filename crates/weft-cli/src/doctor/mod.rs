@@ -1,7 +1,7 @@
-//! `weft doctor`: looks for what keeps weft from working, or from working well, and names cause and remedy.
+//! `weft doctor`: finds conditions that keep weft from working, or from working well, and names cause and remedy.
 //!
-//! Each area is one file of checks that return [`Finding`]s; this file runs them all and shows the result.
-//! A check that cannot tell says so as a note, never as "good".
+//! Each area is one file of checks that return [`Finding`]s. This file runs all of them and shows the result. An
+//! inconclusive check yields a note, never "good".
 
 mod loading;
 mod system;
@@ -12,13 +12,13 @@ use weft_fi::params::Params;
 
 use crate::render::{self, Text};
 
-/// How something stands.
+/// The state of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// As it should be.
+    /// No problem.
     Good,
-    /// Worth knowing; nothing to do.
+    /// Information without a required action.
     Note,
     /// weft works, but slower or not everywhere.
     Degraded,
@@ -26,14 +26,14 @@ pub(crate) enum State {
     Bad,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Finding {
     what: String,
     state: State,
-    /// What was found; the cause, where something is wrong.
+    /// The observation, with the cause of a problem.
     detail: String,
-    /// What to do about it; empty where there is nothing to do.
+    /// The remedy; empty if there is no problem.
     remedy: String,
 }
 
@@ -59,7 +59,7 @@ impl Finding {
     }
 }
 
-/// Everything that was looked at.
+/// The results of all checks.
 #[derive(Serialize)]
 pub(crate) struct Report {
     works: bool,
@@ -67,13 +67,13 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Whether nothing was found that keeps weft from working.
+    /// Whether no finding keeps weft from working.
     pub(crate) const fn works(&self) -> bool {
         self.works
     }
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub(crate) fn examine() -> Report {
     let env = |name: &str| std::env::var(name).ok();
     let params = Params::load();
@@ -99,8 +99,8 @@ impl Text for Report {
         let count = |state| self.findings.iter().filter(|finding| finding.state == state).count();
         let verdict = match (count(State::Bad), count(State::Degraded)) {
             (0, 0) => "weft works here.".to_owned(),
-            (0, degraded) => format!("weft works here; {degraded} thing(s) could be better."),
-            (bad, _) => format!("weft does not work here as things are: {bad} cause(s) above."),
+            (0, degraded) => format!("weft works here; {degraded} finding(s) could be better."),
+            (bad, _) => format!("weft does not work here: {bad} cause(s) above."),
         };
         format!("{table}\n{verdict}\n")
     }

@@ -1,4 +1,4 @@
-//! What this machine and its limits allow: shared memory, cross-memory attach, interfaces, seccomp, resource limits.
+//! Checks of the machine: shared memory, cross-memory attach, interfaces, seccomp, resource limits.
 
 use rustix::process::{Resource, getrlimit};
 use weft_fi::params::Params;
@@ -7,10 +7,10 @@ use weft_nic::{NicError, host, shm};
 use super::{Finding, State};
 use crate::info::SHM_NEEDS;
 
-/// Descriptors that a process with many peers needs: a few for each peer on this host, one for each on others.
+/// Descriptors that a process with many peers needs: a few for each peer on this host, one for each remote peer.
 const ENOUGH_DESCRIPTORS: u64 = 4096;
 
-/// All checks of this area.
+/// Runs all checks of this area.
 pub(super) fn examine(params: &Params) -> Vec<Finding> {
     let mut findings = shared_memory(params);
     findings.push(yama(std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().as_deref()));
@@ -22,16 +22,16 @@ pub(super) fn examine(params: &Params) -> Vec<Finding> {
     findings
 }
 
-/// The device's own probes. What fails costs speed, or leaves this host to TCP.
+/// Runs the device's own probes. A failed probe costs speed, or makes TCP carry the traffic inside this host.
 fn shared_memory(params: &Params) -> Vec<Finding> {
     if !params.shm {
         return vec![Finding::degraded(
             "shared memory",
-            "switched off by FI_WEFT_SHM: TCP carries everything",
+            "disabled by FI_WEFT_SHM: TCP carries all traffic",
             "unset FI_WEFT_SHM",
         )];
     }
-    // Whether siblings may attach is told by Yama alone; see there.
+    // Yama alone decides whether siblings may attach; `yama` checks it.
     let probed = shm::probe().into_iter().filter(|found| !found.what.ends_with("between siblings"));
     probed
         .map(|found| {
@@ -45,7 +45,7 @@ fn shared_memory(params: &Params) -> Vec<Finding> {
         .collect()
 }
 
-/// What to do when a probe fails.
+/// The remedy for a failed probe.
 fn remedy(what: &str) -> &'static str {
     if what == "user id" {
         "run as another user, or map all users into the namespace (user_namespaces(7))"
@@ -58,7 +58,7 @@ fn remedy(what: &str) -> &'static str {
     }
 }
 
-/// Whether processes that are no relatives may read each other's memory.
+/// Checks whether unrelated processes may read each other's memory.
 fn yama(scope: Option<&str>) -> Finding {
     let what = "yama ptrace_scope";
     match scope.map(str::trim) {
@@ -66,40 +66,36 @@ fn yama(scope: Option<&str>) -> Finding {
         Some("0") => Finding::good(what, "0: processes of one user may attach to each other"),
         Some("1") => Finding::degraded(
             what,
-            "1: only ancestors may attach, so that large messages between ranks are copied twice",
+            "1: only ancestors may attach, so large messages between ranks are copied twice",
             "sysctl kernel.yama.ptrace_scope=0",
         ),
         Some(scope) => Finding::degraded(
             what,
-            format!("{scope}: attaching takes CAP_SYS_PTRACE, or is off; large messages are copied twice"),
-            "sysctl kernel.yama.ptrace_scope=0 (after 3 only at boot), or give the processes CAP_SYS_PTRACE",
+            format!("{scope}: attaching requires CAP_SYS_PTRACE or is disabled, so large messages are copied twice"),
+            "sysctl kernel.yama.ptrace_scope=0 (3 can only be changed at boot), or give the processes CAP_SYS_PTRACE",
         ),
     }
 }
 
-/// Whether a filter of system calls is in force. What it forbids, the probes tell.
+/// Checks whether a filter of system calls is active. The probes show the calls that it forbids.
 fn seccomp(status: Option<&str>) -> Finding {
     let what = "seccomp";
     let mode = status.and_then(|text| text.lines().find_map(|line| line.strip_prefix("Seccomp:"))).map(str::trim);
     match mode {
-        Some("0") => Finding::good(what, "no filter of system calls is in force"),
+        Some("0") => Finding::good(what, "no filter of system calls is active"),
         Some("2") => Finding::note(
             what,
-            "a filter of system calls is in force (a container's?): the probes above tell what it forbids",
+            "a filter of system calls is active, as in containers: the probes above show the calls that it forbids",
         ),
-        _ => Finding::note(what, "cannot tell whether a filter of system calls is in force"),
+        _ => Finding::note(what, "unknown whether a filter of system calls is active"),
     }
 }
 
-/// The address at which other hosts reach this one.
+/// Checks the address at which other hosts reach this one.
 fn address(params: &Params) -> Finding {
     let what = "address for TCP";
     if !params.tcp {
-        return Finding::degraded(
-            what,
-            "switched off by FI_WEFT_TCP: other hosts are out of reach",
-            "unset FI_WEFT_TCP",
-        );
+        return Finding::degraded(what, "disabled by FI_WEFT_TCP: other hosts are unreachable", "unset FI_WEFT_TCP");
     }
     let names = |up: bool| {
         let all = host::interfaces().unwrap_or_default();
@@ -109,8 +105,8 @@ fn address(params: &Params) -> Finding {
     match chosen.and_then(|addr| host::try_listen(addr).map(|()| addr)) {
         Err(error @ NicError::Listen { .. }) if params.shm => Finding::degraded(
             what,
-            format!("{error}; other hosts are out of reach"),
-            "set FI_WEFT_IFACE to an interface or address that can be used, or unset it",
+            format!("{error}; other hosts are unreachable"),
+            "set FI_WEFT_IFACE to a usable interface or address, or unset it",
         ),
         Err(error) => Finding::bad(
             what,
@@ -119,12 +115,12 @@ fn address(params: &Params) -> Finding {
         ),
         Ok(addr) if addr.ip().is_loopback() => Finding::degraded(
             what,
-            format!("{}: only this host is in reach; interfaces that are up: {}", addr.ip(), names(true)),
+            format!("{}: only this host is reachable; interfaces that are up: {}", addr.ip(), names(true)),
             match params.iface.as_deref() {
                 Some(iface) => {
                     format!("FI_WEFT_IFACE={iface} chose it: name another interface or address, or unset it")
                 }
-                None => format!("bring an interface up (down are: {}) or set FI_WEFT_IFACE", names(false)),
+                None => format!("bring up an interface (now down: {}) or set FI_WEFT_IFACE", names(false)),
             },
         ),
         Ok(addr) => {
@@ -134,13 +130,13 @@ fn address(params: &Params) -> Finding {
     }
 }
 
-/// Limit on open files.
+/// Checks the limit on open files.
 fn descriptors(limit: Option<u64>) -> Finding {
     let what = "limit on open files";
     match limit {
         Some(limit) if limit < ENOUGH_DESCRIPTORS => Finding::degraded(
             what,
-            format!("{limit} per process: jobs of many ranks need a few for each peer"),
+            format!("{limit} per process: large jobs need a few for each peer"),
             format!("ulimit -n {ENOUGH_DESCRIPTORS}"),
         ),
         Some(limit) => Finding::good(what, format!("{limit} per process")),
@@ -148,13 +144,13 @@ fn descriptors(limit: Option<u64>) -> Finding {
     }
 }
 
-/// Limit on locked memory, which other providers stumble over.
+/// Reports the limit on locked memory, which concerns other providers.
 fn memlock(limit: Option<u64>) -> Finding {
     let limit = limit.map_or("none".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
-    Finding::good("limit on locked memory", format!("{limit}: any will do, weft locks no memory"))
+    Finding::good("limit on locked memory", format!("{limit}: any value suffices, weft locks no memory"))
 }
 
-/// The size of /dev/shm, which other providers stumble over.
+/// Reports the size of /dev/shm, which concerns other providers.
 fn dev_shm() -> Finding {
     let what = "/dev/shm";
     let size = match rustix::fs::statvfs("/dev/shm") {
@@ -164,7 +160,7 @@ fn dev_shm() -> Finding {
         }
         Err(error) => format!("not there ({error})"),
     };
-    Finding::new(what, State::Good, format!("{size}: weft does not use it (its memory is memfds); MPI libraries may"))
+    Finding::new(what, State::Good, format!("{size}: weft does not use it (it uses memfds); MPI libraries may"))
 }
 
 #[cfg(test)]
@@ -210,7 +206,7 @@ mod tests {
             assert!(finding.detail.contains("127.0.0.1"), "{finding:?}");
             assert!(finding.remedy.contains(&format!("FI_WEFT_IFACE={iface}")), "{finding:?}");
         }
-        // Reserved for documentation, so no host's.
+        // An address reserved for documentation belongs to no host.
         let foreign = finding("203.0.113.77");
         assert_eq!(foreign.state, State::Bad);
         assert!(foreign.detail.contains("203.0.113.77"), "{foreign:?}");

@@ -1,4 +1,4 @@
-//! Whether the variables FI_WEFT_* that are set exist and leave a path open.
+//! Checks that the variables FI_WEFT_* that are set exist and leave a path enabled.
 
 use weft_fi::params::{JobKey, Params, TABLE};
 
@@ -6,7 +6,7 @@ use super::Finding;
 
 const PREFIX: &str = "FI_WEFT_";
 
-/// All checks of this area. `names`: the names of all environment variables.
+/// Runs all checks of this area. `names`: the names of all environment variables.
 pub(super) fn examine(names: impl Iterator<Item = String>, params: &Params) -> Vec<Finding> {
     let mut set: Vec<String> = names.filter(|name| name.starts_with(PREFIX)).collect();
     set.sort();
@@ -14,14 +14,14 @@ pub(super) fn examine(names: impl Iterator<Item = String>, params: &Params) -> V
     if !params.shm && !params.tcp {
         findings.push(Finding::bad(
             "FI_WEFT_SHM, FI_WEFT_TCP",
-            "both are no: nothing is left to communicate with",
+            "both are no: no path to any peer is left",
             "unset one of them",
         ));
     }
     if params.job_key == JobKey::Empty {
         findings.push(Finding::bad(
             "FI_WEFT_JOB_KEY",
-            "is set, but empty: no domain opens",
+            "is set but empty: opening a domain fails",
             "set it to the secret that all processes of the job share, or unset it",
         ));
     }
@@ -32,7 +32,7 @@ pub(super) fn examine(names: impl Iterator<Item = String>, params: &Params) -> V
     findings
 }
 
-/// A variable that weft does not know is a slip of the pen: it would be ignored in silence.
+/// Reports a variable that does not exist. weft itself would silently ignore the misspelling.
 fn unknown(name: &str) -> Option<Finding> {
     let tail = name.strip_prefix(PREFIX)?;
     if TABLE.iter().any(|param| param.name == tail) {
@@ -40,14 +40,14 @@ fn unknown(name: &str) -> Option<Finding> {
     }
     let nearest = TABLE.iter().map(|param| param.name).min_by_key(|known| distance(tail, known))?;
     let remedy = if distance(tail, nearest) <= 3 {
-        format!("{PREFIX}{nearest} is meant?")
+        format!("perhaps {PREFIX}{nearest} is meant")
     } else {
-        "`weft info --params` lists those that there are".to_owned()
+        "`weft info --params` lists the existing variables".to_owned()
     };
     Some(Finding::degraded(name, "weft has no such variable and ignores it", remedy))
 }
 
-/// The number of letters to insert, delete or change (Levenshtein).
+/// The Levenshtein distance: the number of letters to insert, delete or change.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();

@@ -1,8 +1,8 @@
-//! `weft sim`: the shipped engine on a simulated fabric, in virtual time.
+//! `weft sim`: the shipped engine on a simulated fabric in virtual time.
 //!
-//! Place in the data flow: plays [`Plan`]s of weft-sim, one for each seed, on some threads; each run is
-//! single-threaded and depends on nothing but its plan. What fails is cut down and printed with the command
-//! that plays it again.
+//! Place in the data flow: plays [`Plan`]s of weft-sim, one for each seed, on several threads. Each run is
+//! single-threaded and depends on its plan only. A failing run is reduced, and printed with the command that plays it
+//! again.
 
 mod report;
 
@@ -24,60 +24,59 @@ use weft_sim::{Acts, Endpoints, Hazards, Plan};
 use crate::render;
 use report::{Failure, Summary};
 
-/// Runs that a shrinker may make of one failure.
+/// Runs that the shrinker may play for one failure.
 const SHRINK_PLAYS: usize = 400;
-/// So many failures are cut down and shown; of the others, the commands that play them again.
+/// Number of failures that are reduced and shown. For the others only the commands that play them again are printed.
 const SHOWN: usize = 5;
-/// After so many failures no other run is begun.
+/// Number of failures after which no further run is started.
 const ENOUGH: usize = 100;
-/// A run that takes longer is named, as it may never end.
+/// Seconds after which a run is reported while it continues, as it may never end.
 const LONG_S: u64 = 60;
 
-/// What to simulate.
+/// The simulations.
 #[derive(Subcommand)]
 pub(crate) enum Command {
     Faults(FaultOptions),
 }
 
-/// Runs random workloads under random faults and checks everything that comes of them.
+/// Runs random workloads under random faults and checks all results.
 ///
-/// The engine is the one that ships; the fabric below it is simulated, and time is virtual. Each run draws a
-/// fabric, a workload and a random subset of the faults from its seed. Then all faults stop, and everything
-/// must converge. Every completion, every byte and the order of all is checked against a model. The same
-/// arguments give the same run on every machine.
+/// The engine is the shipped one; the fabric below it is simulated, and time is virtual. Each run draws a
+/// fabric, a workload and a random subset of the faults from its seed. In the end all faults stop, and
+/// everything must converge. A model checks every completion, every byte and the order. The same arguments give
+/// the same run on every machine.
 ///
-/// Exit status 1 if a run failed.
+/// The exit status is 1 if a run failed.
 #[derive(Args)]
 pub(crate) struct FaultOptions {
     /// The first seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many runs, with successive seeds.
+    /// Number of runs, with successive seeds.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     seeds: u64,
-    /// How many ranks, 2 to 32; without it, as each seed has it.
+    /// Number of ranks, 2 to 32 [default: drawn from each seed]
     #[arg(long)]
     ranks: Option<usize>,
-    /// How long ranks work in each run, in virtual minutes.
+    /// Duration of the work of ranks in each run, in virtual minutes.
     #[arg(long, default_value_t = 1.0)]
     minutes: f64,
-    /// Which faults, with commas between (drop, reset, …), `all` or `none`; without it, a random subset for each seed.
+    /// Faults, separated by commas (drop, reset, …), or `all` or `none` [default: a random subset for each seed]
     #[arg(long, value_name = "FAULTS")]
     faults: Option<Hazards>,
-    /// Of what kind endpoints are: rdm, dgram, shared, scalable, msg; without it, as each seed has it (two in
-    /// three: rdm).
+    /// Kind of endpoints: rdm, dgram, shared, scalable, msg [default: drawn from each seed, mostly rdm]
     #[arg(long, value_name = "KIND")]
     endpoints: Option<Endpoints>,
-    /// Only so many operations of each run.
+    /// Maximum number of operations in each run.
     #[arg(long)]
     ops: Option<usize>,
-    /// Only these kinds of operations: send, recv, peek, cancel, write, read, atomic, program.
+    /// Kinds of operations: send, recv, peek, cancel, write, read, atomic, program [default: all]
     #[arg(long = "do", value_name = "KINDS")]
     acts: Option<Acts>,
-    /// How many runs at a time; without it, as many as there are processors.
+    /// Number of concurrent runs [default: the number of processors]
     #[arg(long, short)]
     jobs: Option<usize>,
-    /// Print failures as they are, without looking for smaller ones.
+    /// Print failures without searching for smaller ones.
     #[arg(long)]
     no_shrink: bool,
     /// Print JSON.
@@ -111,7 +110,7 @@ impl FaultOptions {
     }
 }
 
-/// Runs the command. Exit status 2 for arguments that make no sense.
+/// Runs the command. The exit status is 2 for invalid arguments.
 pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
     let Command::Faults(options) = command;
     if let Err(why) = options.plan(options.seed) {
@@ -127,11 +126,11 @@ pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCod
 /// Plays a plan.
 type Play<'a> = &'a (dyn Fn(&Plan) -> Report + Sync);
 
-/// One run, whose panic is a failure like others. One that takes long is named while it goes on.
+/// Plays one run. A panic counts as a failure. A long run is reported while it continues.
 fn attempt(play: Play<'_>, plan: &Plan) -> Result<Report, String> {
     let (over, end) = mpsc::channel::<()>();
     let command = again(plan);
-    // A loop without end inside of one call can be neither counted nor stopped.
+    // An endless loop inside one call can be neither counted nor stopped.
     std::thread::spawn(move || {
         if end.recv_timeout(Duration::from_secs(LONG_S)) == Err(RecvTimeoutError::Timeout) {
             eprintln!("still running after {LONG_S} s: {command}");
@@ -145,7 +144,7 @@ fn attempt(play: Play<'_>, plan: &Plan) -> Result<Report, String> {
     outcome
 }
 
-/// What is wrong with a run, how many operations it had, its trace's hash and its end.
+/// Plays one run and returns its failures, its number of operations, and the hash and the end of its trace.
 fn complaints(play: Play<'_>, plan: &Plan) -> (Vec<String>, usize, String, String) {
     match attempt(play, plan) {
         Ok(report) => (report.wrong, report.accepted + report.refused, format!("{:032x}", report.hash), report.detail),
@@ -159,7 +158,7 @@ fn faults(options: &FaultOptions, play: Play<'_>) -> Summary {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {msg} failed, {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message("0");
-    // A run that panics is reported below, with the command that plays it again.
+    // Panics are reported below, with the command that plays the run again.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let next = AtomicU64::new(0);
@@ -207,7 +206,7 @@ fn faults(options: &FaultOptions, play: Play<'_>) -> Summary {
     summary
 }
 
-/// The command that plays it again.
+/// The command that plays the run again.
 fn again(plan: &Plan) -> String {
     format!("weft sim faults {plan}")
 }
@@ -240,7 +239,7 @@ mod tests {
     use super::*;
     use crate::Cli;
 
-    /// A run in which one completion is lost, as soon as there is one behind the first few.
+    /// A run that loses one completion after the first few.
     fn loses_one(plan: &Plan) -> Report {
         run_with(plan, |harness| {
             let mut wait = 5;
@@ -254,7 +253,7 @@ mod tests {
         })
     }
 
-    /// The options that a command line stands for.
+    /// Parses the options of a command line.
     fn parsed(command: &str) -> FaultOptions {
         match Cli::try_parse_from(command.split_whitespace()) {
             Ok(Cli { command: crate::Command::Sim(Command::Faults(options)) }) => options,
@@ -263,7 +262,7 @@ mod tests {
         }
     }
 
-    /// What follows a word at the beginning of lines.
+    /// The texts after `word` in the lines that begin with it.
     fn after<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
         text.lines().filter_map(|line| line.strip_prefix(word)).map(str::trim).collect()
     }

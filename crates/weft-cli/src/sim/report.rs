@@ -1,4 +1,4 @@
-//! What came of the runs, for people and for programs.
+//! The results of simulated runs, for people and for programs.
 
 use std::fmt::Write as _;
 
@@ -10,50 +10,50 @@ use crate::render::Text;
 /// A run that failed.
 #[derive(Debug, Serialize)]
 pub(crate) struct Failure {
-    /// What was wrong.
+    /// The failures found.
     pub(crate) wrong: Vec<String>,
-    /// What plays it again, and the hash of its trace (none of a panic).
+    /// The command that plays the run again.
     pub(crate) command: String,
-    /// See `command`.
+    /// The hash of the trace; empty after a panic.
     pub(crate) trace_hash: String,
-    /// What plays a smaller run that fails.
+    /// The command that plays a smaller failing run.
     pub(crate) smaller: Option<String>,
-    /// What was wrong with that one.
+    /// The failures of the smaller run.
     pub(crate) smaller_wrong: Vec<String>,
     /// The smaller run's fabric, engine and disasters, and the end of its trace.
     pub(crate) detail: String,
 }
 
-/// What all runs together did.
+/// The sums over all runs.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Summary {
     pub(crate) runs: u64,
     pub(crate) failed: usize,
-    /// Operations accepted, each of which was checked.
+    /// Accepted operations, each of which was checked.
     pub(crate) operations: u64,
-    /// Operations refused with -FI_EAGAIN.
+    /// Operations that were refused with -FI_EAGAIN.
     pub(crate) refused: u64,
-    /// Messages that the devices handed over.
+    /// Messages that the devices delivered.
     pub(crate) messages: u64,
     /// Pieces of pushes, and gets and puts.
     pub(crate) transfers: u64,
     /// Links that ended under their users.
     pub(crate) links_lost: u64,
     pub(crate) virtual_s: f64,
-    /// Of that, in steps of more than a millisecond in which nothing happened.
+    /// Virtual time that passed in steps of more than a millisecond without events.
     pub(crate) still_s: f64,
     pub(crate) real_s: f64,
-    /// Of all traces: of one run its own, of several their sum by exclusive or.
+    /// The hash of the trace; of several runs, the exclusive or of their hashes.
     pub(crate) trace_hash: String,
     #[serde(skip)]
     hash: u128,
     pub(crate) failures: Vec<Failure>,
-    /// What plays the other runs again that failed, which were neither cut down nor looked into.
+    /// The commands that play the remaining failed runs again; these were not examined.
     pub(crate) others: Vec<String>,
 }
 
 impl Summary {
-    /// One more run.
+    /// Adds the result of a run.
     #[allow(clippy::cast_precision_loss)]
     pub(crate) fn add(&mut self, report: &Report) {
         let stats = &report.stats;
@@ -98,8 +98,8 @@ impl Text for Summary {
         );
         let _ = writeln!(
             text,
-            "{:.1} virtual hours in {:.1} s: {ratio:.0} to 1; in {still:.1} % of that time nothing happened for a millisecond or more \
-             (ranks computed, time-outs ran)",
+            "{:.1} virtual hours in {:.1} s: {ratio:.0} to 1; {still:.1} % of that time passed without events for a millisecond or more \
+             (ranks computed, timeouts ran)",
             self.virtual_s / 3600.0,
             self.real_s
         );

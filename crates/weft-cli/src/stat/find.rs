@@ -18,9 +18,9 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
 use weft_fi::observe::publish::layout::{self, Endpoint, Head, Peer};
 
-/// A block that is just being written is read again, so often.
+/// Number of attempts to read a block that is being written.
 const TRIES: usize = 5;
-/// Endpoints of one process that are shown.
+/// Most endpoints of one process that are shown.
 const ENDPOINTS_MOST: usize = 1024;
 
 /// A process.
@@ -34,23 +34,23 @@ pub(crate) struct Process {
     pub(crate) endpoints: Vec<Published>,
 }
 
-/// What one endpoint has published.
+/// The published counters of one endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Published {
     pub(crate) endpoint: Endpoint,
-    /// How long ago that was.
+    /// Time since the publication.
     pub(crate) age: Duration,
     pub(crate) peers: Vec<Peer>,
 }
 
-/// Why a process is not shown.
+/// The reason why a process is not shown.
 #[derive(Debug)]
 pub(crate) enum Missing {
-    /// There is none.
+    /// The process does not exist.
     Gone(u32),
-    /// It is none of ours.
+    /// The kernel refuses access to the process.
     Refused(u32, io::Error),
-    /// It publishes nothing.
+    /// The process publishes nothing.
     Silent(u32),
 }
 
@@ -60,11 +60,11 @@ impl fmt::Display for Missing {
             Self::Gone(pid) => write!(f, "there is no process {pid} (any more)"),
             Self::Refused(pid, error) => write!(
                 f,
-                "process {pid} may not be inspected: {error}; it belongs to another user or has changed its credentials: ask as root"
+                "process {pid} may not be inspected: {error}; it belongs to another user or has changed its credentials: run as root"
             ),
             Self::Silent(pid) => write!(
                 f,
-                "process {pid} has no open weft endpoint to be seen: it uses another provider, has FI_WEFT_STATS=no, or another version of weft"
+                "process {pid} has no open weft endpoint that can be seen: it uses another provider, FI_WEFT_STATS=no, or another version of weft"
             ),
         }
     }
@@ -76,7 +76,7 @@ impl From<Missing> for io::Error {
     }
 }
 
-/// What the endpoints of a process publish.
+/// Reads the published counters of a process's endpoints.
 pub(crate) fn process(pid: u32) -> Result<Process, Missing> {
     let dir = PathBuf::from(format!("/proc/{pid}"));
     let status = text(&dir.join("status")).map_err(|_| Missing::Gone(pid))?;
@@ -94,7 +94,7 @@ pub(crate) fn process(pid: u32) -> Result<Process, Missing> {
             continue;
         }
         let Some((head, published)) = open(&link).and_then(|file| read(&file)) else { continue };
-        // A child that was forked holds its parent's endpoints, which are not its own.
+        // A forked child has descriptors of its parent's endpoints, which are not its own.
         if head.pid == u64::from(own_pid) {
             version = head.version;
             endpoints.push(published);
@@ -121,18 +121,18 @@ pub(crate) fn all() -> io::Result<Vec<Process>> {
     Ok(found)
 }
 
-/// The number that a process has in its own namespace.
+/// The id of a process in its own namespace.
 fn own_pid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().last()?.parse().ok()
 }
 
-/// What is readable of a file. Names of processes are any bytes.
+/// Reads a file as text. Names of processes may be any bytes.
 fn text(path: &Path) -> io::Result<String> {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The command line, or the name in its place.
+/// The command line of a process, or its name if the command line is empty.
 fn command(dir: &Path) -> String {
     let line = text(&dir.join("cmdline")).unwrap_or_default().replace('\0', " ");
     let line = line.trim();
@@ -155,14 +155,14 @@ fn read(file: &OwnedFd) -> Option<(Head, Published)> {
     let endpoint = Endpoint::from_words(&block(file, layout::ENDPOINT_AT, head.endpoint_words)?);
     let count = usize::try_from(endpoint.peers).unwrap_or(usize::MAX).min(layout::PEERS_MOST);
     let rows = (0..count).map_while(|number| {
-        // Behind the end there is nothing more.
+        // The file ends before the claimed number of rows.
         let at = layout::PEERS_AT + number * layout::PEER_BYTES;
         let there = rustix::io::pread(file, &mut [0; 1][..], at as u64).is_ok_and(|bytes| bytes > 0);
         there.then(|| block(file, at, head.peer_words).map(|words| Peer::from_words(&words)))
     });
     let mut rows: Vec<Option<Peer>> = rows.collect();
-    // Behind the last there is nothing; who cannot be read before keeps a place: rows are compared with those
-    // of the last look by numbers.
+    // Unreadable rows at the end are dropped. Other unreadable rows keep their places, because two looks compare
+    // rows by their numbers.
     while rows.pop_if(|row| row.is_none()).is_some() {}
     let peers = rows.into_iter().map(Option::unwrap_or_default).collect();
     let age = Duration::from_nanos(now_ns().saturating_sub(endpoint.published_ns));
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn process_names_may_be_any_bytes() {
-        // To those who ask for it, the directory of a thread is one of a process.
+        // /proc has a directory for the thread, which looks like that of a process.
         let named = || {
             rustix::thread::set_name(c"\xff\xfe weft").unwrap();
             let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();

@@ -1,6 +1,7 @@
-//! `weft stat PID`: what the endpoints of a process count; `top.rs`: the same of all processes, again and again.
+//! `weft stat PID` shows the counters of a process's endpoints; `top.rs` shows a table of all processes repeatedly.
 //!
-//! Place in the data flow: reads what `weft_fi::observe::publish` has written. Nothing here stops, wakes or changes a process.
+//! Place in the data flow: reads the files that `weft_fi::observe::publish` has written. Nothing here stops, wakes or
+//! changes a process.
 
 mod find;
 mod top;
@@ -17,15 +18,15 @@ use find::{Process, Published};
 
 pub(crate) use top::run as run_top;
 
-/// What `weft stat` found.
+/// The result of `weft stat`.
 pub(crate) struct Stat(Process);
 
-/// Looks at a process.
+/// Inspects a process.
 pub(crate) fn look(pid: u32) -> io::Result<Stat> {
     Ok(Stat(find::process(pid)?))
 }
 
-/// What there is in JSON, in other words than those that were published.
+/// Published fields that JSON and the man page present in another form.
 pub(crate) const PUBLISHED_OTHERWISE: &[&str] =
     &["ip_high", "ip_low", "port", "id", "address", "state", "device", "published_ns", "opened_ns"];
 
@@ -55,7 +56,7 @@ fn endpoint_json(published: &Published) -> Value {
     map.into()
 }
 
-/// What the peers' counters add up to.
+/// The sums of the peers' counters.
 fn together(peers: &[Peer]) -> Peer {
     let mut sums = vec![0_u64; Peer::FIELDS.len()];
     for peer in peers {
@@ -66,8 +67,8 @@ fn together(peers: &[Peer]) -> Peer {
     Peer::from_words(&sums)
 }
 
-/// Whether there is anything to tell of a peer. (What was begun under a service name may have gone on under
-/// the full one.)
+/// Whether a peer has a link or any counts. A peer first called under a service name may have continued under its
+/// full name, which leaves an empty entry.
 fn known(peer: &Peer) -> bool {
     peer.state != 0 || peer.words().skip(7).any(|word| word != 0)
 }
@@ -93,11 +94,11 @@ impl Text for Stat {
             let Published { endpoint, age, peers } = published;
             // Writing to a string cannot fail.
             let _ = writeln!(text, "\nendpoint {}, as of {} ms ago", endpoint.name(), age.as_millis());
-            let told = Endpoint::FIELDS.iter().zip(endpoint.words());
-            let told = told.filter(|((name, _), word)| *word != 0 && !PUBLISHED_OTHERWISE.contains(name));
+            let counted = Endpoint::FIELDS.iter().zip(endpoint.words());
+            let counted = counted.filter(|((name, _), word)| *word != 0 && !PUBLISHED_OTHERWISE.contains(name));
             text += &render::table(
                 ["counter", "value", "meaning"],
-                told.map(|((name, help), word)| [(*name).to_owned(), word.to_string(), (*help).to_owned()]),
+                counted.map(|((name, help), word)| [(*name).to_owned(), word.to_string(), (*help).to_owned()]),
             );
             text += "\n";
             let shown = peers.iter().filter(|peer| known(peer));
@@ -150,8 +151,8 @@ mod tests {
     fn sample() -> Stat {
         let endpoint = Endpoint { peers: 2, unexpected: 3, ..Endpoint::default() };
         let peer = Peer { state: 2, messages_sent: 5, address: u64::MAX, ..Peer::default() };
-        let nobody = Peer { address: 1, ..Peer::default() };
-        let published = Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, nobody] };
+        let empty = Peer { address: 1, ..Peer::default() };
+        let published = Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, empty] };
         Stat(Process { pid: 9, command: "a.out".into(), version: "1".into(), endpoints: vec![published] })
     }
 
@@ -161,7 +162,7 @@ mod tests {
         let endpoint = &value["endpoints"][0];
         assert_eq!((&endpoint["unexpected"], &endpoint["age_ms"]), (&3.into(), &12.into()));
         let peers = endpoint["peer_list"].as_array().unwrap();
-        assert_eq!(peers.len(), 1, "one of whom there is nothing to tell is not told of");
+        assert_eq!(peers.len(), 1, "a peer without counts is left out");
         assert_eq!((&peers[0]["messages_sent"], &peers[0]["address"]), (&5.into(), &Value::Null));
         for (name, _) in Peer::FIELDS.iter().filter(|(name, _)| !PUBLISHED_OTHERWISE.contains(name)) {
             assert!(peers[0].get(name).is_some(), "{name}");

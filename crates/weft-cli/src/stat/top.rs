@@ -1,7 +1,7 @@
-//! `weft top`: a table of this user's processes that use weft, with what they did since the last one.
+//! `weft top`: a table of this user's processes that use weft, with their rates since the previous table.
 //!
-//! Place in the data flow: as for `weft stat`; two looks make rates. Rates are of the time between two
-//! publications, which a process that is computing does not make: it shows zeros and its age grows.
+//! Place in the data flow: as for `weft stat`. Rates are differences between two publications, divided by the time
+//! between them. A computing process publishes nothing, so its rates are 0 and its age grows.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use weft_fi::observe::publish::layout::{Endpoint, Peer};
 use super::find::{self, Process, Published};
 use crate::render;
 
-/// What peers' rows add up to.
+/// Sums over peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sums {
     sent: f64,
@@ -24,7 +24,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// What was counted between two looks at an endpoint, by the second.
+    /// The rates of an endpoint between two looks, per second.
     fn rates(before: &Published, after: &Published) -> Self {
         let ns = after.endpoint.published_ns.saturating_sub(before.endpoint.published_ns);
         if ns == 0 {
@@ -63,7 +63,7 @@ const HEADS: [&str; 13] = [
 
 /// The row of one process.
 fn row(before: Option<&Process>, after: &Process) -> [String; 13] {
-    // Many are opened within one tick of the clock.
+    // Many endpoints may be opened within one tick of the clock, so the time alone does not identify them.
     let identity = |published: &Published| {
         let Endpoint { opened_ns, ip_high, ip_low, port, id, .. } = published.endpoint;
         (opened_ns, ip_high, ip_low, port, id)
@@ -98,7 +98,7 @@ fn row(before: Option<&Process>, after: &Process) -> [String; 13] {
     ]
 }
 
-/// With three digits and a prefix of SI.
+/// Formats a number with three digits and an SI prefix.
 fn scaled(value: f64) -> String {
     let mut value = value;
     for prefix in ["", " k", " M", " G"] {
@@ -126,7 +126,7 @@ fn look() -> io::Result<BTreeMap<u32, Process>> {
     Ok(find::all()?.into_iter().map(|process| (process.pid, process)).collect())
 }
 
-/// Shows the table: once, or again and again until a signal comes.
+/// Shows the table once, or repeatedly until a signal ends the program.
 pub(crate) fn run(interval: Duration, once: bool, out: &mut impl Write) -> io::Result<ExitCode> {
     let term = Term::stdout();
     let mut before = look()?;
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between_publications() {
+    fn rates_cover_the_time_between_publications() {
         let process = |published| Process {
             pid: 3,
             command: "x".repeat(100),
@@ -171,13 +171,13 @@ mod tests {
         let shown = row(Some(&before), &after);
         assert_eq!(shown[..6], ["3", "1", "1.50 k", "0", "0", "12.0 k"].map(str::to_owned));
         assert_eq!(shown[12].len(), 40);
-        // One that has published nothing since, and one that was not there before.
+        // A process without a new publication, and a process that is new.
         assert_eq!(row(Some(&after), &after)[2], "0");
         assert_eq!(row(None, &after)[2], "0");
     }
 
     #[test]
-    fn rates_are_of_each_endpoint_though_several_were_opened_in_one_tick() {
+    fn endpoints_opened_in_one_tick_have_separate_rates() {
         let process = |published_ns, counts: [u64; 3]| {
             let endpoints = (1..).zip(counts).map(|(number, count)| {
                 let Published { endpoint, age, peers } = published(published_ns, count);
