@@ -1,19 +1,19 @@
-//! Drives fuzz targets: what a peer or a client may hand over is mutated again and again, and nothing may
-//! panic, hang or be touched that was not offered.
+//! Drives fuzz targets: mutates inputs that a peer or a client may supply. No input may cause a panic, a hang, or an
+//! access to memory that was not offered.
 //!
-//! Place in the data flow: the tests of the other crates call [`fuzz`] with a target, a function of some
-//! bytes; so targets reach what is private to their crates. `cargo test` runs each for [`SECONDS`], `make
-//! fuzz MINUTES=60` for longer.
+//! Place in the data flow: the tests of the other crates call [`fuzz`] with a target, a function of bytes. Targets
+//! therefore reach private items of their crates. `cargo test` runs each target for [`SECONDS`]; `make fuzz MINUTES=60`
+//! runs it for longer.
 //!
-//! Stored inputs are in `corpus/<target>/`; each is run first, and its like after it. A target returns what
-//! it has *seen*, a number of its choice: an input with a result that is new is kept, in memory, and with
-//! `WEFT_FUZZ_STORE=1` in the corpus, too (so many as fit there). So the search gets deeper without the
-//! compiler's help. (`make fuzz` has no need of a nightly compiler.)
+//! Stored inputs are in `corpus/<target>/`. They are run first, followed by mutations of them. A target returns an
+//! *outcome*, a number of its choice. An input with a new outcome is kept in memory and, with `WEFT_FUZZ_STORE=1`, in
+//! the corpus up to a limit. The search therefore gets deeper without compiler instrumentation, and `make fuzz` needs
+//! no nightly compiler.
 //!
-//! What depends on more than bytes, as on another thread, is driven by [`rounds`], with nothing stored.
+//! [`rounds`] drives targets that depend on more than bytes, for instance on another thread. It stores nothing.
 //!
-//! An input that fails is written to `corpus/<target>/failing-*`, where it is run first from then on; one that kills
-//! the process is left in `<temporary directory>/weft-fuzz-<target>`.
+//! A failing input is written to `corpus/<target>/failing-*` and is run first from then on. An input that kills the
+//! process remains in `<temporary directory>/weft-fuzz-<target>-<process>`.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -24,18 +24,18 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long a target runs where nothing else is said, in its thread's processor time: how deep it gets shall
-/// depend as little as can be on what else the machine does.
+/// Default duration of a target, in processor time of its thread. The depth of the search should depend little on other
+/// load of the machine.
 pub const SECONDS: f64 = 1.5;
 /// Longest input.
 const MAX_BYTES: usize = 4096;
-/// Inputs stored for a target: what it tells apart may be without end.
+/// Most inputs stored for a target, since the number of its outcomes may be unlimited.
 const MAX_STORED: usize = 256;
-/// Inputs kept in memory.
+/// Most inputs kept in memory.
 const MAX_POOL: usize = 20_000;
-/// One run takes no longer of the processor.
+/// Longest processor time of one run.
 const MAX_RUN: Duration = Duration::from_secs(5);
-/// Nor longer altogether, on a machine that has other things to do.
+/// Longest duration of one run, on a loaded machine.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Pseudo-random numbers (SplitMix64).
@@ -61,12 +61,12 @@ impl Random {
     }
 }
 
-/// Reads an input as numbers; behind its end there are zeros.
+/// Reads an input as numbers; past its end it reads zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// The next `n` bytes, or what is left of them.
+    /// The next `n` bytes, or the remaining ones if there are fewer.
     pub fn bytes(&mut self, n: usize) -> &'a [u8] {
         let (now, later) = self.0.split_at(n.min(self.0.len()));
         self.0 = later;
@@ -86,17 +86,17 @@ impl<'a> Reader<'a> {
         u64::from_le_bytes(word)
     }
 
-    /// Whether all has been read.
+    /// Whether the whole input has been read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Runs `target` on what is stored for `name`, on `seeds`, and on mutations of both until the time is over.
+/// Runs `target` on the stored inputs of `name`, on `seeds`, and on mutations of both until the time is over.
 ///
 /// # Panics
-/// If the target panics, or takes too long; then the input is in a file, which the message names.
+/// If the target panics or takes too long. The message names the file that contains the input.
 pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
     let current = std::env::temp_dir().join(format!("weft-fuzz-{name}-{}", std::process::id()));
@@ -111,7 +111,7 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
     pool.push(Vec::new());
     let known = pool.len();
     let mut run = |input: &[u8]| {
-        // The last input is on disk if it kills the process.
+        // The input is written to disk first, in case it kills the process.
         let _ = record.set_len(input.len() as u64).and_then(|()| record.write_all_at(input, 0));
         let (start, start_processor) = (Instant::now(), processor_time());
         let outcome = catch_unwind(AssertUnwindSafe(|| target(input)));
@@ -152,7 +152,7 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
     );
 }
 
-/// Runs `round` again and again, with random numbers, for as long as a target runs.
+/// Runs `round` repeatedly with random numbers, for the duration of a target.
 pub fn rounds(name: &str, mut round: impl FnMut(&mut Random)) {
     let (seconds, seed) = (seconds(), seed());
     let (mut random, mut runs) = (Random(seed), 0_u64);
@@ -168,19 +168,19 @@ fn number(variable: &str) -> Option<f64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// How long a target runs.
+/// The duration of a target.
 fn seconds() -> f64 {
     number("WEFT_FUZZ_MINUTES").map_or(SECONDS, |minutes| minutes * 60.0)
 }
 
-/// Where its random numbers begin.
+/// The seed of the random numbers.
 fn seed() -> u64 {
     std::env::var("WEFT_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// What this thread has had of the processor.
+/// The processor time of this thread.
 fn processor_time() -> Duration {
-    // Both parts of a time that passes are positive.
+    // Both parts of the time are positive.
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
@@ -192,15 +192,15 @@ fn stored(corpus: &Path) -> Vec<Vec<u8>> {
     paths.iter().filter_map(|path| fs::read(path).ok()).collect()
 }
 
-/// FNV-1a; names files.
+/// The FNV-1a hash, by which files are named.
 #[must_use]
 pub fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// A stored input with some changes, or several joined.
+/// Makes an input from one of the pool by some changes, which may include parts of others.
 fn mutate(pool: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
-    // What was found last has been looked at least.
+    // Half of the picks are among the latest inputs, which have been mutated least.
     let pick = |random: &mut Random| {
         let from = if random.below(2) == 0 { pool.len().saturating_sub(32) } else { 0 };
         &pool[from + random.below(pool.len() - from)]
@@ -213,7 +213,7 @@ fn mutate(pool: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// One change.
+/// Makes one change.
 fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
     const NUMBERS: [u64; 14] =
         [0, 1, 7, 8, 16, 63, 64, 255, 4096, 65_535, 65_536, 1 << 31, u32::MAX as u64, u64::MAX - 7];
@@ -233,7 +233,7 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
             bytes.splice(at..at + len, piece.iter().copied());
         }
         5 | 6 => {
-            // A number, whole or near one that is special, of any width.
+            // A number of any width: near a special one, small, or random.
             let number = match random.below(3) {
                 0 => NUMBERS[random.below(NUMBERS.len())].wrapping_add(random.below(3) as u64).wrapping_sub(1),
                 1 => random.below(300) as u64,
@@ -256,7 +256,7 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
 mod tests {
     use super::*;
 
-    /// What a target distinguishes is found step by step, which blind mutation would not in this time.
+    /// The driver finds the outcomes step by step, which blind mutation would not do in this time.
     #[test]
     fn new_outcomes_extend_the_corpus() {
         let mut deepest = 0;

@@ -1,8 +1,8 @@
-//! The calls whose instructions are counted: callgrind collects while one of these functions runs.
+//! The calls whose instructions are counted. callgrind collects while one of these functions runs.
 //!
-//! Each contains one call and nothing else, and is never inlined, so that callgrind can tell it by its name. Its own
-//! instructions and weft-client's are in this program's file, by which `scripts/icount.py` tells them from the
-//! provider's and leaves them out.
+//! Each function contains one call only, and is never inlined, so that callgrind can find it by its name. Instructions
+//! of the function itself and of weft-client are in this program's file. `scripts/icount.py` distinguishes them from
+//! the provider's by that and leaves them out.
 
 use weft_client::{Address, Endpoint, Error, Piece, Posted, Region};
 
@@ -30,7 +30,7 @@ pub(crate) fn write(ep: &mut Endpoint, slot: u32, piece: Piece, to: Address, at:
     ep.write(slot, piece, to, at, piece.offset)
 }
 
-/// `fi_cq_read`. Returns how many operations were complete.
+/// `fi_cq_read`. Returns the number of completions.
 #[inline(never)]
 pub(crate) fn read(ep: &mut Endpoint) -> Result<usize, Error> {
     ep.poll(|_| ())

@@ -1,20 +1,20 @@
 //! Runs single operations of a provider, many times each, so that valgrind can count their instructions.
 //!
-//! Place in the data flow: outside of the product. `scripts/icount.py` runs this program under callgrind and reads what
-//! that wrote. Two endpoints in one process, each in a domain of its own, drive any provider in any libfabric through
-//! weft-client. One process, because then everything happens in one order, and the count is the same in every run.
+//! Place in the data flow: outside of the product. `scripts/icount.py` runs this program under callgrind and reads
+//! callgrind's output. Two endpoints in one process, each in a domain of its own, drive any provider in any libfabric
+//! through weft-client. A single process has a fixed order of events, so the count is the same in every run.
 //!
-//! What callgrind is told, and what this program does for it:
-//! - It collects while a function of `counted` runs (`--toggle-collect`), and at no other time: what a peer
-//!   does, and what has to be done between two operations, is not counted.
-//! - It writes what it has collected to a file, and forgets it, whenever [`measured`] ends (`--dump-after`).
-//!   There are two files for each line on standard output: the first is the warm-up's, the second belongs to
-//!   the line.
+//! callgrind and this program cooperate as follows:
+//! - callgrind collects only while a function of `counted` runs (`--toggle-collect`). The work of the peer and the work
+//!   between two operations are not counted.
+//! - callgrind writes its counts to a file and resets them whenever [`measured`] ends (`--dump-after`). Each line on
+//!   standard output has two files: the first belongs to the warm-up, the second to the line.
 //!
-//! Usage: `weft-icount LIBRARY PROVIDER ROUNDS`. A line is: operation, how often it was executed, counted
-//! calls in all rounds. The exit status is 0, or 1 with the reason on standard error, or 2 for wrong usage.
+//! Usage: `weft-icount LIBRARY PROVIDER ROUNDS`. A line contains the operation, the number of executions, and the
+//! number of counted calls in all rounds. The exit status is 0, or 1 with the reason on standard error, or 2 for wrong
+//! usage.
 //!
-//! Invariants: no unsafe code; no wait without a bound. Without valgrind it runs just as well, and is of no use.
+//! Invariants: no unsafe code; no wait without a bound. The program also runs without valgrind, to no effect.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ use weft_client::{Error, Library};
 use pair::Pair;
 use rounds::{DELIVERED, OPERATIONS, Round};
 
-/// Rounds before those that count: by then buffers have grown, and lazily bound symbols are bound.
+/// Warm-up rounds, in which buffers grow and lazily bound symbols are bound.
 const WARM_UP_ROUNDS: u32 = 64;
 
 fn main() -> ExitCode {
@@ -65,7 +65,8 @@ fn run(library: &Path, provider: &str, rounds: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Some rounds of an operation. Returns how many calls were counted. Its name is known to callgrind.
+/// Executes rounds of an operation. Returns the number of counted calls. callgrind's options contain the name of this
+/// function.
 #[inline(never)]
 fn measured(pair: &mut Pair, round: Round, rounds: u32) -> Result<u32, Error> {
     let mut calls = 0;

@@ -1,26 +1,26 @@
-//! Two endpoints that know each other: `near`, whose operations are counted, and `far`, its peer.
+//! Two connected endpoints: `near`, whose operations are counted, and `far`, its peer.
 
 use std::time::{Duration, Instant};
 
 use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Piece, Posted, Progress, Region, Wanted};
 
-/// What is sent: the number at the start of the memory.
+/// The send buffer: the number at the start of the memory.
 pub(crate) const SOURCE: Piece = Piece { offset: 0, len: 8 };
-/// Where receives put it, in a cache line of its own.
+/// The receive buffer, in a cache line of its own.
 pub(crate) const TARGET: Piece = Piece { offset: 64, len: 8 };
-/// Of every message.
+/// The tag of every message.
 pub(crate) const TAG: u64 = 7;
-/// Of every operation that is alone.
+/// The slot of every single operation.
 pub(crate) const SLOT: u32 = 0;
-/// Operations that are under way together.
+/// Number of operations in a window.
 pub(crate) const WINDOW: u32 = 16;
 
 const MEMORY_BYTES: usize = 4096;
 const CONTEXTS: u32 = WINDOW;
-/// How long anything may take, under valgrind and on a busy machine.
+/// Time limit for each step, under valgrind and on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An endpoint and what it knows of the other.
+/// An endpoint, with its peer's address and region.
 pub(crate) struct Side {
     pub(crate) ep: Endpoint,
     pub(crate) peer: Address,
@@ -28,12 +28,12 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Reads completions, uncounted. Returns how many there were.
+    /// Reads completions, uncounted. Returns their number.
     pub(crate) fn poll(&mut self) -> Result<usize, Error> {
         self.ep.poll(|_| ())
     }
 
-    /// The same where nothing can be complete.
+    /// Reads completions, uncounted, where there can be none.
     pub(crate) fn idle(&mut self) -> Result<(), Error> {
         nothing(self.poll()?)
     }
@@ -49,15 +49,15 @@ impl Side {
     }
 }
 
-/// Both of them.
+/// The two endpoints.
 pub(crate) struct Pair {
     pub(crate) near: Side,
     pub(crate) far: Side,
 }
 
 impl Pair {
-    /// Opens both as MPI libraries do: manual progress, and a promise of serial calls. Each has a domain of
-    /// its own, because a provider may move all endpoints of a domain when one is polled. With `delivery`,
+    /// Opens both endpoints as MPI libraries do, with manual progress and a promise of serial calls. Each has a domain of
+    /// its own, because a provider may progress all endpoints of a domain when one is polled. With `delivery`,
     /// operations complete only when the peer has the data.
     pub(crate) fn open(library: &'static Library, provider: &str, delivery: bool) -> Result<Self, Error> {
         let wanted = Wanted {
@@ -75,7 +75,7 @@ impl Pair {
         Ok(Self { near: side(near, near_sees), far: side(far, far_sees) })
     }
 
-    /// Sends a message each way, so that links are up.
+    /// Sends a message in each direction, so that links are up.
     pub(crate) fn meet(&mut self) -> Result<(), Error> {
         for _ in 0..2 {
             self.post(|pair| pair.far.receive())?;
@@ -94,7 +94,7 @@ impl Pair {
         })
     }
 
-    /// Has an operation posted that may have no room at first.
+    /// Posts an operation, and retries while there is no room.
     pub(crate) fn post(&mut self, mut operation: impl FnMut(&mut Self) -> Result<Posted, Error>) -> Result<(), Error> {
         self.until(|pair| {
             let posted = operation(pair)?;
@@ -106,7 +106,7 @@ impl Pair {
         })
     }
 
-    /// Repeats something until it says that it is done.
+    /// Repeats `done` until it returns true.
     pub(crate) fn until(&mut self, mut done: impl FnMut(&mut Self) -> Result<bool, Error>) -> Result<(), Error> {
         let end = Instant::now() + PATIENCE;
         while !done(self)? {
@@ -117,8 +117,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Lets both digest what is left of an operation (acknowledgements, returned buffers), so that the next
-    /// begins like the first.
+    /// Lets both endpoints process the rest of an operation (acknowledgements, returned buffers), so that each operation
+    /// starts from the same state.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         for _ in 0..4 {
             self.near.idle()?;
@@ -128,16 +128,16 @@ impl Pair {
     }
 }
 
-/// Introduces one endpoint to the other.
+/// Inserts the address of one endpoint at the other.
 fn insert(ep: &mut Endpoint, other: &Endpoint) -> Result<Address, Error> {
     let addresses = ep.insert(other.name(), 1)?;
     addresses.first().copied().ok_or(Error::Misuse("an address vector that gives no address"))
 }
 
-/// Makes an error of completions that cannot be.
+/// Fails if there are completions.
 pub(crate) fn nothing(completions: usize) -> Result<(), Error> {
     match completions {
         0 => Ok(()),
-        _ => Err(Error::Misuse("something was complete that nobody had begun")),
+        _ => Err(Error::Misuse("a completion without an operation")),
     }
 }

@@ -1,18 +1,18 @@
-//! One round of each operation: what comes before it, the counted calls, and what comes after it.
+//! One round of each operation: its preparation, the counted calls, and its conclusion.
 //!
-//! A round leaves both sides as it found them: nothing under way, nothing to be read. It returns how many
-//! calls were counted, which differs between providers: some complete a write at once, others when the target
-//! has acknowledged it.
+//! After a round, both sides are in their previous state: no operation is pending, and no completion is unread. A round
+//! returns its number of counted calls. This number differs between providers: some complete a write at once, others
+//! when the target has acknowledged it.
 
 use weft_client::{Error, Posted};
 
 use crate::counted;
 use crate::pair::{Pair, SLOT, SOURCE, TAG, TARGET, WINDOW, nothing};
 
-/// Executes an operation once, or as often as its line in the table says.
+/// Executes an operation, once or for a whole window.
 pub(crate) type Round = fn(&mut Pair) -> Result<u32, Error>;
 
-/// What is measured, by the names in tables and in the baseline, and how often a round executes it.
+/// The measured operations: the name in tables and in the baseline, and the number of executions in a round.
 pub(crate) const OPERATIONS: &[(&str, u32, Round)] = &[
     ("tinject", 1, inject),
     ("tsend", 1, send),
@@ -23,10 +23,10 @@ pub(crate) const OPERATIONS: &[(&str, u32, Round)] = &[
     ("empty-read", 1, empty_read),
 ];
 
-/// The same between endpoints whose operations complete only when the peer has the data.
+/// Operations measured between endpoints whose operations complete only when the peer has the data.
 pub(crate) const DELIVERED: &[(&str, u32, Round)] = &[("tsend-delivered", 1, send), ("write-delivered", 1, write)];
 
-/// Counts `fi_tinject`. The receive is posted before, the peer takes the message afterwards.
+/// Counts `fi_tinject`. The receive is posted before it, and the peer takes the message after it.
 fn inject(pair: &mut Pair) -> Result<u32, Error> {
     pair.post(|pair| pair.far.receive())?;
     let near = &mut pair.near;
@@ -36,7 +36,7 @@ fn inject(pair: &mut Pair) -> Result<u32, Error> {
     Ok(1)
 }
 
-/// Counts `fi_tsend` and each `fi_cq_read` up to the one with its completion; between two of them the peer is polled.
+/// Counts `fi_tsend` and each `fi_cq_read` up to the one with its completion. The peer is polled between two reads.
 fn send(pair: &mut Pair) -> Result<u32, Error> {
     pair.post(|pair| pair.far.receive())?;
     let (mut calls, mut received) = (1, 0);
@@ -57,19 +57,18 @@ fn send(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// Counts `fi_trecv` before the message comes, and each `fi_cq_read` from when it is there up to the one that
-/// delivers it.
+/// Counts `fi_trecv` before the message is sent, and then each `fi_cq_read` up to the one with its completion.
 fn receive(pair: &mut Pair) -> Result<u32, Error> {
     at_once(counted::receive(&mut pair.near.ep, SLOT, TARGET, TAG)?)?;
     pair.post(|pair| pair.far.inject())?;
-    // A sender may keep something for later.
+    // A sender may defer the message.
     pair.far.idle()?;
     let calls = 1 + read_until_complete(pair)?;
     pair.settle()?;
     Ok(calls)
 }
 
-/// Counts the same for a window of messages that arrive together, as in a test of the message rate.
+/// Counts `fi_trecv` and `fi_cq_read` for a window of messages that arrive together, as in a message-rate test.
 fn receive_window(pair: &mut Pair) -> Result<u32, Error> {
     for slot in 0..WINDOW {
         at_once(counted::receive(&mut pair.near.ep, slot, TARGET, TAG)?)?;
@@ -89,7 +88,7 @@ fn receive_window(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// Counts `fi_write` and each `fi_cq_read` up to the one with its completion; between two of them the peer is polled.
+/// Counts `fi_write` and each `fi_cq_read` up to the one with its completion. The peer is polled between two reads.
 fn write(pair: &mut Pair) -> Result<u32, Error> {
     let near = &mut pair.near;
     at_once(counted::write(&mut near.ep, SLOT, SOURCE, near.peer, near.region)?)?;
@@ -98,8 +97,8 @@ fn write(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// Counts each `fi_cq_read` of the target of an `fi_write`, until the number is there and the initiator has
-/// its completion.
+/// Counts each `fi_cq_read` at the target of an `fi_write`, until the number has arrived and the initiator has its
+/// completion.
 fn write_target(pair: &mut Pair) -> Result<u32, Error> {
     let number = pair.far.ep.load(SOURCE.offset)? + 1;
     pair.far.ep.store(SOURCE.offset, number)?;
@@ -122,8 +121,8 @@ fn write_target(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// Counts an `fi_cq_read` that finds nothing, shortly after another found something: idle for long, a
-/// provider may behave differently and, for instance, yield.
+/// Counts an `fi_cq_read` that finds nothing, shortly after one that found a completion. A provider that was idle for
+/// long may behave differently, for instance yield.
 fn empty_read(pair: &mut Pair) -> Result<u32, Error> {
     pair.post(|pair| pair.near.receive())?;
     pair.post(|pair| pair.far.inject())?;
@@ -136,7 +135,8 @@ fn empty_read(pair: &mut Pair) -> Result<u32, Error> {
     Ok(1)
 }
 
-/// Reads of the near side until its operation is complete, counted, with the far side polled between two of them.
+/// Reads completions of the near side, counted, until its operation is complete. The far side is polled between two
+/// reads.
 fn read_until_complete(pair: &mut Pair) -> Result<u32, Error> {
     let mut calls = 0;
     pair.until(|pair| {
@@ -150,7 +150,7 @@ fn read_until_complete(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// With nothing under way there is room for one operation.
+/// Fails if an operation found no room although no other is pending.
 fn at_once(posted: Posted) -> Result<(), Error> {
     match posted {
         Posted::Done => Ok(()),
