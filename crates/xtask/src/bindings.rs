@@ -1,8 +1,8 @@
-//! `cargo xtask bindings`: libfabric's headers become `crates/weft-fi-sys/src/bindings.rs`.
+//! `cargo xtask bindings`: generates `crates/weft-fi-sys/src/bindings.rs` from libfabric's headers.
 //!
-//! The headers are those of Debian's `libfabric-dev` 1.17.0, the oldest library weft supports: what it
-//! declares is laid out the same in every later libfabric, which only appends. The file is checked in,
-//! so that building weft needs neither the headers nor libclang; `--check` fails when it is not current.
+//! The headers are those of Debian's `libfabric-dev` 1.17.0, the oldest library that weft supports. Later libfabrics
+//! only append, so declarations keep their layout. The file is checked in, so building weft needs neither the headers
+//! nor libclang. `--check` fails if the file is not current.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ pub(crate) struct Args {
     /// Compare with the checked-in file instead of writing it.
     #[arg(long)]
     check: bool,
-    /// Where the directory `rdma` with libfabric's headers is.
+    /// The directory that contains `rdma` with libfabric's headers.
     #[arg(long, default_value = "/usr/include")]
     include: PathBuf,
 }
 
-/// Types that the C library declares: taken from the libc crate.
+/// Types of the C library, which come from the libc crate.
 const LIBC_TYPES: &[&str] = &["iovec", "pthread_cond_t", "pthread_mutex_t"];
 
 /// Runs the task.
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says what to install when headers or libclang are missing; bindgen's own words are obscure.
+/// Fails with a remedy if headers or libclang are missing, because bindgen's own message is obscure.
 fn check_tools(include: &Path) -> anyhow::Result<()> {
     let fabric = include.join("rdma/fabric.h");
     let Ok(header) = std::fs::read_to_string(&fabric) else {
@@ -60,7 +60,7 @@ fn check_tools(include: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// bindgen panics when libclang cannot be loaded; turns that into an error.
+/// Loads libclang. bindgen panics if that fails; this function returns an error instead.
 fn bindgen_libclang() -> Result<(), String> {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
@@ -72,7 +72,7 @@ fn bindgen_libclang() -> Result<(), String> {
     })
 }
 
-/// The Rust text for the headers that `wrapper` includes.
+/// Generates the Rust text for the headers that `wrapper` includes.
 fn generate(wrapper: &Path, include: &Path) -> anyhow::Result<String> {
     let errno_header = std::fs::read_to_string(include.join("rdma/fi_errno.h")).context("cannot read fi_errno.h")?;
     let mut builder = bindgen::Builder::default()
@@ -99,8 +99,8 @@ fn generate(wrapper: &Path, include: &Path) -> anyhow::Result<String> {
     Ok(builder.generate().context("bindgen failed")?.to_string())
 }
 
-/// Gives the constants that are C macros the types of the fields they are stored in: flags and capabilities
-/// are 64 bits wide, mr_mode bits and errors are `int`.
+/// Gives constants that are C macros the types of the fields that store them: flags and capabilities are 64 bits wide,
+/// mr_mode bits and errors are `int`.
 #[derive(Debug)]
 struct MacroTypes {
     errors: HashSet<String>,

@@ -19,7 +19,7 @@ struct Cli {
 enum Task {
     /// Regenerates crates/weft-fi-sys/src/bindings.rs from the installed libfabric headers.
     Bindings(bindings::Args),
-    /// Counts the style rules of CONTRIBUTING.md that can be counted, and fails where one is broken.
+    /// Checks the countable style rules of CONTRIBUTING.md and fails if one is broken.
     Tidy(tidy::Args),
 }
 

@@ -1,7 +1,7 @@
 //! Rules for comments: words, widths, and the heading of each Rust file.
 //!
-//! A comment is a line that holds nothing else; comments behind code are short and are not looked at. Words are
-//! counted in Rust alone, since the limits are shares of Rust's comment lines.
+//! Only lines that contain nothing but a comment are checked; comments behind code are short. Words are counted in Rust
+//! files only, since the limits are shares of Rust's comment lines.
 
 use std::sync::LazyLock;
 
@@ -15,10 +15,10 @@ const WIDTH: usize = 120;
 /// The longest file, in lines.
 const FILE_LINES: usize = 800;
 
-/// A sentence that begins with a pronoun in the place of a noun.
+/// Sentences that begin with a pronoun in place of a noun.
 pub(super) static PRONOUNS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(^|[.!?:] )(Who|Whoever|What|Whatever|Whom|Whose)\b"));
-/// Persons in the place of threads, peers and queues.
+/// Persons in place of threads, peers and queues.
 pub(super) static PERSONS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(nobody|somebody|everybody|anybody|whoever)\b"));
 static QUANTITIES: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\bso (many|often|long)\b"));
@@ -28,7 +28,7 @@ fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("a constant pattern")
 }
 
-/// The text of a line that is a comment and nothing else.
+/// The text of a line that contains only a comment.
 fn comment(line: &str) -> Option<&str> {
     let text = line.trim_start().strip_prefix("//")?;
     Some(text.strip_prefix(['/', '!']).unwrap_or(text).trim())

@@ -1,11 +1,11 @@
-//! Rules for commits: the length of their subjects, and their size in changed lines. Merges and moves count nothing.
+//! Rules for commits: the length of their subjects, and their size in changed lines. Merges and moves are not counted.
 
 use super::files::git;
 use super::{Counts, Rule};
 
 /// The longest subject, in characters.
 const SUBJECT: usize = 60;
-/// The largest commit, in lines added and deleted.
+/// The largest commit, in added and deleted lines.
 const LINES: usize = 300;
 
 pub(super) fn check(range: &str, counts: &mut Counts) -> anyhow::Result<()> {
@@ -27,7 +27,7 @@ pub(super) fn check(range: &str, counts: &mut Counts) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds up the lines of `git log --numstat`. Binary files have dashes in the place of numbers.
+/// Adds up the lines of `git log --numstat`. Binary files have dashes in place of numbers.
 fn changed_lines(numstat: &str) -> usize {
     let numbers = numstat.lines().flat_map(|line| line.split('\t').take(2));
     numbers.filter_map(|number| number.parse::<usize>().ok()).sum()

@@ -1,7 +1,7 @@
 //! The rule for the engine's state: most fields of its structs are private to their module.
 //!
-//! Counted are the named fields of structs in weft-engine's sources, without tests. A field is open if it has any
-//! visibility of its own (`pub`, `pub(crate)`, `pub(super)`, `pub(in …)`).
+//! The rule counts the named fields of structs in weft-engine's sources, without tests. A field is open if it has any
+//! visibility qualifier (`pub`, `pub(crate)`, `pub(super)`, `pub(in …)`).
 
 use anyhow::Context;
 use syn::visit::{self, Visit};

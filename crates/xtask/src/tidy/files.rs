@@ -23,7 +23,7 @@ pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Runs git in the repository and gives what it prints.
+/// Runs git in the repository and returns its output.
 pub(super) fn git(args: &[&str]) -> anyhow::Result<String> {
     let output = Command::new("git").arg("-C").arg(root()).args(args).output().context("cannot run git")?;
     if !output.status.success() {
@@ -32,13 +32,13 @@ pub(super) fn git(args: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Text files that are checked in, without generated ones.
+/// The checked-in text files, without generated ones.
 pub(super) fn checked_in() -> anyhow::Result<Vec<File>> {
     let names = git(&["ls-files"])?;
     let paths = names.lines().map(PathBuf::from).filter(|path| !path.ends_with("weft-fi-sys/src/bindings.rs"));
     Ok(paths
         .filter_map(|path| {
-            // Fuzz inputs are no text; a tracked file may be deleted in the work tree.
+            // Fuzz inputs are not text, and a tracked file may be deleted in the work tree.
             let text = std::fs::read_to_string(root().join(&path)).ok()?;
             Some(File { path, text })
         })

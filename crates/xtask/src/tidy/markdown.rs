@@ -1,7 +1,7 @@
 //! Rules for Markdown: widths, the length of sentences, words, and links.
 //!
-//! Sentences are those of paragraphs and list items; code spans count as one word. Headings, tables and code blocks are
-//! left out. The changelog's old entries are not sentences of a document, so its sentences are not measured.
+//! Sentences of paragraphs and list items are measured. A code span counts as one word. Headings, tables, code blocks
+//! and the changelog are left out.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -46,8 +46,7 @@ fn check_widths(file: &File, counts: &mut Counts) {
     }
 }
 
-/// The text of paragraphs and list items, each with the line that it begins at. A list item with a paragraph inside is
-/// one block.
+/// The texts of paragraphs and list items, each with its first line. A list item with a paragraph inside is one block.
 fn blocks(text: &str) -> Vec<(usize, String)> {
     let mut blocks: Vec<(usize, String)> = Vec::new();
     let mut skipped = 0_usize;
@@ -60,7 +59,7 @@ fn blocks(text: &str) -> Vec<(usize, String)> {
             Event::Text(text) if skipped == 0 => {
                 blocks.last_mut().into_iter().for_each(|(_, block)| block.push_str(&text))
             }
-            // One word, whatever is in it.
+            // A code span counts as one word.
             Event::Code(_) if skipped == 0 => {
                 blocks.last_mut().into_iter().for_each(|(_, block)| block.push_str("code"))
             }
@@ -72,7 +71,7 @@ fn blocks(text: &str) -> Vec<(usize, String)> {
     blocks
 }
 
-/// Cuts a block behind full stops, where a space follows. A closing bracket belongs to the sentence before it.
+/// Cuts a block after full stops that a space follows. A closing bracket belongs to the sentence before it.
 fn sentences(block: &str) -> Vec<&str> {
     let (mut found, mut start) = (Vec::new(), 0);
     for (at, _) in block.match_indices(['.', '!', '?']) {
@@ -107,7 +106,7 @@ fn check_sentences(file: &File, lengths: &mut Vec<usize>, counts: &mut Counts) {
     }
 }
 
-/// The names by which headings are linked to, as GitHub makes them.
+/// The link anchors of headings, by GitHub's rules.
 fn anchors(text: &str) -> HashSet<String> {
     let (mut anchors, mut heading) = (HashSet::new(), None::<String>);
     for event in Parser::new(text) {
@@ -125,7 +124,7 @@ fn anchors(text: &str) -> HashSet<String> {
     anchors
 }
 
-/// Takes `..` and `.` out of a path.
+/// Resolves `..` and `.` in a path.
 fn tidy_path(path: &Path) -> PathBuf {
     let mut tidy = PathBuf::new();
     for part in path.components() {

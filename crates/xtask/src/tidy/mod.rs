@@ -1,8 +1,8 @@
-//! `cargo xtask tidy`: the style rules that can be counted.
+//! `cargo xtask tidy`: the countable style rules.
 //!
-//! Place in the data flow: `make check-format` runs it; [`files`] lists what is checked in, the other modules turn it
-//! into [`Finding`]s, and this file compares the number of findings for each [`Rule`] with its limit. Rules with a
-//! relative limit are a share of `total`, for example of all comment lines.
+//! Place in the data flow: `make check-tidy` runs it. [`files`] lists the checked-in files, the other modules turn them
+//! into [`Finding`]s, and this file compares the number of findings for each [`Rule`] with its limit. A relative limit
+//! is a share of `total`, for example of all comment lines.
 //!
 //! `--report` prints the figures alone and always succeeds; `--list RULE` prints every finding of one rule.
 
@@ -17,33 +17,33 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 
-/// Findings that are printed for a rule that is broken.
+/// Number of findings printed for a broken rule.
 const SHOWN: usize = 10;
 
 /// Options of `cargo xtask tidy`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Print the figures and succeed, whatever they are.
+    /// Print the figures and succeed in any case.
     #[arg(long)]
     report: bool,
     /// Print every finding of one rule.
     #[arg(long, value_enum, value_name = "RULE")]
     list: Option<Rule>,
-    /// Check the commits of a range as well, for example `origin/main..HEAD`.
+    /// Also check the commits of a range, for example `origin/main..HEAD`.
     #[arg(long, value_name = "RANGE")]
     commits: Option<String>,
 }
 
-/// What is counted. The order is that of the report.
+/// The rules, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub(crate) enum Rule {
     /// Sentences of comments that begin with a pronoun such as "Who" or "What".
     Pronouns,
-    /// Comment lines with "nobody" and its like, for threads, peers and queues.
+    /// Comment lines that use "nobody" and similar pronouns for threads, peers and queues.
     Persons,
-    /// "so many", "so often", "so long" in the place of a number.
+    /// "so many", "so often" and "so long" in place of a number.
     Quantities,
-    /// Documentation comments that only point elsewhere: "The same …", "See `x`."
+    /// Documentation comments that only refer to another item: "The same …", "See `x`."
     Pointers,
     /// Comment lines wider than 120 columns.
     CommentWidth,
@@ -53,7 +53,7 @@ pub(crate) enum Rule {
     LongSentences,
     /// The median length of Markdown sentences, in words.
     MedianSentence,
-    /// Sentences of Markdown that begin with a pronoun, or have "nobody" in them.
+    /// Markdown sentences that begin with a pronoun or contain "nobody" and similar pronouns.
     MarkdownWords,
     /// Files of more than 800 lines.
     FileLength,
@@ -69,10 +69,10 @@ pub(crate) enum Rule {
     CommitSize,
 }
 
-/// The most that a rule lets through.
+/// The limit of a rule.
 enum Limit {
     Count(usize),
-    /// Of `total`, in thousandths.
+    /// Share of `total`, in thousandths.
     PerMille(usize),
 }
 
@@ -97,11 +97,11 @@ impl Rule {
     }
 }
 
-/// One place that a rule objects to.
+/// A violation of a rule.
 pub(crate) struct Finding {
-    /// Relative to the repository; for commits their short hash.
+    /// The file, relative to the repository, or the short hash of a commit.
     place: PathBuf,
-    /// Counted from 1; 0 if the whole file is meant.
+    /// The line, counted from 1; 0 for the whole file.
     line: usize,
     text: String,
 }
@@ -110,9 +110,9 @@ pub(crate) struct Finding {
 #[derive(Default)]
 struct Count {
     findings: Vec<Finding>,
-    /// The figure that is compared, where it is not the number of findings.
+    /// The compared figure, if it is not the number of findings.
     figure: Option<usize>,
-    /// Things looked at, for relative limits.
+    /// Number of checked items, for relative limits.
     total: usize,
 }
 
@@ -134,15 +134,15 @@ impl Count {
 pub(crate) struct Counts(BTreeMap<Rule, Count>);
 
 impl Counts {
-    /// Notes a place that the rule objects to.
+    /// Records a violation of a rule.
     fn find(&mut self, rule: Rule, place: impl Into<PathBuf>, line: usize, text: impl Into<String>) {
         let finding = Finding { place: place.into(), line, text: text.into() };
         self.0.entry(rule).or_default().findings.push(finding);
     }
 
-    /// Notes that things were looked at.
-    fn look(&mut self, rule: Rule, things: usize) {
-        self.0.entry(rule).or_default().total += things;
+    /// Adds to the number of checked items of a rule.
+    fn look(&mut self, rule: Rule, items: usize) {
+        self.0.entry(rule).or_default().total += items;
     }
 
     fn set_figure(&mut self, rule: Rule, figure: usize) {
@@ -194,7 +194,7 @@ fn print_figure(rule: Rule, count: &Count, holds: bool) {
     }
 }
 
-/// A number of thousandths as per cent with one decimal place.
+/// Formats thousandths as per cent with one decimal place.
 fn tenths(thousandths: usize, total: usize) -> String {
     let tenths = thousandths / total.max(1);
     format!("{}.{}", tenths / 10, tenths % 10)
