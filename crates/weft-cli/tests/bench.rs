@@ -1,8 +1,8 @@
 //! `weft bench` from its command line: the program, a host library, and the provider that cargo has just built.
 //!
-//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the project, or the
-//! system's. The wheel's loads much faster than a distribution's. The tests check only that there are figures, because
-//! other tests run at the same time.
+//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the
+//! project, or the system's. The wheel's loads much faster than a distribution's. The tests check only that
+//! there are figures, because other tests run at the same time.
 
 #![allow(clippy::unwrap_used)]
 

@@ -56,9 +56,9 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Opens both endpoints as MPI libraries do, with manual progress and a promise of serial calls. Each has a domain of
-    /// its own, because a provider may progress all endpoints of a domain when one is polled. With `delivery`,
-    /// operations complete only when the peer has the data.
+    /// Opens both endpoints as MPI libraries do, with manual progress and a promise of serial calls. Each has
+    /// a domain of its own, because a provider may progress all endpoints of a domain when one is polled.
+    /// With `delivery`, operations complete only when the peer has the data.
     pub(crate) fn open(library: &'static Library, provider: &str, delivery: bool) -> Result<Self, Error> {
         let wanted = Wanted {
             provider: provider.to_owned(),
@@ -117,8 +117,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Lets both endpoints process the rest of an operation (acknowledgements, returned buffers), so that each operation
-    /// starts from the same state.
+    /// Lets both endpoints process the rest of an operation (acknowledgements, returned buffers), so that
+    /// each operation starts from the same state.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         for _ in 0..4 {
             self.near.idle()?;

@@ -42,8 +42,8 @@ pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
 /// The best possible result of a provider: a time or a rate composed of floors. `floor` returns the measured value of a
 /// floor.
 ///
-/// Through shared memory, a message costs one passed cache line and a copy; an operation with an answer costs two lines.
-/// A read may proceed without the peer. Through sockets, an operation costs what the sockets cost.
+/// Through shared memory, a message costs one passed cache line and a copy. An operation with an answer costs
+/// two lines. A read may proceed without the peer. Through sockets, an operation costs what the sockets cost.
 pub(crate) fn bound(
     kind: Kind,
     op: Op,

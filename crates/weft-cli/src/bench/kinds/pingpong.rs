@@ -11,7 +11,7 @@ use super::super::job::Job;
 use super::super::options::Op;
 use super::pair::{COUNTER, DATA, Duel, OPERAND, Pair};
 
-/// Sends whose completions may be outstanding: so many that no send has to wait for a completion.
+/// Sends whose completions may be outstanding: enough that no send has to wait for a completion.
 pub(crate) const WINDOW: u32 = 16;
 /// Posted receives: the one for the next message, and the one that was just posted again.
 const RECEIVES: u32 = 2;
