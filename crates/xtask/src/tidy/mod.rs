@@ -11,6 +11,7 @@ mod commits;
 mod fields;
 mod files;
 mod markdown;
+mod names;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,9 +40,9 @@ pub(crate) struct Args {
 pub(crate) enum Rule {
     /// Sentences of comments that begin with a pronoun such as "Who" or "What".
     Pronouns,
-    /// Comment lines that use "nobody" and similar pronouns for threads, peers and queues.
+    /// Comment lines that speak of persons where threads, peers or queues are meant.
     Persons,
-    /// "so many", "so often" and "so long" in place of a number.
+    /// Vague quantities ("so" with many, often or long) in place of a number.
     Quantities,
     /// Documentation comments that only refer to another item: "The same …", "See `x`."
     Pointers,
@@ -53,7 +54,7 @@ pub(crate) enum Rule {
     LongSentences,
     /// The median length of Markdown sentences, in words.
     MedianSentence,
-    /// Markdown sentences that begin with a pronoun or contain "nobody" and similar pronouns.
+    /// Markdown sentences that break the rules for pronouns or persons.
     MarkdownWords,
     /// Files of more than 800 lines.
     FileLength,
@@ -61,6 +62,8 @@ pub(crate) enum Rule {
     Headers,
     /// Relative links in Markdown to files or headings that do not exist.
     Links,
+    /// Names of tests and functions in Markdown that no source file contains.
+    Names,
     /// Fields of the engine's structs that are visible outside their module.
     OpenFields,
     /// Commit subjects of more than 60 characters.
@@ -92,7 +95,8 @@ impl Rule {
             | Self::MarkdownWidth
             | Self::FileLength
             | Self::Headers
-            | Self::Links => Limit::Count(0),
+            | Self::Links
+            | Self::Names => Limit::Count(0),
         }
     }
 }
@@ -156,6 +160,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut counts = Counts::default();
     comments::check(&files, &mut counts);
     markdown::check(&files, &mut counts);
+    names::check(&files, &mut counts);
     fields::check(&files, &mut counts)?;
     if let Some(range) = &args.commits {
         commits::check(range, &mut counts)?;
