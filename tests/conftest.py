@@ -1,4 +1,4 @@
-"""Fixtures, and the line that says what is being tested."""
+"""Fixtures, and the header line that names the tested provider."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jobs
 
 
 def pytest_report_header() -> list[str]:
-    """Which provider, from where, and whether jobs run in sandboxes."""
+    """Names the provider, its library and its build, and says whether jobs run in sandboxes."""
     library = jobs.DIST / "libweft-fi.so"
     state = "present" if library.exists() else "MISSING: run make"
     return [f"provider {harness.PROVIDER}; {library} ({state}); {harness.sandbox_refusal() or 'jobs run in sandboxes'}"]
@@ -19,7 +19,7 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture
 def runner(request: pytest.FixtureRequest) -> harness.Runner:
-    """Runs this test's jobs. Its directory is in the target directory: sandboxes hide /tmp."""
+    """Runs the jobs of one test. Its directory is in the target directory, since sandboxes hide /tmp."""
     name = "".join(char if char.isalnum() else "-" for char in request.node.name)
     directory: Path = jobs.TARGET / "tests" / "run" / name
     directory.mkdir(parents=True, exist_ok=True)

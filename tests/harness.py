@@ -1,4 +1,4 @@
-"""What the tests share: the provider under test, sandboxes, and jobs in them."""
+"""Shared parts of the tests: the provider under test, sandboxes, and jobs in sandboxes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import jobs  # noqa: E402  (scripts/jobs.py: the run lines that the demo uses, too)
 
-# Another provider can be put in weft's place, to tell a fault of a test from a fault of weft.
+# Another provider in place of weft shows whether a fault is in the test or in weft.
 PROVIDER = os.environ.get("WEFT_TEST_PROVIDER", "weft")
 SUPPORT = Path(__file__).resolve().parent / "support"
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -24,27 +24,27 @@ PYTHON = str(jobs.MPICH / "bin/python")
 
 @dataclass
 class Left:
-    """What was there after a job had ended that was not there before."""
+    """The resources that a job has left behind."""
 
     files: list[str] = field(default_factory=list)
     sockets: list[str] = field(default_factory=list)
     processes: list[str] = field(default_factory=list)
 
     def nothing(self) -> bool:
-        """Whether the world is as it was."""
+        """Whether the job has left nothing."""
         return not (self.files or self.sockets or self.processes)
 
 
 @dataclass
 class Outcome:
-    """A job's end: its status (None: killed, its time was up), its output, and what it left (None: not known)."""
+    """The end of a job: its status (None after a timeout), its output, and its leftovers (None if unknown)."""
 
     status: int | None
     output: str
     left: Left | None
 
     def check(self) -> "Outcome":
-        """Fails the test unless the job ended well."""
+        """Fails the test unless the job succeeded."""
         if self.status != 0:
             how = "did not end in time" if self.status is None else f"ended with status {self.status}"
             pytest.fail(f"the job {how}; its last output:\n{self.output[-6000:]}", pytrace=False)
@@ -56,25 +56,25 @@ UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--
 
 @functools.cache
 def sandbox_refusal() -> str | None:
-    """Why there can be no sandboxes here, or None if there can."""
+    """The reason why sandboxes are impossible here, or None."""
     try:
         probe = subprocess.run(
             [*UNSHARE, "mount", "-t", "tmpfs", "tmpfs", "/run"], capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"no sandbox: {error}"
-    return None if probe.returncode == 0 else f"no sandbox: {probe.stderr.strip()} (it takes root and unshare)"
+    return None if probe.returncode == 0 else f"no sandbox: {probe.stderr.strip()} (sandboxes need root and unshare)"
 
 
 def need_sandbox() -> None:
-    """Skips a test that means nothing outside a sandbox."""
+    """Skips a test that proves nothing outside a sandbox."""
     why = sandbox_refusal()
     if why is not None:
         pytest.skip(why)
 
 
 class Runner:
-    """Runs jobs for one test, in sandboxes where the machine permits them."""
+    """Runs the jobs of one test, in sandboxes if the machine permits them."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -95,7 +95,7 @@ class Runner:
         return Outcome(found["status"], job.output, Left(found["files"], found["sockets"], found["processes"]))
 
     def mpich(self, ranks: int, command: list[str], timeout_s: float, *options: str, **env: str) -> Outcome:
-        """Runs an MPI job under MPICH over the provider under test, and sees to it that this is what was used."""
+        """Runs an MPI job under MPICH over the provider under test, and checks that MPICH used that provider."""
         outcome = self.run(jobs.mpich(ranks, command, *options), jobs.mpich_environment(PROVIDER, **env), timeout_s)
         if outcome.status == 0:
             assert jobs.mpich_provider(outcome.output) == PROVIDER, outcome.output[:4000]
@@ -104,11 +104,11 @@ class Runner:
 
 @functools.cache
 def compile_c(name: str, *options: str, compiler: str = "cc") -> Path:
-    """Compiles tests/programs/NAME.c; the program goes to the target directory."""
+    """Compiles tests/programs/NAME.c into the target directory."""
     built = jobs.TARGET / "tests" / name
     built.parent.mkdir(parents=True, exist_ok=True)
     source = PROGRAMS / f"{name}.c"
-    # Tests that run beside these may be starting the program.
+    # Parallel tests may start the program, so a finished file replaces it.
     fresh = built.with_name(f"{name}.{os.getpid()}")
     command = [compiler, "-O2", "-g", "-Wall", "-Wextra", "-o", str(fresh), str(source), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

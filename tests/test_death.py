@@ -1,4 +1,4 @@
-"""A peer is killed: everything under way to it fails within a second, nothing hangs, and nothing of weft stays behind."""
+"""A peer is killed. Pending operations with it fail within a second, nothing hangs, and no resource of weft stays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATHS = {"default": {}, "tcp": {"FI_WEFT_SHM": "no"}, "shm": {"FI_WEFT_TCP": "no
 
 @pytest.mark.parametrize("path", PATHS)
 def test_libfabric_peer(runner: harness.Runner, path: str) -> None:
-    """Without MPI: a receive from the dead, a long send to it under way, and a later send all fail in time."""
+    """Without MPI: a receive from the dead peer, a long pending send to it, and a later send fail in time."""
     program = harness.compile_c("peer_death", "-lfabric")
     env = jobs.environment(harness.PROVIDER, **PATHS[path])
     outcome = runner.run([harness.PYTHON, str(harness.PROGRAMS / "kill_pair.py"), str(program)], env, 90).check()
@@ -33,7 +33,7 @@ def test_libfabric_peer(runner: harness.Runner, path: str) -> None:
 
 
 def test_mpi_rank(runner: harness.Runner) -> None:
-    """Under MPICH, which then ends the whole job: no process, socket or file of weft is left."""
+    """Under MPICH, which ends the whole job. No process, socket or file of weft stays."""
     command = [harness.PYTHON, str(harness.PROGRAMS / "mpi_death.py")]
     outcome = runner.run(jobs.mpich(2, command), jobs.mpich_environment(harness.PROVIDER), 60)
     assert "rank 1 dies" in outcome.output, outcome.output[-3000:]

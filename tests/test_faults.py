@@ -1,8 +1,9 @@
-"""The fault matrix: jobs of 2 to 8 ranks under load, in which something real goes wrong with one of them, at a random moment.
+"""The fault matrix: jobs of 2 to 8 ranks under load. A real fault strikes one of the ranks at a random moment.
 
-Each cell is a path and a fault; programs/fault_rank.c says what is exchanged and checked, programs/fault_job.py what is demanded.
-WEFT_FAULT_RUNS (or `make faults RUNS=100`) says how often each cell is played (else twice, and those of LONG once), WEFT_FAULT_SEED from which seed
-on; the same seed draws the same ranks, victim and sizes, though not the same interleaving.
+Each cell is a path and a fault. programs/fault_rank.c describes the exchanged and checked data,
+programs/fault_job.py the requirements. WEFT_FAULT_RUNS (or `make faults RUNS=100`) sets the number of runs of
+each cell. The default is two runs, and one run for the cells of LONG. WEFT_FAULT_SEED is the first seed. The
+same seed draws the same ranks, victim and sizes, but not the same interleaving.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ CELLS = [(path, fault) for path in ("shm", "hosts") for fault in DEATHS] + [
     ("hosts-auto", "kill"),
     ("hosts-auto", "reset"),
 ]
-# A run takes several seconds: once, if nobody says how often.
+# A run of these cells takes several seconds, so they run once by default.
 LONG = [("any", "descriptors"), ("hosts6", "link"), ("hosts-encrypted", "link")]
 HOSTS = {"hosts6": {"WEFT_TEST_HOSTS": "6"}, "hosts-encrypted": {"FI_WEFT_TCP_ENCRYPT": "1"}}
 SMALL = {"tiny-shm": "mount -o remount,size=64k /dev/shm", "read-only-shm": "mount -o remount,ro /dev/shm"}
@@ -59,7 +60,7 @@ SMALL = {"tiny-shm": "mount -o remount,size=64k /dev/shm", "read-only-shm": "mou
 @pytest.mark.timeout(60 + RUNS * RUN_S)
 @pytest.mark.parametrize(("path", "fault"), CELLS, ids=[f"{path}-{fault}" for path, fault in CELLS])
 def test_cell(runner: harness.Runner, path: str, fault: str) -> None:
-    """Every run of the cell is right, and leaves nothing on the machine."""
+    """Every run of the cell is right and leaves nothing on the machine."""
     harness.need_sandbox()
     program = harness.compile_c("fault_rank", "-lfabric")
     own = "none" if fault in SMALL else fault
@@ -80,7 +81,7 @@ def test_cell(runner: harness.Runner, path: str, fault: str) -> None:
         f"({sum(measured)} of {len(measured)} measured), {resumed} links resumed, last messages after {arrival} ms"
     )
     assert not wrong, "\n".join(f"seed {run['seed']}: {run['wrong']}" for run in wrong)
-    assert 2 * sum(measured) >= len(measured), "the machine stood still in most of the runs: nothing was measured"
+    assert 2 * sum(measured) >= len(measured), "the machine stalled in most runs, so nothing was measured"
     assert resumed or fault not in ("reset", "forget")
     assert outcome.status == 0 and len(runs) == count, outcome.output[-3000:]
     assert outcome.left is not None and outcome.left.nothing(), outcome.left

@@ -1,5 +1,5 @@
-"""The instructions of weft's hot paths, held against tests/icount.toml: by more than the tolerance they neither rise nor
-fall unnoticed."""
+"""Compares the instructions of weft's hot paths with tests/icount.toml. A change beyond the tolerance fails, in
+either direction."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import icount
 import pytest
 
 TOLERANCE = 0.03
-# Another compiler arranges things differently; what it makes of the same source may still not be much worse.
+# Another compiler generates other code. Its code for the same source may still not be much worse.
 TOLERANCE_ELSEWHERE = 0.15
-# Polls that fall together with a tick of the clock look further than others, and the slower the machine, the more do.
+# Polls at a clock tick check more than others. On a slow machine more polls meet a tick.
 SYSCALL_TOLERANCE = 0.1
-# So noise only adds, and the least of several attempts is what is meant.
+# Noise only adds instructions, so the least of several attempts counts.
 ATTEMPTS = 3
 
 
 def least(some: dict[str, icount.Count], others: dict[str, icount.Count]) -> dict[str, icount.Count]:
-    """The smaller of two counts of each operation."""
+    """The smaller of two counts for each operation."""
     return {name: min(some[name], others[name], key=lambda one: one.instructions) for name in some}
 
 
 def deviations(counts: dict[str, icount.Count], stored: dict[str, dict[str, float]], tolerance: float) -> list[str]:
-    """A line for each operation that takes more or less than what is stored."""
+    """One line for each operation whose count differs from the stored one."""
     lines = [f"{name}: in the program or in the baseline only" for name in sorted(counts.keys() ^ stored.keys())]
     for name in (name for name in counts if name in stored):
         one, before = counts[name], stored[name]
@@ -39,7 +39,8 @@ def deviations(counts: dict[str, icount.Count], stored: dict[str, dict[str, floa
 
 @functools.cache
 def measure(subject: str) -> tuple[dict[str, icount.Count], list[str], float]:
-    """Counts, repeating what deviates. Returns the counts, the deviations from the baseline, and the tolerance."""
+    """Counts, and repeats deviating counts. Returns the counts, the deviations from the baseline, and the
+    tolerance."""
     stored = icount.baseline()
     tolerance = TOLERANCE if stored["rustc"] == icount.compiler() else TOLERANCE_ELSEWHERE
     counts = icount.count(subject)
@@ -52,9 +53,9 @@ def measure(subject: str) -> tuple[dict[str, icount.Count], list[str], float]:
 
 @pytest.fixture
 def countable() -> None:
-    """Skips where nothing can be counted."""
+    """Skips if counting is impossible here."""
     if harness.PROVIDER != "weft":
-        pytest.skip("the baseline is weft's")
+        pytest.skip("the baseline applies to weft only")
     why_not = icount.refusal()
     if why_not is not None:
         pytest.skip(why_not)
@@ -63,23 +64,23 @@ def countable() -> None:
 @pytest.mark.usefixtures("countable")
 @pytest.mark.parametrize("subject", icount.WEFT)
 def test_baseline(subject: str) -> None:
-    """Each operation takes the instructions and system calls that the baseline says, with a tolerance."""
+    """Each operation takes the instructions and system calls of the baseline, with a tolerance."""
     counts, wrong, tolerance = measure(subject)
     if wrong:
         seen = "\n  ".join(wrong)
-        hint = "If it is meant, run `make icount-baseline` and say in the commit why."
+        hint = "If the change is intended, run `make icount-baseline` and explain it in the commit."
         pytest.fail(f"{subject}, beyond ±{tolerance:.0%}:\n  {seen}\n{icount.table({subject: counts})}\n{hint}", pytrace=False)
 
 
 @pytest.mark.usefixtures("countable")
 def test_no_system_calls() -> None:
-    """On shared memory nothing of this makes a system call, but for the rare looks at sockets."""
+    """Operations on shared memory make no system call, except rare polls of sockets."""
     counts, _, _ = measure("weft-shm")
     assert all(one.syscalls < SYSCALL_TOLERANCE for one in counts.values()), counts
 
 
 def test_deviations_are_found() -> None:
-    """The comparison itself: a little more is tolerated; much more, much less and further system calls are not."""
+    """The comparison tolerates a small rise. It reports a large rise, a large fall, and more system calls."""
     stored = {"one": {"instructions": 1000, "syscalls": 1.0}}
 
     def wrong(instructions: float, syscalls: float) -> int:
@@ -90,7 +91,7 @@ def test_deviations_are_found() -> None:
 
 
 def test_program_is_left_out(tmp_path: Path) -> None:
-    """Of a callgrind file what counts is spent outside the program, and no line counts twice."""
+    """In a callgrind file only code outside the program counts, and no line counts twice."""
     text = f"""ob={icount.PROGRAM}
 fn=weft_icount::counted::read
 0x10 1 5

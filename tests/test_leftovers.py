@@ -1,4 +1,4 @@
-"""After jobs that end as they should, the machine is as it was: no process, no socket, no file in /dev/shm or /tmp."""
+"""After a successful job the machine is unchanged: no process, no socket, no file in /dev/shm or /tmp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_mpich(runner: harness.Runner, ranks: int) -> None:
-    """MPICH's job exchanges messages of every size, reduces, and uses windows."""
+    """The job of MPICH exchanges messages of every size, reduces, and uses windows."""
     harness.need_sandbox()
     outcome = runner.mpich(ranks, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py")], timeout_s=120).check()
     assert "all pairs: good" in outcome.output
@@ -17,7 +17,7 @@ def test_mpich(runner: harness.Runner, ranks: int) -> None:
 
 
 def test_little_shared_memory(runner: harness.Runner) -> None:
-    """weft needs no /dev/shm: with 64 KiB of it, which any provider that keeps segments there would die of, jobs run."""
+    """weft needs no /dev/shm. Jobs run with 64 KiB of it, where providers with segments in it would fail."""
     harness.need_sandbox()
     if harness.PROVIDER != "weft":
         pytest.skip("a property of weft alone")

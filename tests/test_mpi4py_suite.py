@@ -1,4 +1,4 @@
-"""mpi4py's own test-suite over weft, under MPICH: point-to-point, collectives, one-sided, communicators."""
+"""The test suite of mpi4py over weft, under MPICH: point-to-point, collectives, one-sided, communicators."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import jobs
 import pytest
 
 SUITE = jobs.ROOT / ".cache/mpi4py-4.1.2/test"
-# What stands between "test_" and ".py" in the names of the modules, as regular expressions. Not comm_topo:
-# MPICH's MPI_Dist_graph_create receives from any source under one tag, and takes a message of a rank's next
-# call for one of this call when ranks run apart. It fails and hangs like that over libfabric's shm, sm2 and
-# tcp, too.
+# The names of the modules between "test_" and ".py", as regular expressions. comm_topo is left out: MPICH's
+# MPI_Dist_graph_create receives from any source under one tag, and confuses a rank's messages of two calls when
+# ranks run apart. It also fails and hangs over libfabric's shm, sm2 and tcp.
 TWO_RANKS = "p2p.* cco.* rma.* win comm comm_inter msg.* request errhandler pack status threads util_.* dynproc".split()
-# Three ranks on two cores take their time wherever a library polls without yielding: fewer modules.
+# Three ranks on two cores are slow in libraries that poll without yielding, so fewer modules run.
 THREE_RANKS = "p2p_buf p2p_obj cco_buf cco_vec cco_nb_buf cco_nb_vec cco_ngh_buf rma rma_nb win".split()
 
 
@@ -23,7 +22,7 @@ THREE_RANKS = "p2p_buf p2p_obj cco_buf cco_vec cco_nb_buf cco_nb_vec cco_ngh_buf
     [pytest.param(2, TWO_RANKS, 1300, id="2-ranks"), pytest.param(3, THREE_RANKS, 300, id="3-ranks")],
 )
 def test_suite(runner: harness.Runner, ranks: int, modules: list[str], at_least: int) -> None:
-    """The chosen modules pass on every rank, and they are really run: a lost module would show in their number."""
+    """The chosen modules pass on every rank. The number of tests shows that no module is lost."""
     chosen = " ".join(f"-i 'test_{module}[.]py'" for module in modules)
     log = f"{runner.directory}/rank-$PMI_RANK.log"
     script = f"exec {harness.PYTHON} {SUITE}/main.py -q -f {chosen} >{log} 2>&1"

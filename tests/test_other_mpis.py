@@ -10,14 +10,15 @@ import pytest
 
 
 def need(directory: object) -> None:
-    """Skips where an MPI library is not installed."""
+    """Skips if an MPI library is not installed."""
     if not (jobs.ROOT / str(directory) / ".stamp").exists():
-        pytest.skip(f"{directory} is not there: make deps")
+        pytest.skip(f"{directory} is missing: make deps")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_open_mpi(runner: harness.Runner, ranks: int) -> None:
-    """Open MPI, its matching layer on libfabric (pml cm, mtl ofi): messages of every size, reductions, windows."""
+    """Open MPI with its matching layer on libfabric (pml cm, mtl ofi): messages of every size, reductions,
+    windows."""
     need(jobs.OPEN_MPI)
     env = jobs.environment(harness.PROVIDER)
     command = [str(jobs.OPEN_MPI / "bin/python"), str(harness.PROGRAMS / "all_pairs.py")]
@@ -35,7 +36,7 @@ def test_open_mpi(runner: harness.Runner, ranks: int) -> None:
     [("IMB-MPI1", ["PingPong", "Sendrecv", "Allreduce", "Alltoall"]), ("IMB-RMA", ["Unidir_put", "Unidir_get"])],
 )
 def test_intel_mpi(runner: harness.Runner, program: str, benchmarks: list[str]) -> None:
-    """Intel MPI's own benchmarks. They verify no data: what is tested is that they run to their end over the provider."""
+    """The benchmarks of Intel MPI. They do not verify data, so the test is that they complete over the provider."""
     need(jobs.INTEL_MPI)
     env = jobs.intel_mpi_environment(harness.PROVIDER, I_MPI_DEBUG="5")
     command = [program, *benchmarks, "-iter", "100", "-time", "0.3", "-npmin", "2"]

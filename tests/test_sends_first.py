@@ -1,4 +1,4 @@
-"""Programs that start thousands of sends before their receives end, whatever waits at the peer."""
+"""Programs that start thousands of sends before their receives complete, however many messages wait at the peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jobs
 import pytest
 
 PROGRAM = str(harness.PROGRAMS / "sends_first.py")
-# More than the transmit queue holds: by rendezvous, by announcement for want of window, and long.
+# More sends than the transmit queue holds: by rendezvous, announced for lack of window, and long.
 SENDS = ["4500", "20000", "8000", "1500", "4500", "100000"]
 
 

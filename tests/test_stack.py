@@ -1,6 +1,6 @@
-"""No call takes much of its caller's stack: users call from threads with stacks of 16 KiB.
+"""No call takes much of its caller's stack. Clients call from threads with stacks of 16 KiB.
 
-The library that ships is measured, since a debug build takes more.
+The release library is measured, since a debug build takes more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PATHS = {
 
 
 def limit(name: str, kind: str, path: str) -> int:
-    """How much a function may take. Keys of an encrypted connection are exchanged inside calls that read."""
+    """The largest stack of a function in bytes. The key exchange of encrypted connections runs inside calls
+    that read."""
     exchanges = path == "encrypted" and name == "fi_cq_read(connecting)"
     return CONTROL_BYTES if kind == "control" or exchanges else DATA_BYTES
 
@@ -29,17 +30,17 @@ def limit(name: str, kind: str, path: str) -> int:
     [("shm", False), ("shm", True), ("tcp", False), ("encrypted", False), ("encrypted", True)],
 )
 def test_stack(runner: harness.Runner, path: str, logged: bool) -> None:
-    """Every call on a painted stack, over one path, without log lines and with all of them."""
+    """Every call on a painted stack over one path, without log lines and with all of them."""
     if harness.PROVIDER != "weft":
         pytest.skip("a property of weft alone")
     program = harness.compile_c("stack", "-lfabric")
     argv = [str(program)] + (["log"] if logged else [])
-    # Otherwise the loader takes 3 KB more in the call that needs a symbol first.
+    # Lazy binding would take 3 KB more in the first call that needs a symbol.
     soon = {"LD_BIND_NOW": "1", "FI_WEFT_CONNECT_RETRY_MS": "20", "FI_WEFT_CLOSE_TIMEOUT_MS": "50"}
     env = jobs.environment("weft", **soon, **PATHS[path])
     lines = [line.split() for line in runner.run(argv, env, 60).check().output.splitlines()]
     assert len(lines) > 80, lines
-    # The host library formats a line below the provider, which is not the provider's doing.
+    # The host library formats log lines below the provider's frames. That share is not the provider's.
     host = next((int(most) for name, _, _, most in lines if name == "fi_log"), 0)
     assert (host > 0) == logged
     over = [

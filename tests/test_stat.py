@@ -1,4 +1,4 @@
-"""`weft stat` and `weft top` look at a job that runs: the numbers are right and grow, others are refused, nothing is disturbed."""
+"""`weft stat` and `weft top` observe a running job: right, growing numbers, no access for others, no disturbance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATHS = {"shm": {}, "tcp": {"FI_WEFT_SHM": "no"}}
 
 
 def only_peer(look: dict) -> dict:
-    """The one peer with whom the job's messages were exchanged."""
+    """The only peer with which the job's messages were exchanged."""
     (endpoint,) = look["endpoints"]
     (peer,) = [peer for peer in endpoint["peer_list"] if peer["messages_sent"]]
     return peer
@@ -23,7 +23,7 @@ def only_peer(look: dict) -> dict:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_two_ranks(runner: harness.Runner, path: str) -> None:
-    """MPICH's ping-pong of 8 bytes and of 1 MiB, looked at twice from outside."""
+    """A ping-pong of MPICH with 8 bytes and 1 MiB is observed twice from outside."""
     if harness.PROVIDER != "weft":
         pytest.skip("a property of weft alone")
     job = jobs.mpich(2, [harness.PYTHON, str(harness.PROGRAMS / "stat_rank.py")])
@@ -39,7 +39,7 @@ def test_two_ranks(runner: harness.Runner, path: str) -> None:
         for counter in ("messages_sent", "messages_received", "bytes_sent", "bytes_received", "rendezvous_sent"):
             assert second[counter] > first[counter] > 0, (counter, first, second)
         assert (second["links_up"], second["links_down"], second["calls_failed"]) == (1, 0, 0)
-        # Of two messages of a round one is long; what else MPI sends is short.
+        # One of the two messages of a round is long. All other messages of MPI are short.
         rounds = second["rendezvous_sent"]
         assert second["messages_sent"] >= 2 * rounds - 1
         assert rounds << 20 <= second["bytes_sent"] <= (rounds << 20) + 4096 * second["messages_sent"], second
@@ -48,8 +48,8 @@ def test_two_ranks(runner: harness.Runner, path: str) -> None:
     for pid in found["pids"]:
         assert str(pid) in found["top"], found["top"]
     assert "messages" in found["table"] and path in found["table"], found["table"]
-    # Another user is refused, and a process that has gone is told from one that does not use weft; each with
-    # its reason.
+    # The command tells three refusals apart, each with its reason: another user, a process that has ended, and
+    # a process without weft.
     if found["stranger"] is not None:
         status, out, words = found["stranger"]
         assert status == 1 and out == "" and "another user" in words, found["stranger"]
@@ -59,7 +59,7 @@ def test_two_ranks(runner: harness.Runner, path: str) -> None:
         assert outcome.left.nothing(), outcome.left
 
 
-# Pages as nobody publishes them. The head is magic, layout, process, words of an endpoint, words of a peer.
+# Invalid pages. The head is magic, layout, process, words of an endpoint, words of a peer.
 HOSTILE = """
 import os, struct, subprocess, sys
 weft, kind = sys.argv[1:]
@@ -93,7 +93,7 @@ KINDS = ["empty", "short", "cut", "head", "noise", "wide", "ones", "ones of none
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_pages(kind: str) -> None:
-    """Whatever a process publishes, the command ends in time, and shows it or says why not."""
+    """The command ends in time for any page, and shows it or explains why not."""
     done = subprocess.run(
         [sys.executable, "-c", HOSTILE, str(WEFT), kind], capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,4 +1,4 @@
-"""libfabric's own tools, from Debian, with weft; and the weft command."""
+"""libfabric's own tools of Debian with weft, and the weft command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_fi_info(runner: harness.Runner) -> None:
 
 
 def test_fi_pingpong(runner: harness.Runner) -> None:
-    """fi_pingpong runs over every size that it knows."""
+    """fi_pingpong runs with all its sizes."""
     env = jobs.environment(harness.PROVIDER)
     outcome = runner.run(["bash", "-c", PINGPONG, "pingpong", harness.PROVIDER], env, 60).check()
     sizes = re.findall(r"^(\d+[kmg]?)\s+200\s", outcome.output, re.MULTILINE)
@@ -41,7 +41,7 @@ def test_fi_pingpong(runner: harness.Runner) -> None:
 
 
 def test_weft_info(runner: harness.Runner) -> None:
-    """What `weft info` says of this machine, as a table and as JSON."""
+    """`weft info` describes this machine as a table and as JSON."""
     env = jobs.environment("weft")
     assert "shm" in runner.run([str(WEFT), "info"], env, 20).check().output
     facts = json.loads(runner.run([str(WEFT), "info", "--json"], env, 20).check().output)
@@ -49,7 +49,8 @@ def test_weft_info(runner: harness.Runner) -> None:
 
 
 def test_weft_doctor(runner: harness.Runner) -> None:
-    """`weft doctor` finds the provider loadable by the host's libfabric, and says by its status whether all is well."""
+    """`weft doctor` finds that the host's libfabric loads the provider. Its exit status tells success from
+    failure."""
     outcome = runner.run([str(WEFT), "doctor", "--json"], jobs.environment("weft"), 30)
     findings = {finding["what"]: finding for finding in json.loads(outcome.output)["findings"]}
     assert findings["libfabric loads the provider"]["state"] == "good", findings
@@ -57,7 +58,8 @@ def test_weft_doctor(runner: harness.Runner) -> None:
 
 
 def test_weft_doctor_names_the_cause(runner: harness.Runner) -> None:
-    """With FI_PROVIDER naming another provider, and no path, the doctor says so, how to mend it, and exits with 1."""
+    """If FI_PROVIDER names another provider and no path is set, the doctor names both with their remedies and
+    exits with 1."""
     env = jobs.environment("tcp", FI_PROVIDER_PATH="/nonexistent")
     outcome = runner.run([str(WEFT), "doctor", "--json"], env, 30)
     assert outcome.status == 1
@@ -75,8 +77,8 @@ exec "$1" "$2" --json
 """
 
 
-def test_an_address_is_called_usable_only_if_it_can_be_bound(runner: harness.Runner) -> None:
-    """An IPv6 address that is still being checked for duplicates is listed by its interface, yet nothing can listen there."""
+def test_doctor_reports_an_address_that_cannot_be_bound(runner: harness.Runner) -> None:
+    """During duplicate address detection an interface lists its IPv6 address, but no socket can be bound to it."""
     harness.need_sandbox()
     run = ["bash", "-c", UNCONFIRMED, "unconfirmed", str(WEFT)]
     env = jobs.environment("weft", FI_WEFT_IFACE="v0")
@@ -88,7 +90,7 @@ def test_an_address_is_called_usable_only_if_it_can_be_bound(runner: harness.Run
 
 
 def test_man_page_is_current() -> None:
-    """man/fi_weft.7 is what `weft man` prints: its table of variables is the one in the source."""
+    """man/fi_weft.7 is the output of `weft man`, with the table of variables in the source."""
     printed = subprocess.check_output([WEFT, "man"], text=True, timeout=20)
     assert (jobs.ROOT / "man/fi_weft.7").read_text() == printed, "run: make man"
 

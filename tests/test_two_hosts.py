@@ -1,5 +1,5 @@
-"""Two hosts, made of network namespaces that share memory, files and host name but no network: shared memory inside
-each, TCP across, one MPI job over both."""
+"""Two hosts in network namespaces share memory, files and the host name, but no network. One MPI job runs over
+both, with shared memory inside each host and TCP between them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LINK = re.compile(r"^\[(\d+)\].*link (?:to|from) (\S+) over (shm|tcp)\b", re.MUL
 
 
 def host(peer: str) -> str:
-    """The address in what the log calls a peer: address, port and the head of its identity."""
+    """The peer's address in log lines: address, port and the head of its identity."""
     return peer.rpartition(":")[0]
 
 
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_paths(runner: harness.Runner, per_host: int) -> None:
-    """The job's data is right, and each rank has as many links of each device as its place in the job demands."""
+    """The job's data is right. Each rank has the number of links of each device that its place in the job demands."""
     harness.need_sandbox()
     ranks = 2 * per_host
     launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
@@ -32,8 +32,8 @@ def test_paths(runner: harness.Runner, per_host: int) -> None:
     assert "all pairs: good" in outcome.output
     assert jobs.mpich_provider(outcome.output) == harness.PROVIDER
     if harness.PROVIDER != "weft":
-        pytest.skip("the data is right; only weft says which paths it uses")
-    # Two ranks that called each other at once had two links for a moment: peers count, not links.
+        pytest.skip("the data is right; only weft logs its paths")
+    # Two ranks that connect to each other at once have two links for a moment, so peers count and not links.
     links = {(int(rank), peer, device) for rank, peer, device in LINK.findall(outcome.output)}
     for rank in range(ranks):
         near = {peer for who, peer, device in links if (who, device) == (rank, "shm")}
@@ -45,10 +45,11 @@ def test_paths(runner: harness.Runner, per_host: int) -> None:
 
 @pytest.mark.parametrize("encrypt", ["0", "1"])
 def test_connections_that_break(runner: harness.Runner, encrypt: str) -> None:
-    """A job whose TCP connections, plain or encrypted, are reset again and again, and whose link is down for two seconds, ends right."""
+    """A job succeeds although its TCP connections, plain or encrypted, are reset repeatedly and its link is
+    down for two seconds."""
     harness.need_sandbox()
     if harness.PROVIDER != "weft":
-        pytest.skip("only weft makes connections anew")
+        pytest.skip("only weft replaces broken connections")
     launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
     place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "1", "-prepend-rank"]
     command = jobs.mpich(2, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py"), "8"], *launcher, *place)
@@ -59,4 +60,4 @@ def test_connections_that_break(runner: harness.Runner, encrypt: str) -> None:
     outcome = runner.run([hosts, breaking, *command], env, timeout_s=120).check()
     assert "all pairs: good" in outcome.output
     resumed = len(re.findall("there is a connection with .* again", outcome.output))
-    assert resumed >= 5, f"{resumed} connections were made anew"
+    assert resumed >= 5, f"{resumed} connections were replaced"

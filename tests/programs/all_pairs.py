@@ -1,7 +1,7 @@
-"""An MPI program: every pair of ranks exchanges messages of many sizes, then all reduce, then all write and read windows.
+"""An MPI program: every pair of ranks exchanges messages of many sizes, then all ranks reduce and use windows.
 
-Everything received is compared with what must have been sent. Rank 0 prints "all pairs: good" at the end. An argument is for how many
-seconds all this is done again and again.
+All received data is compared with the expected data. Rank 0 prints "all pairs: good" at the end. An argument
+gives the seconds for which the program repeats everything.
 """
 
 import sys
@@ -17,12 +17,12 @@ rank, ranks = world.rank, world.size
 
 
 def pattern(source: int, target: int, size: int) -> np.ndarray:
-    """What `source` sends to `target`."""
+    """The message from `source` to `target`."""
     return (np.arange(size, dtype=np.uint64) * 131 + source * 17 + target * 5 + size).astype(np.uint8)
 
 
 def exchange(peer: int, size: int) -> None:
-    """Both send at once."""
+    """Both ranks send at once."""
     received = np.empty(size, np.uint8)
     world.Sendrecv(pattern(rank, peer, size), peer, 3, received, peer, 3)
     if not np.array_equal(received, pattern(peer, rank, size)):
@@ -30,8 +30,8 @@ def exchange(peer: int, size: int) -> None:
 
 
 def windows() -> None:
-    """Each rank writes into its successor's window, reads it back from two ranks away, and adds to rank 0's."""
-    # Everything that an operation reads or writes is named: it must live until the fence.
+    """Each rank writes to its successor's window, reads its data from two ranks away, and adds to rank 0's window."""
+    # All buffers have names, since they must live until the fence.
     memory, ones = np.zeros(50_000, np.int64), np.ones(10, np.int64)
     out, seen = np.arange(50_000, dtype=np.int64) + rank, np.empty(50_000, np.int64)
     window = MPI.Win.Create(memory, disp_unit=8, comm=world)
@@ -49,7 +49,7 @@ def windows() -> None:
 
 
 def everything() -> None:
-    """All of it once."""
+    """Runs all parts once."""
     for peer in range(ranks):
         for size in SIZES:
             exchange(rank ^ peer if (rank ^ peer) < ranks else rank, size)

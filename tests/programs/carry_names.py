@@ -1,7 +1,8 @@
-"""Starts two processes of a program on pair.h, `PROGRAM receiver` and `PROGRAM sender`, and carries their names across.
+"""Starts two processes of a program on pair.h, `PROGRAM receiver` and `PROGRAM sender`, and exchanges their
+names.
 
-The words before the program run it for the receiver: environment (NAME=VALUE) and a tool with its options. The output is one
-JSON object with, for each of the two, `status` and what it said (`out`, `err`).
+The words before the program run it for the receiver: environment (NAME=VALUE), and a tool with its options. The
+output is one JSON object with `status`, `out` and `err` of each process.
 """
 
 import json

@@ -1,13 +1,18 @@
-"""Plays one cell of the fault matrix some times over: starts ranks (fault_rank.c), has one fault strike one of them, and judges.
+"""Plays one cell of the fault matrix several times: starts ranks (fault_rank.c), strikes one of them with a
+fault, and judges the run.
 
     fault_job.py PROGRAM PATH FAULT SEED RUNS
 
-PATH: `shm`, `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh), `hosts6` (the same by IPv6),
-`hosts-encrypted`; `shm-auto` and `hosts-auto` have automatic progress.
-Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `arrival_ms` (until
-everything has come when ranks send no more), `resumed` (links that went on with another connection, counted on both sides), `measured` (whether the
-machine let the time from the death be judged; null where nobody dies), `wrong` (empty if all was right). Everything is bounded in time; what
-does not end is killed and counts as wrong.
+PATH is `shm` or `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh),
+`hosts6` (hosts with IPv6), or `hosts-encrypted`. `shm-auto` and `hosts-auto` have automatic progress. Prints
+one JSON object per run:
+- `seed`, `ranks`, `victim`, `messages`
+- `slowest_ms`: from the death to the last failure
+- `arrival_ms`: from the end of sending to the last arrival
+- `resumed`: links that continued over another connection, counted on both sides
+- `measured`: whether the machine ran smoothly enough to judge the time from the death; null without a death
+- `wrong`: the error, or empty All waits are bounded. A process that does not end is killed, which counts as
+  wrong.
 """
 
 from __future__ import annotations
@@ -23,12 +28,12 @@ import threading
 import time
 from pathlib import Path
 
-BOUND_MS = 1000.0  # within what operations with the dead must have failed
-RETRY_MS = 1000.0  # a later one has a refused connection tried again for so long (FI_WEFT_CONNECT_RETRY_MS)
-PATIENCE_S = 15.0  # for anything else
-STANDSTILL_S = 0.3  # a machine that stops for longer measures nothing
+BOUND_MS = 1000.0  # time limit for failures of operations with the dead rank
+RETRY_MS = 1000.0  # later operations retry a refused connection for this time (FI_WEFT_CONNECT_RETRY_MS)
+PATIENCE_S = 15.0  # time limit for anything else
+STANDSTILL_S = 0.3  # longer stalls of the machine invalidate measured times
 SECOND_LIFE = 8
-NOISE = 4000  # of what each rank has said, so much is told if a run goes wrong
+NOISE = 4000  # characters of each rank's output in the report of a failed run
 PATHS = {
     "shm": {"FI_WEFT_TCP": "no"},
     "shm-auto": {"FI_WEFT_TCP": "no", "FAULT_AUTO": "yes"},
@@ -40,24 +45,24 @@ PATHS = {
     "any": {},
 }
 DEADLY = ("kill", "exit", "freeze-kill", "restart", "early-kill")
-# Connections break, which nobody may notice.
+# Connections break. No rank may notice.
 BREAKING = ("reset", "link", "lossy", "forget")
 RESUMED = "there is a connection with"
 FORWARDER = Path(__file__).parent.parent / "support" / "forwarder.py"
-# The victim may be cut off from some peers, or end; which is said to both sides, and nobody else may notice.
+# The victim may lose some peers, or end. Both sides are told, and no other rank may notice.
 CUTTING = ("descriptors", "late-descriptors", "late-memory")
-# Without memory, a victim aborts and says so (fi_weft(7)); nothing else but an orderly end is good, a SIGSEGV
-# least of all.
+# Without memory a victim aborts with this message (fi_weft(7)). It may also end
+# in order. Any other end, such as SIGSEGV, is wrong.
 OUT_OF_MEMORY = "memory allocation of"
-GONE = {104, 108, 111}  # connection reset, endpoint shut down, connection refused: what becomes of operations with the dead
+GONE = {104, 108, 111}  # connection reset, endpoint shut down, connection refused: errors of operations with the dead
 
 
 class Wrong(Exception):
-    """The run is not as it should be."""
+    """An error that ends the run."""
 
 
 class Clock(threading.Thread):
-    """Notices when the machine stands still."""
+    """Detects stalls of the machine."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -92,7 +97,7 @@ class Rank:
         self.dead = False
 
     def say(self, line: str) -> None:
-        """Tells it something."""
+        """Sends a line to the rank."""
         try:
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
@@ -100,7 +105,7 @@ class Rank:
             pass
 
     def hear(self) -> bool:
-        """Takes in what it has said; False at the end."""
+        """Handles the rank's output. Returns False at its end."""
         data = self.process.stdout.read()
         if data == b"":
             return False
@@ -136,11 +141,11 @@ class Job:
         self.env = {**os.environ, **PATHS[path], "FI_WEFT_CONNECT_TIMEOUT_MS": "4000"}
         if fault == "restart":
             self.env["FAULT_PORTS"] = "yes"
-        # Debian's libfabric brings a handler (PSM's) that would write a file when the victim aborts.
+        # Debian's libfabric includes a handler (PSM's) that would write a file when the victim aborts.
         self.env |= {"HFI_NO_BACKTRACE": "1", "IPATH_NO_BACKTRACE": "1"}
-        if fault in BREAKING:  # who counts the connections that were made anew
+        if fault in BREAKING:  # the log counts the replaced connections
             self.env |= {"FI_LOG_LEVEL": "info", "FI_LOG_PROV": "weft"}
-        if fault in CUTTING:  # who is lost may come back
+        if fault in CUTTING:  # a lost rank may come back
             self.env["FAULT_CUTS"] = "yes"
         if fault in ("undumpable", "untraceable", "other-user"):
             self.env["FAULT_USER"] = "65534"
@@ -164,7 +169,7 @@ class Job:
         return rank
 
     def wait(self, what: str, condition, limit_s: float = PATIENCE_S) -> None:
-        """Until it holds; everything that the ranks say meanwhile is taken in."""
+        """Waits until the condition holds, and handles the ranks' output meanwhile."""
         deadline = time.monotonic() + limit_s
         while not condition():
             for key, _ in self.selector.select(0.02):
@@ -176,12 +181,12 @@ class Job:
                 raise Wrong(f"not in {limit_s} s: {what}")
 
     def settle(self, seconds: float) -> None:
-        """Lets time go by."""
+        """Handles the ranks' output for a time."""
         end = time.monotonic() + seconds
         self.wait("", lambda: time.monotonic() > end)
 
     def ended(self, rank: Rank) -> None:
-        """A rank is no more: it should have been told to, or be the victim."""
+        """Checks that a rank that has ended was told to, or is the victim."""
         status = rank.process.wait()
         victim = rank is self.ranks[self.victim] and (self.fault in DEADLY or self.fault in CUTTING)
         aborts = self.fault == "late-memory" and status == -signal.SIGABRT and any(line.startswith(OUT_OF_MEMORY) for line in rank.noise)
@@ -195,18 +200,18 @@ class Job:
             raise Wrong(f"rank {rank.number} ended with {status}: {' '.join(rank.noise)[-2000:]}")
 
     def living(self) -> list[Rank]:
-        """Who is there."""
+        """The ranks that have not died."""
         return [rank for rank in self.ranks if not rank.dead]
 
     def introduce(self, rank: Rank) -> None:
-        """Tells a rank and those before it of each other."""
+        """Tells a rank and all earlier ranks of each other."""
         for other in self.living():
             if other is not rank:
                 other.say(f"peer {rank.number} {rank.name}")
                 rank.say(f"peer {other.number} {other.name}")
 
     def all_ready(self) -> bool:
-        """Whether everyone has heard of everyone, as far as nobody is cut off."""
+        """Whether all ranks have received from all others, except from lost ones."""
         living = self.living()
         for rank in living:
             for other in living:
@@ -215,7 +220,7 @@ class Job:
         return True
 
     def cut(self) -> None:
-        """Whoever has lost somebody: the other one may never hear of it."""
+        """Tells each lost peer about its loss, since it may not notice by itself."""
         for rank in self.living():
             for peer in rank.lost:
                 others = [other for other in self.living() if other.number == peer]
@@ -223,7 +228,7 @@ class Job:
                     others[0].say(f"gone {rank.number}")
 
     def die(self) -> None:
-        """The victim goes, and everyone notices in time."""
+        """Kills the victim. All ranks must notice in time."""
         victim = self.ranks[self.victim]
         pid = victim.process.pid
         if self.fault == "freeze-kill":
@@ -232,38 +237,38 @@ class Job:
         clock = Clock()
         at_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGUSR1 if self.fault == "exit" else signal.SIGKILL)
-        self.wait("the victim is dead", lambda: victim.dead)
+        self.wait("death of the victim", lambda: victim.dead)
         number = victim.number
-        self.wait("everyone has noticed the death", lambda: all(number in rank.lost for rank in self.living()))
+        self.wait("notice of the death by all ranks", lambda: all(number in rank.lost for rank in self.living()))
         clock.over = True
         late_ms = 0.0
         for rank in self.living():
             last_ns, late_ns, *errors = rank.lost[number]
             if not set(errors) <= GONE:
-                raise Wrong(f"rank {rank.number}: operations with the dead failed with {errors}")
+                raise Wrong(f"rank {rank.number}: operations with the dead rank failed with {errors}")
             self.slowest_ms = max(self.slowest_ms, (last_ns - at_ns) / 1e6)
             late_ms = max(late_ms, late_ns / 1e6)
-        # Who has no link with the dead yet is calling: a refusal is believed when calls have been repeated
-        # for long enough.
+        # A rank without a link to the victim is still connecting. It accepts a refusal only after repeated
+        # attempts.
         bound_ms = BOUND_MS + (RETRY_MS if self.fault == "early-kill" else 0)
         self.measured = clock.worst < STANDSTILL_S
         if self.measured and (self.slowest_ms >= bound_ms or late_ms >= RETRY_MS + BOUND_MS):
-            raise Wrong(f"operations with the dead failed after {self.slowest_ms:.0f} ms, later ones after {late_ms:.0f} ms")
+            raise Wrong(f"operations with the dead rank failed after {self.slowest_ms:.0f} ms, later ones after {late_ms:.0f} ms")
 
     def stand_between(self) -> None:
-        """All frames between the hosts go through our hands."""
+        """Routes all frames between the hosts through the forwarder."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.forwarder = subprocess.Popen([sys.executable, str(FORWARDER), str(self.seed)], **pipes)
         if self.forwarder.stdout.readline() != "ready\n":
-            raise Wrong("the forwarder does not start")
+            raise Wrong("the forwarder has not started")
 
     def order(self, line: str) -> None:
-        """Tells the forwarder something."""
+        """Sends an order to the forwarder."""
         self.forwarder.stdin.write(line + "\n")
         self.forwarder.stdin.flush()
 
     def breaks(self) -> None:
-        """Connections between the hosts break, or as good as."""
+        """Breaks or disturbs the connections between the hosts."""
         for turn in range(self.random.randint(1, 3)):
             if self.fault == "reset":
                 self.reset("h1")
@@ -279,15 +284,16 @@ class Job:
             self.order("lossy 0 0")
 
     def reset(self, host: str) -> None:
-        """Resets the connections of a host to others."""
+        """Resets the connections from a host to others."""
         command = ["ip", "netns", "exec", host, "ss", "--kill", "--tcp", "--no-header", "not", "src", "127.0.0.1"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
     def unplug(self, host: str) -> None:
-        """A link is gone for some seconds: at the bridge, or it is a host's own interface, with which its routes and IPv6 addresses go."""
+        """Takes a link down for some seconds: at the bridge, or at the host, which then loses its routes and
+        IPv6 addresses."""
         link = ["ip", "-n", host, "link", "set", "eth0"] if host else ["ip", "link", "set", "wve1"]
         subprocess.run([*link, "down"], check=True)
-        if host and self.random.random() < 0.5:  # what is under way then, and the attempts to go on, meet an address that is nowhere
+        if host and self.random.random() < 0.5:  # pending operations and new connections meet an address that does not exist
             self.reset(host)
         self.settle(self.random.uniform(0.05, 3))
         subprocess.run([*link, "up"], check=True)
@@ -295,7 +301,7 @@ class Job:
             subprocess.run(["ip", "-n", host, "address", "add", f"fd77::{host[1:]}/64", "dev", "eth0", "nodad"], check=True)
 
     def strike(self) -> None:
-        """The fault."""
+        """Applies the fault."""
         victim = self.ranks[self.victim]
         if self.fault in BREAKING:
             self.breaks()
@@ -311,14 +317,14 @@ class Job:
             os.kill(victim.process.pid, signal.SIGUSR1)
 
     def play(self) -> None:
-        """The whole of it."""
+        """Plays the whole run."""
         if self.fault in ("lossy", "forget"):
             self.stand_between()
         for number in range(self.size):
             own = "none" if self.fault in BREAKING else {"exit": "late-exit", "freeze": "none"}.get(self.fault, self.fault)
             self.start(number, own if number == self.victim else "none")
         may_refuse = self.fault in CUTTING
-        self.wait("everyone has a name", lambda: all(rank.name for rank in self.living()))
+        self.wait("names of all ranks", lambda: all(rank.name for rank in self.living()))
         living = self.living()
         for rank in living:
             for other in living:
@@ -326,9 +332,9 @@ class Job:
                     rank.say(f"peer {other.number} {other.name}")
         if self.fault != "early-kill":
             if may_refuse:
-                self.wait("everyone is ready or cut off", lambda: self.cut() or self.all_ready())
+                self.wait("readiness or loss of all ranks", lambda: self.cut() or self.all_ready())
             else:
-                self.wait("everyone is ready", self.all_ready)
+                self.wait("readiness of all ranks", self.all_ready)
         self.settle(self.random.uniform(0, 0.25) if self.fault != "early-kill" else self.random.uniform(0, 0.02))
         self.strike()
         self.settle(0.1)
@@ -336,35 +342,35 @@ class Job:
             self.judge()
         if self.fault == "restart":
             again = self.start(self.victim + SECOND_LIFE, "none")
-            self.wait("the victim lives again", lambda: bool(again.name))
+            self.wait("restart of the victim", lambda: bool(again.name))
             self.introduce(again)
-            self.wait("everyone is ready again", self.all_ready)
+            self.wait("readiness of all ranks after the restart", self.all_ready)
             self.settle(0.1)
         for rank in self.living():
             rank.say("stop")
         stopped = time.monotonic()
-        self.wait("everything has arrived", lambda: (self.cut() if may_refuse else None) or all(rank.messages is not None for rank in self.living()))
+        self.wait("arrival of all messages", lambda: (self.cut() if may_refuse else None) or all(rank.messages is not None for rank in self.living()))
         self.arrival_ms = (time.monotonic() - stopped) * 1000
         self.judge()
         for rank in self.living():
             rank.say("close")
-        self.wait("everyone has closed", lambda: all(rank.process.poll() is not None for rank in self.living()))
+        self.wait("end of all ranks", lambda: all(rank.process.poll() is not None for rank in self.living()))
         self.wait("", lambda: not self.selector.get_map())
         for rank in self.living():
             if not rank.closed or rank.process.returncode != 0:
                 raise Wrong(f"rank {rank.number} did not close: {rank.process.returncode} {' '.join(rank.noise)[-2000:]}")
 
     def judge(self) -> None:
-        """Nobody has lost anyone but the victim."""
+        """Checks that no rank has lost a peer other than the victim."""
         for rank in self.living():
             strange = set(rank.lost) - ({self.victim} if self.fault in DEADLY else set())
             if self.fault in CUTTING:
                 strange = set() if rank.number == self.victim else strange - {self.victim}
             if strange:
-                raise Wrong(f"rank {rank.number} has lost {[(peer, rank.lost[peer]) for peer in strange]}, who live")
+                raise Wrong(f"rank {rank.number} has lost {[(peer, rank.lost[peer]) for peer in strange]}, which live")
 
     def inquest(self) -> str:
-        """How everything stands in a run that has gone wrong."""
+        """Describes the state of a failed run."""
         try:
             for rank in self.living():
                 rank.say("tell")
@@ -379,7 +385,7 @@ class Job:
         return "\n".join(found)
 
     def run(self) -> dict:
-        """Plays it; nothing of it is left afterwards."""
+        """Plays the run, and ends all its processes."""
         wrong = ""
         try:
             self.play()
@@ -407,7 +413,7 @@ class Job:
 
 
 def main() -> int:
-    """Plays the runs."""
+    """Plays all runs."""
     program, path, fault, seed, runs = sys.argv[1:]
     good = True
     for number in range(int(runs)):

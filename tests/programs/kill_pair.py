@@ -1,7 +1,8 @@
-"""Starts the two processes of peer_death.c, carries their names across, kills one, and prints what the other one saw.
+"""Starts the two processes of peer_death.c, exchanges their names, kills one, and prints the other one's
+output.
 
-The output is one JSON object: `killed_ns` (CLOCK_MONOTONIC), `lines` (the survivor's words after the kill), `status` (its
-exit status), `extra` (what it printed on standard error).
+The output is one JSON object: `killed_ns` (CLOCK_MONOTONIC), `lines` (the survivor's output after the kill),
+`status` (its exit status), and `extra` (its standard error).
 """
 
 import json
@@ -18,7 +19,7 @@ survivor, victim = (subprocess.Popen([*who, program, role], **pipes) for role in
 
 
 def expect(process: subprocess.Popen, word: str) -> str:
-    """The rest of the line that must begin with `word`."""
+    """Returns the rest of the line, which must begin with `word`."""
     line = process.stdout.readline()
     if not line.startswith(word):
         victim.kill()

@@ -1,4 +1,4 @@
-"""An MPI job of which rank 1 kills itself in the midst of traffic: every rank sends and receives long messages for ever."""
+"""An MPI job whose rank 1 kills itself under traffic: every rank sends and receives long messages in a loop."""
 
 import os
 import signal

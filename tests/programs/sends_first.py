@@ -1,6 +1,7 @@
-"""An MPI program: both ranks start all sends before any receive, as the standard allows, then receive and wait for all.
+"""An MPI program: both ranks start all sends before any receive, as the standard allows, then receive and wait
+for all.
 
-Arguments: pairs of a count and a size in bytes. Rank 0 prints "sends first: good" at the end.
+Arguments are pairs of a count and a size in bytes. Rank 0 prints "sends first: good" at the end.
 """
 
 import sys

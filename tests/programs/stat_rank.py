@@ -1,4 +1,5 @@
-"""One of two ranks that play ping-pong, until the file that the first argument names exists. Each says its process, then how often."""
+"""One of two ranks that play ping-pong until a file exists, whose name is the argument. Prints its process and
+rounds."""
 
 import os
 import sys

@@ -1,9 +1,13 @@
-"""Starts a job of two ranks and looks at it with the weft command; prints what that said, as one JSON object.
+"""Starts a job of two ranks and observes it with the weft command. Prints the outputs as one JSON object.
 
-    stat_watch.py WEFT COMMAND ARGUMENT...      COMMAND is the job's; it gets the name of the file that ends it as its last argument
+    stat_watch.py WEFT COMMAND ARGUMENT...
 
-`looks`: two of `weft stat --json` at each rank, half a second apart; `top`, `table`: what `weft top --once` and `weft stat` print;
-`stranger`: status and words of `weft stat` as another user; `after`: the same when the job has ended; `silent`: of a process without weft.
+COMMAND is the job's. Its last argument is the name of the file that ends it.
+- `looks`: two outputs of `weft stat --json` for each rank, half a second apart
+- `top`, `table`: the outputs of `weft top --once` and `weft stat`
+- `stranger`: status and output of `weft stat` as another user
+- `after`: status and output after the job has ended
+- `silent`: status and output for a process without weft
 """
 
 import json
@@ -19,19 +23,19 @@ from pathlib import Path
 weft, *command = sys.argv[1:]
 place = Path(tempfile.mkdtemp())
 stop = place / "stop"
-# Where another user finds it, too.
+# Another user can read it there, too.
 place.chmod(0o755)
 weft = shutil.copy(weft, place)
 
 
 def ask(*argv: str, **how: object) -> tuple[int, str, str]:
-    """Status, output and words of the command."""
+    """Runs the command. Returns its status, its output and its errors."""
     done = subprocess.run([weft, *argv], capture_output=True, text=True, timeout=30, check=False, **how)
     return done.returncode, done.stdout, done.stderr
 
 
 def watch(job: subprocess.Popen) -> dict:
-    """Looks at a job that runs, then ends it."""
+    """Observes a running job, then ends it."""
     pids: dict[int, int] = {}
     said = []
     while len(pids) < 2:
@@ -39,7 +43,7 @@ def watch(job: subprocess.Popen) -> dict:
         if not line:
             sys.exit(f"the job has ended: {said}")
         said.append(line)
-        # What two ranks say may come in one line.
+        # The output of both ranks may arrive in one line.
         pids |= {int(rank): int(pid) for rank, pid in re.findall(r"rank (\d) process (\d+)", line)}
     time.sleep(0.5)
     looks = []
@@ -64,6 +68,6 @@ job = subprocess.Popen([*command, str(stop)], stdout=subprocess.PIPE, text=True)
 try:
     print(json.dumps(watch(job)))
 finally:
-    # Whatever went wrong here, nobody has to wait for the job.
+    # The job ends, whatever went wrong here.
     job.kill()
     shutil.rmtree(place)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command between the two hosts of two-hosts.sh, whose connections are cut meanwhile: reset again and again, and once the link
-# is down for two seconds. The launcher's own connections lead elsewhere and are left alone.
+# Runs a command between the two hosts of two-hosts.sh and breaks their connections meanwhile. The connections
+# are reset repeatedly, and the link is down once for two seconds. The launcher's connections use another
+# network.
 #
 #   two-hosts.sh breaking.sh COMMAND ARGUMENT...
 set -euo pipefail

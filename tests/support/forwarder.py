@@ -1,11 +1,10 @@
-"""Stands between the two hosts of two-hosts.sh in the place of their bridge, and mishandles what passes.
+"""Replaces the bridge between the two hosts of two-hosts.sh, and mishandles frames.
 
     forwarder.py SEED < orders
 
-Prints `ready` once it forwards. Orders, a line each:
-`lossy SHARE MILLISECONDS`: of all frames, that share is lost; the others are late by up to so long, each by another time, so that they
-come in another order.
-`forget`: as a middle box does that has lost its table: frames of TCP connections that have passed before are dropped from now on without a word.
+Prints `ready` once it forwards. Each line of its input is an order. `lossy SHARE MILLISECONDS`: this share of
+all frames is lost. The others are delayed by different times up to the maximum, which reorders them. `forget`:
+drops the frames of all TCP connections seen before, like a middle box that has lost its table.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import time
 EVERYTHING = 3  # ETH_P_ALL
 SO_RCVBUFFORCE = 33
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
-VIRTIO = 10  # bytes of the header that says which checksum, and which cutting into segments, is still to be done
+VIRTIO = 10  # bytes of the header that describes pending checksums and segmentation
 FRAME_MAX = VIRTIO + 14 + 65536
 TCP = 6
 
 
 def tap(interface: str) -> socket.socket:
-    """All frames that come out of an interface, and into it; as the kernel has them, which may be many packets in one."""
+    """Captures all frames from and to an interface. The kernel may deliver many packets as one frame."""
     subprocess.run(["ip", "link", "set", interface, "nomaster"], check=True)
     frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERYTHING))
     frames.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
@@ -39,7 +38,7 @@ def tap(interface: str) -> socket.socket:
 
 
 def connection(frame: bytes) -> frozenset[bytes] | None:
-    """The two ends of the TCP connection to which a frame belongs."""
+    """The two ends of the TCP connection of a frame."""
     kind = frame[12:14]
     if kind == b"\x08\x00" and frame[23] == TCP:
         start, source, sink = 14 + 4 * (frame[14] & 15), frame[26:30], frame[30:34]
@@ -51,7 +50,7 @@ def connection(frame: bytes) -> frozenset[bytes] | None:
 
 
 class Forwarder:
-    """See the module."""
+    """Forwards frames between two interfaces, with losses and delays."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -62,7 +61,7 @@ class Forwarder:
         self.count = 0
 
     def order(self, line: str) -> None:
-        """Does what is asked."""
+        """Executes an order."""
         word, *rest = line.split()
         if word == "lossy":
             self.share, self.late_s = float(rest[0]), float(rest[1]) / 1e3
@@ -70,7 +69,7 @@ class Forwarder:
             self.forgotten |= self.known
 
     def take(self, data: bytes, out: socket.socket) -> None:
-        """One frame has come."""
+        """Drops or queues a captured frame."""
         ends = connection(data[VIRTIO:])
         if ends is not None:
             self.known.add(ends)
@@ -81,7 +80,7 @@ class Forwarder:
         heapq.heappush(self.waiting, (due, self.count, out, data))
 
     def send(self) -> float | None:
-        """Sends what is due; how long it is until there is more."""
+        """Sends the due frames. Returns the seconds until the next one is due, or None."""
         while self.waiting:
             left = self.waiting[0][0] - time.monotonic()
             if left > 0:
@@ -89,13 +88,13 @@ class Forwarder:
             _, _, out, data = heapq.heappop(self.waiting)
             try:
                 out.send(data)
-            except OSError:  # the other side is down, or full: so it is lost
+            except OSError:  # the other side is down or full, so the frame is lost
                 pass
         return None
 
 
 def main() -> None:
-    """Forwards until there are no more orders to come."""
+    """Forwards until its input ends."""
     forwarder = Forwarder(int(sys.argv[1]))
     one, two = tap("wve1"), tap("wve2")
     selector = selectors.DefaultSelector()

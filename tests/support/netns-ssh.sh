@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Stands in for ssh as the launcher of MPICH's mpiexec: the host's name is the name of a network namespace.
-# Called as `netns-ssh.sh [-x] h1 "command" argument...`; like ssh, it lets a shell join and read the words.
+# Replaces ssh as the launcher of MPICH's mpiexec. The host's name is the name of a network namespace. Called as
+# `netns-ssh.sh [-x] h1 "command" argument...`. Like ssh, it joins the words and passes them to a shell.
 set -euo pipefail
 while [[ $1 == -* ]]; do shift; done
 host=$1

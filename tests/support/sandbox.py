@@ -1,14 +1,14 @@
-"""Runs one command in a world of its own and reports what it leaves behind.
+"""Runs one command in a sandbox and reports the resources that it leaves behind.
 
-Started by `unshare` in new mount, network and process namespaces (harness.py holds the line), as their first process.
-/dev/shm, /tmp and /run are empty and the only network interface is loopback, so that whatever is there after the command
-was left by it, and nothing that goes wrong reaches the machine outside: when this process ends, the kernel ends all
+`unshare` starts this process as the first one of new mount, network and process namespaces (see harness.py).
+/dev/shm, /tmp and /run are empty, and loopback is the only network interface. Everything found there afterwards
+was left by the command. No error reaches the machine outside: when this process ends, the kernel kills all
 others in the sandbox, and its mounts, sockets and namespaces vanish.
 
     sandbox.py KEEP REPORT COMMAND ARGUMENT...
 
-KEEP is a directory that stays visible even if it lies under /tmp. REPORT becomes a JSON object: the command's `status`, and
-the `files`, `sockets` and `processes` that are there a moment after it ended.
+KEEP is a directory that stays visible even if it lies under /tmp. REPORT becomes a JSON object: the command's
+`status`, and the `files`, `sockets` and `processes` that exist a moment after its end.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ EMPTIED = ("/dev/shm", "/tmp", "/run")
 
 
 def mount(*words: str) -> None:
-    """Mounts, or ends with the reason."""
+    """Mounts, or exits with the reason."""
     subprocess.run(["mount", *words], check=True)
 
 
 def empty_world(keep: Path) -> None:
-    """Gives the sandbox its own empty directories, with `keep` still in its place."""
+    """Mounts empty directories in the sandbox, and `keep` in its place."""
     handle = os.open(keep, os.O_PATH)
     for directory in EMPTIED:
         mount("-t", "tmpfs", "tmpfs", directory)
@@ -43,7 +43,7 @@ def empty_world(keep: Path) -> None:
 
 
 def reap() -> None:
-    """Takes the orphans' statuses: the first process inherits them."""
+    """Collects the statuses of orphans, which the first process inherits."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0] != 0:
             pass
@@ -52,7 +52,7 @@ def reap() -> None:
 
 
 def present() -> dict[str, list[str]]:
-    """Everything of the kinds that a job may leave."""
+    """Lists all resources of the kinds that a job may leave."""
     files = [str(path) for top in EMPTIED[:2] for path in Path(top).rglob("*")]
     sockets = []
     for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]:

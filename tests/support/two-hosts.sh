@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes two hosts out of network namespaces, h1 and h2, joined by a bridge in the namespace it is started in, and runs
-# a command there. With WEFT_TEST_HOSTS=6, they know each other by IPv6 only. To be run inside a sandbox (support/sandbox.py), which takes
-# everything away again.
+# Makes two hosts, h1 and h2, out of network namespaces. A bridge in the current namespace joins them. Then runs
+# a command there. With WEFT_TEST_HOSTS=6 the hosts use IPv6 only. Must run inside a sandbox
+# (support/sandbox.py), which removes everything afterwards.
 #
 #   two-hosts.sh COMMAND ARGUMENT...
 set -euo pipefail
@@ -19,7 +19,7 @@ for number in 1 2; do
   else
     ip -n "h$number" address add "10.77.0.$number/24" dev eth0
   fi
-  # Whatever this machine prefers: BBR, after the link was down, takes it for one of less than a Mbit/s for a long while.
+  # Use reno, whatever the machine prefers: after an outage BBR assumes a very slow link for a long time.
   ip netns exec "h$number" sh -c 'echo reno > /proc/sys/net/ipv4/tcp_congestion_control'
   ip -n "h$number" link set eth0 up
   ip -n "h$number" link set lo up
