@@ -166,12 +166,10 @@ fn story(messages: &[(u8, u8, &[u64])]) -> Vec<u8> {
     out
 }
 
-/// Arbitrary messages cause no panic, touch no byte outside the offered memory, and leave no operation when
-/// the link has ended.
-#[test]
-fn messages() {
+/// Seeds: messages of an open connection.
+fn seeds() -> [Vec<u8>; 6] {
     const SEVEN: u64 = 7;
-    let seeds = [
+    [
         story(&[(8, 0, &[1, 2]), (8, 1, &[5, 1, 2]), (8, 5, &[5, 3, 1])]),
         story(&[(9, 4, &[1, 0, 0, 100]), (13, 0, &[64]), (11, 0, &[1, 0])]),
         story(&[(14, 0, &[1, SEVEN, 8, 0, 77]), (16, 0, &[2, SEVEN, 0, 0, 8, 0, 0]), (14, 16, &[3, SEVEN, 8, 0, 77])]),
@@ -183,39 +181,49 @@ fn messages() {
             (19, 0, &[1, 2, 8, 1, 8]),
         ]),
         story(&[(12, 1, &[1]), (10, 0, &[1, 2, 3]), (18, 0, &[1, 2, 3])]),
-    ];
-    fuzz("messages", &seeds, |input| {
-        let mut input = Reader(input);
-        let options = input.byte();
-        let caps = NicCaps {
-            device: "scripted",
-            mailbox_bytes: 4096,
-            inline_bytes: 64,
-            eager_bytes: 2048,
-            get: options & 1 != 0,
-            put: options & 2 != 0,
-            ordered: options & 4 == 0,
-            push_follows: options & 12 == 0,
-            survives: false,
-            registered: false,
-        };
-        let mut events = VecDeque::new();
-        while !input.is_empty() && events.len() < 64 {
-            let kind = input.byte();
-            let len = usize::from(u16::from_le_bytes([input.byte(), input.byte()])) % 4097;
-            events.push_back(if kind & 3 == 3 {
-                let (window, offset) = (input.word(), input.word());
-                let bytes = input.bytes(len).to_vec();
-                // A device passes on only pieces that have bytes and that end below 2^64.
-                if bytes.is_empty() || offset.checked_add(bytes.len() as u64).is_none() {
-                    continue;
-                }
-                Event::Push { window, offset, bytes }
-            } else {
-                Event::Message(input.bytes(len).to_vec())
-            });
-        }
-        let nic = ScriptedDevice { caps, up: false, events, answers: 0, down: false };
+    ]
+}
+
+/// Reads a device's capabilities and the events that it delivers.
+fn scripted(input: &mut Reader<'_>) -> ScriptedDevice {
+    let options = input.byte();
+    let caps = NicCaps {
+        device: "scripted",
+        mailbox_bytes: 4096,
+        inline_bytes: 64,
+        eager_bytes: 2048,
+        get: options & 1 != 0,
+        put: options & 2 != 0,
+        ordered: options & 4 == 0,
+        push_follows: options & 12 == 0,
+        survives: false,
+        registered: false,
+    };
+    let mut events = VecDeque::new();
+    while !input.is_empty() && events.len() < 64 {
+        let kind = input.byte();
+        let len = usize::from(u16::from_le_bytes([input.byte(), input.byte()])) % 4097;
+        events.push_back(if kind & 3 == 3 {
+            let (window, offset) = (input.word(), input.word());
+            let bytes = input.bytes(len).to_vec();
+            // A device passes on only pieces that have bytes and that end below 2^64.
+            if bytes.is_empty() || offset.checked_add(bytes.len() as u64).is_none() {
+                continue;
+            }
+            Event::Push { window, offset, bytes }
+        } else {
+            Event::Message(input.bytes(len).to_vec())
+        });
+    }
+    ScriptedDevice { caps, up: false, events, answers: 0, down: false }
+}
+
+/// Arbitrary messages cause no panic, touch no byte outside the offered memory, and leave no operation when
+/// the link has ended.
+#[test]
+fn messages() {
+    fuzz("messages", &seeds(), |input| {
+        let nic = scripted(&mut Reader(input));
         let mut engine = Engine::new(Config { window_bytes: 64 * 1024, ..Config::default() }, nic);
         // The region is longer than a request may fetch.
         let (mut region, reachable) = guarded(8192);
