@@ -1,17 +1,17 @@
-# The targets of this project. Each installs what it needs (scripts/deps.sh) and can be repeated.
+# The targets of this project. Each installs its dependencies (scripts/deps.sh) and can be repeated.
 #
-#   make            the provider and the weft command, in target/dist
-#   make demo       an MPI program over weft and over libfabric's shm and tcp, in one table
-#   make test       every check and test; CI runs this
-#   make check      the checks without tests: format, clippy, rustdoc, bindings
-#   make deps       everything that building, demo and tests need
+#   make            builds the provider and the weft command in target/dist
+#   make demo       runs an MPI program over weft and over libfabric's shm and tcp, and prints one table
+#   make test       runs every check and test, as CI does
+#   make check      runs the checks without tests: format, clippy, rustdoc, bindings
+#   make deps       installs the dependencies of build, demo and tests
 #   make bench      measures weft beside its peers (ten minutes on a quiet machine) and renews the documents
-#   make man        man/fi_weft.7, from man/fi_weft.7.in and the table of variables
-#   make fuzz       every fuzz target, each for MINUTES=1 of processor time; stores its findings
-#   make asan       the provider under the address sanitizer, inside every host library (tests/hosts)
-#   make faults     the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times; about two hours
-#   make icount     instruction counts of single operations, in weft and in libfabric's shm and tcp
-#   make icount-baseline   stores them: weft's in tests/icount.toml, all in docs/benchmarking.md
+#   make man        renews man/fi_weft.7 from man/fi_weft.7.in and the table of variables
+#   make fuzz       runs every fuzz target for MINUTES=1 of processor time, and stores its findings
+#   make asan       tests the provider under the address sanitizer in every host library (tests/hosts)
+#   make faults     runs the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times; takes two hours
+#   make icount     counts the instructions of single operations in weft and in libfabric's shm and tcp
+#   make icount-baseline   stores the counts: weft's in tests/icount.toml, all in docs/benchmarking.md
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,7 +21,7 @@ SHELL := bash
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 DIST := $(TARGET)/dist
 LOGS := $(TARGET)/test-logs
-# Named, so that what runs at build time is not sanitized.
+# With an explicit target, programs that run at build time are not sanitized.
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PYTHON := .venv-mpich/bin/python
 
@@ -37,8 +37,8 @@ demo-deps:
 test-deps deps:
 	@scripts/deps.sh test
 
-# libfabric loads files named *fi.so. A file is renamed into place so that a process that has the old one
-# mapped keeps it whole.
+# libfabric loads files named *fi.so. A new file replaces the old one by a rename, so that a process keeps the file
+# that it has mapped.
 dist: build-deps
 	cargo build --release -p weft-fi -p weft-cli
 	@mkdir -p $(DIST)
@@ -59,8 +59,8 @@ bench: test-deps dist
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/bench.py
 
-# Targets are tests of their crates, and run for a moment in `make test`, too. getinfo_hints runs once in each
-# libfabric there is.
+# Fuzz targets are tests of their crates, and run briefly in `make test`, too. getinfo_hints runs once in each host
+# library.
 fuzz: export WEFT_FUZZ_STORE := 1
 fuzz: export WEFT_FUZZ_MINUTES := $(or $(MINUTES),1)
 fuzz: test-deps
@@ -69,9 +69,9 @@ fuzz: test-deps
 	cargo test -p weft-fi --lib -- --nocapture fuzz
 	cargo test -p weft-fi --test hosts -- --nocapture getinfo_hints
 
-# The sanitizer comes with the compiler, which wants to be told that we know it to be unstable. Leaks are of
-# the hosts, too, which never unload the provider. The provider, which is loaded, finds the sanitizer in the
-# program, which therefore has to show it.
+# The compiler includes the sanitizer as an unstable feature, which RUSTC_BOOTSTRAP enables. Leaks are not detected,
+# since hosts never unload the provider. The loaded provider uses the sanitizer of the program, which must therefore
+# export its symbols (-rdynamic).
 asan: export WEFT_TEST_ASAN := 1
 asan: export RUSTC_BOOTSTRAP := 1
 asan: export RUSTFLAGS := -Zsanitizer=address
@@ -85,7 +85,7 @@ faults: export WEFT_FAULT_SEED := $(or $(SEED),1)
 faults: test-deps dist
 	$(PYTHON) -m pytest tests/test_faults.py -rP $(if $(CELL),-k "$(CELL)")
 
-# The provider's packages are named as well, so that they are built with the same features and not once more.
+# The provider's packages are named as well, so that one build with the same features serves all.
 icount-program: dist
 	@cargo build --release -p weft-fi -p weft-cli -p weft-icount
 
@@ -95,21 +95,22 @@ icount: test-deps icount-program
 icount-baseline: test-deps icount-program
 	@$(PYTHON) scripts/icount.py --renew
 
-# The checks run one after the other, cheap ones first; each writes its log, and the closing lines of all are
-# repeated at the end.
+# The checks run one after the other, cheap ones first. Each writes a log. The closing lines of all logs are repeated
+# at the end.
 test: test-deps
 	@rm -rf $(LOGS) && mkdir -p $(LOGS)
 	@$(MAKE) --no-print-directory check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 	@scripts/closing-lines.sh $(LOGS)
 
-# The checks of `make test` that take no test run.
+# The checks of `make test` that run no tests.
 check: test-deps
 	@$(MAKE) --no-print-directory check-format check-clippy check-docs check-bindings
 
 check-format:
 	cargo fmt --all --check
 
-# The style rules that can be counted. Neither `make check` nor `make test` runs this: older text is above the limits.
+# Counts violations of the style rules. Neither `make check` nor `make test` runs this, since older text exceeds the
+# limits.
 check-tidy:
 	cargo xtask tidy
 
@@ -122,14 +123,13 @@ check-docs:
 check-bindings:
 	cargo xtask bindings --check
 
-# The workspace's own tests, among them the provider inside Debian's libfabric and those that the MPI
-# libraries bring. The longest of them wait a third of the time: half as many again at once as there are
-# processors.
+# The workspace's tests, including the provider in Debian's libfabric and in those of the MPI libraries. The longest
+# tests wait a third of the time, so the number of threads is one and a half times that of the processors.
 check-cargo: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) \* 3 / 2)
 check-cargo:
 	cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
 
-# The engine under simulated faults; and the engine with bugs planted in it, which that must find.
+# The engine under simulated faults, and the engine with planted bugs, which the simulation must find.
 check-sim: dist
 	$(DIST)/weft sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Repeats, from the logs of `make test`, the lines with which the test runners closed: once more, all together, at
-# the end of the output, where a person or a CI looks. Fails when a runner left no such line.
+# Repeats the closing lines of the test runners from the logs of `make test`, so that they end the output. Fails
+# if a runner has left no such line.
 set -euo pipefail
 logs=$1
 

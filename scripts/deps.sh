@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Installs what building, demo or test need and this machine lacks. Idempotent, and quick when nothing is missing.
+# Installs missing dependencies of the build, the demo or the tests. Idempotent, and quick if nothing is
+# missing.
 #
-#   scripts/deps.sh build    a C linker
-#   scripts/deps.sh demo     build, plus MPICH in .venv-mpich
-#   scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, valgrind, Open MPI,
-#                            Intel MPI, and mpi4py's test-suite in .cache
+#     scripts/deps.sh build    a C linker
+#     scripts/deps.sh demo     build, plus MPICH in .venv-mpich
+#     scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, valgrind,
+#                              Open MPI, Intel MPI, and mpi4py's test suite in .cache
 #
-# Debian packages are installed as root or through sudo, and only those that are really missing; the rest comes
-# from PyPI into virtual environments in the project's root. A virtual environment is made anew when its
-# requirements file has changed: the copy in its .stamp is what it was made from.
+# Missing Debian packages are installed as root or through sudo. Python packages come from PyPI into virtual
+# environments in the project's root. A virtual environment is rebuilt when its requirements file has changed.
+# Its .stamp is a copy of the file that it was made from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin  # ip and ldconfig, which a user's PATH may lack
@@ -19,7 +20,7 @@ die() { say "$*"; exit 1; }
 missing=()
 need_command() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
 need_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ] || missing+=("$1"); }
-# A Python from elsewhere (pyenv, conda) needs no python3-venv: asked is what it can do.
+# Tests the modules and not the package, since a Python from elsewhere (pyenv, conda) needs no python3-venv.
 need_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv); }
 
 need_build() { need_command cc gcc; }
@@ -28,7 +29,7 @@ need_test() {
   need_demo
   cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1 ||
     die 'cargo has no clippy or rustfmt: rustup component add clippy rustfmt'
-  command -v dpkg-query >/dev/null 2>&1 || die 'the tests need a Debian-like system (dpkg): see "deps" in CONTRIBUTING.md for what to install by hand'
+  command -v dpkg-query >/dev/null 2>&1 || die 'the tests need a Debian-like system (dpkg); CONTRIBUTING.md lists the packages for other systems'
   need_package libfabric1      # the oldest host library that weft is tested with
   need_package libfabric-dev   # headers, for the check that the bindings are current
   need_package libfabric-bin   # fi_info, fi_pingpong
@@ -41,10 +42,10 @@ install_missing() {
   [ ${#missing[@]} -gt 0 ] || return 0
   local as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null 2>&1 || die "these Debian packages are missing, and installing them takes root (no sudo here): ${missing[*]}"
+    command -v sudo >/dev/null 2>&1 || die "these Debian packages are missing: ${missing[*]}; install them as root (there is no sudo here)"
     as_root=(sudo)
   fi
-  command -v apt-get >/dev/null 2>&1 || die "these packages are missing, and there is no apt-get here: ${missing[*]}"
+  command -v apt-get >/dev/null 2>&1 || die "these packages are missing: ${missing[*]}; install them by hand (there is no apt-get here)"
   say "installing ${missing[*]}"
   "${as_root[@]}" apt-get update -qq || die "apt-get update failed; still missing: ${missing[*]}"
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2 ||
@@ -61,7 +62,7 @@ make_venv() {
   cp "$wanted" "$dir/.stamp"
 }
 
-# The test programs of mpi4py are only in its source archive, not in its wheel.
+# mpi4py ships its test programs in its source archive only, not in its wheel.
 get_mpi4py_tests() {
   local version=4.1.2
   [ -f ".cache/mpi4py-$version/test/main.py" ] && return 0

@@ -3,12 +3,12 @@
  *     mpi_bench MILLISECONDS [KIND:BYTES,BYTES,...]...
  *
  * Prints one line per measurement on rank 0: kind, message size in bytes, time in microseconds. Kinds:
- *   pingpong   half of a round trip between ranks 0 and 1
- *   bandwidth  a message from rank 0 to rank 1, of WINDOW that are under way and acknowledged together
- *   allreduce  one call, sum of doubles, all ranks
- *   barrier    one call, all ranks (its size is not used)
- * What is received is compared with what was sent; a difference ends the job. Every measurement runs for about so many
- * milliseconds. Without kinds: pingpong and allreduce, 8 B to 1 MiB.
+ *     pingpong   half of a round trip between ranks 0 and 1
+ *     bandwidth  a message from rank 0 to rank 1; WINDOW messages are pending and acknowledged together
+ *     allreduce  one call, sum of doubles, all ranks
+ *     barrier    one call, all ranks (its size is not used)
+ * Received data is compared with the sent data. A difference ends the job. Every measurement takes about
+ * MILLISECONDS. The default kinds are pingpong and allreduce, 8 B to 1 MiB.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static double out_values[MAX_BYTES / 8], in_values[MAX_BYTES / 8];
 static int rank, ranks;
 
 static void fail(const char *what, int bytes) {
-    fprintf(stderr, "mpi_bench: rank %d: %s of %d bytes brought wrong data\n", rank, what, bytes);
+    fprintf(stderr, "mpi_bench: rank %d: %s of %d bytes returned wrong data\n", rank, what, bytes);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 

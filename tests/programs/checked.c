@@ -1,7 +1,8 @@
-/* One of two processes, of which the first runs under a memory checker: `checked receiver` or `checked sender`.
+/* One of two processes: `checked receiver`, which runs under a memory checker, or `checked sender`.
  *
- * Data comes to the receiver in every way in which the sender could write it into the receiver's memory: long messages, writes into a
- * region, answers to reads. The receiver's memory is fresh from malloc, and it branches on every byte. "received" says that all were right.
+ * Data reaches the receiver in every way in which the sender could write it to the receiver's memory: long
+ * messages, writes to a region, and answers to reads. The receiver's memory is fresh from malloc, and it
+ * branches on every byte. It prints "received" if all bytes are right.
  */
 #define PAIR_CAPS (FI_TAGGED | FI_DIRECTED_RECV | FI_RMA)
 #include "pair.h"

@@ -1,4 +1,4 @@
-/* checked.c as the memory sanitizer leaves it: a program that has this symbol. */
+/* A program that has the memory sanitizer's symbol, as if checked.c were built with the sanitizer. */
 void __msan_init(void) {}
 
 #include "checked.c"

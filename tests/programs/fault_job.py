@@ -4,15 +4,15 @@ fault, and judges the run.
     fault_job.py PROGRAM PATH FAULT SEED RUNS
 
 PATH is `shm` or `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh),
-`hosts6` (hosts with IPv6), or `hosts-encrypted`. `shm-auto` and `hosts-auto` have automatic progress. Prints
-one JSON object per run:
+`hosts6` (hosts with IPv6), or `hosts-encrypted`. `shm-auto` and `hosts-auto` have automatic progress.
+
+All waits are bounded. A process that does not end is killed, which counts as wrong. Prints one JSON object per run:
 - `seed`, `ranks`, `victim`, `messages`
 - `slowest_ms`: from the death to the last failure
 - `arrival_ms`: from the end of sending to the last arrival
 - `resumed`: links that continued over another connection, counted on both sides
 - `measured`: whether the machine ran smoothly enough to judge the time from the death; null without a death
-- `wrong`: the error, or empty All waits are bounded. A process that does not end is killed, which counts as
-  wrong.
+- `wrong`: the error, or empty
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ RESUMED = "there is a connection with"
 FORWARDER = Path(__file__).parent.parent / "support" / "forwarder.py"
 # The victim may lose some peers, or end. Both sides are told, and no other rank may notice.
 CUTTING = ("descriptors", "late-descriptors", "late-memory")
-# Without memory a victim aborts with this message (fi_weft(7)). It may also end
-# in order. Any other end, such as SIGSEGV, is wrong.
+# Without memory a victim aborts with this message (fi_weft(7)), or ends in order. Any other end, such as SIGSEGV,
+# is wrong.
 OUT_OF_MEMORY = "memory allocation of"
 GONE = {104, 108, 111}  # connection reset, endpoint shut down, connection refused: errors of operations with the dead
 

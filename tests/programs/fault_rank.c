@@ -1,17 +1,24 @@
-/* One rank of a job in which something goes wrong: `fault_rank RANK SEED FAULT` (fault_job.py starts them and tells them what to do).
+/* One rank of a job with a fault: `fault_rank RANK SEED FAULT`. fault_job.py starts the ranks and sends them
+ * orders.
  *
- * With every peer that it is told of, a rank exchanges tagged messages of mixed sizes in both directions, and writes to
- * its memory, reads that back, and adds to two of its numbers. All content follows from who sends to whom and from the
- * position in the stream, so that what is lost, doubled, overtaken or changed is noticed at once. An operation may fail
- * only if its peer has been lost; then all that are under way to that peer must, and so must one that is started later. (A receive that
- * is posted later waits. The rank may not know yet that it is: such receives it cancels.)
+ * A rank exchanges tagged messages of mixed sizes with each of its peers, in both directions. It also writes to
+ * the peer's memory, reads its data back, and adds to two of the peer's numbers. All content follows from
+ * source, target and position in the stream, so that lost, repeated, reordered or changed data is detected at
+ * once.
  *
- * It reads `peer RANK NAME`, `gone RANK` (receives from it may be cancelled), `stop` (send no more, and see that everything
- * has arrived), `tell` (what is open) and `close`; it says `name`, `ready RANK` (a message came from it), `lost RANK LAST LATE ERRORS...`
- * (when the last operation failed, and how long the later send took), `done`, `closed` (`refused` where there could be no endpoint) and, if anything is not as it should be, `wrong` and why. Times are CLOCK_MONOTONIC in nanoseconds.
+ * An operation may fail only if its peer is lost. Then all pending operations with that peer must fail, and so
+ * must a later send. A later receive waits: it may have been posted before the rank noticed the loss, so the
+ * rank cancels it.
  *
- * FAULT strikes this rank itself, at the start or, with `late-` before it, at SIGUSR1: see strike(). With FAULT_AUTO there is automatic progress.
- * With FAULT_CUTS who is lost may come back: no late send is tried, and what a lost peer still sends is received and dropped.
+ * Orders are `peer RANK NAME`, `gone RANK` (receives from it may be cancelled), `stop` (send no more, and wait
+ * for all arrivals), `tell` (print open operations) and `close`. A rank prints `name`, `ready RANK` (a message
+ * of the peer has arrived), `lost RANK LAST LATE ERRORS...` (the time of the last failure, and the duration of
+ * the later send), `done`, and `closed` (`refused` if the endpoint could not be opened). It prints `wrong` with
+ * the reason for any error. Times are CLOCK_MONOTONIC in nanoseconds.
+ *
+ * FAULT strikes this rank itself, at the start or, with the prefix `late-`, at SIGUSR1: see strike().
+ * FAULT_AUTO sets automatic progress. With FAULT_CUTS a lost peer may return: no late send is tried, and
+ * messages of a lost peer are received and dropped.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -39,7 +46,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A rank that is started again is known as RANK + 8: its messages and numbers are others. */
+/* A restarted rank has the number RANK + 8, so its messages and numbers differ. */
 #define RANKS 16
 #define WINDOW 4
 #define LONGEST (256 << 10)
@@ -56,8 +63,8 @@ struct op {
     int peer;
     uint64_t sequence;
     size_t length;
-    uint64_t turn; /* posted when the queue had been found empty so often */
-    int excused;   /* it may be cancelled */
+    uint64_t turn; /* the number of times the queue had been found empty at the post */
+    int excused;   /* whether it may end as cancelled */
     unsigned char *buffer;
 };
 
@@ -117,7 +124,7 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* What the bytes of one message or write are, and how many. */
+/* The content of one message or write as a number. */
 static uint64_t stream(int from, int to, enum kind kind, uint64_t sequence) {
     return mix(mix(seed << 48 ^ (uint64_t)from << 32 ^ (uint64_t)to << 16 ^ kind) + sequence);
 }
@@ -147,9 +154,9 @@ static void verify(const unsigned char *bytes, size_t length, uint64_t id, const
     wrong("%s %lu with %d: byte %zu of %zu differs", KIND[op->kind], op->sequence, op->peer, at, length);
 }
 
-/* -- The faults of this rank itself ------------------------------------------------------------------------------- */
+/* -- Faults of this rank ------------------------------------------------------------------------------------------ */
 
-/* How many there are. Each number is asked for, because a directory of them can't be opened where not one more is allowed. */
+/* Counts the open descriptors. It tests each number, since opening the directory of descriptors needs one more. */
 static int open_descriptors(int *highest) {
     int count = 0;
     *highest = -1;
@@ -166,7 +173,7 @@ static void limit(int what, rlim_t value) {
     if (setrlimit(what, &both)) wrong("setrlimit: %s", strerror(errno));
 }
 
-/* Cross-memory attach is refused from now on, in all threads. */
+/* Forbids cross-memory attach from now on, in all threads. */
 static void forbid_attach(void) {
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -181,14 +188,15 @@ static void forbid_attach(void) {
         wrong("seccomp: %s", strerror(errno));
 }
 
-/* Becomes an ordinary user's process, which may not look into others' memory just because root may. */
+/* Becomes a process of an ordinary user, without root's right to access the memory of others. */
 static void become(unsigned user) {
     if (setresgid(user, user, user) || setresuid(user, user, user)) wrong("setresuid: %s", strerror(errno));
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
-/* The stack counts, too, and a process whose stack cannot grow ends by SIGSEGV, whatever asks for it: so it has all it needs. */
+/* Grows the stack in advance. The limit covers the stack, too, and a stack that cannot grow ends the process by
+ * SIGSEGV. */
 static void deepen(void) {
     volatile char room[512 << 10];
     for (size_t i = 0; i < sizeof room; i += 4096) room[i] = 0;
@@ -226,7 +234,7 @@ static void on_signal(int number) {
 
 static void failed(struct peer *peer, int error);
 
-/* Whether an operation was started; the queue may be full. One that is refused with another error counts as failed. */
+/* Whether an operation was started. The queue may be full. Any other error counts as a failure of the peer. */
 static int started(struct op *op, ssize_t result) {
     struct peer *peer = &peers[op->peer];
     if (result == -FI_EAGAIN) return 0;
@@ -266,7 +274,7 @@ static void post_send(struct peer *peer, struct op *op) {
         op->kind = IDLE;
 }
 
-/* One round: write, read back, add to a number of all, add to a number of mine. */
+/* Starts one step of a round: write, read back, add to the common number, add to this rank's number. */
 static void post_access(struct peer *peer, enum kind kind) {
     struct op *op = &peer->access;
     int to = (int)(peer - peers);
@@ -288,8 +296,8 @@ static void post_access(struct peer *peer, enum kind kind) {
     if (!started(op, result)) op->kind = IDLE;
 }
 
-/* Who is cut off from a peer may be reached by it all the same, once that has got a link up: what it had started then must not wait
- * for a receive that nobody posts. What comes so is nobody's. */
+/* A lost peer may still reach this rank once it has a link. Its operations must not wait for a receive, so this
+ * receive takes their messages and drops them. */
 static void post_drain(struct peer *peer) {
     struct op *op = &peer->drain;
     if (!draining || closing || op->kind == DRAIN) return;
@@ -308,7 +316,8 @@ static void post(struct peer *peer) {
         if (peer->receives[i].kind == IDLE && !closing) post_receive(peer, &peer->receives[i]);
     for (int i = 0; i < WINDOW && !peer->lost && !stopping; i++)
         if (peer->sends[i].kind == IDLE) post_send(peer, &peer->sends[i]);
-    /* The four steps of a round follow one another; what could not be started is tried again from its first. */
+    /* The four steps of a round follow one another. If a step cannot start, the round restarts with its first
+     * step. */
     if (!peer->lost && !stopping && peer->access.kind == IDLE) post_access(peer, WRITE);
     int quiet = peer->access.kind == IDLE;
     for (int i = 0; i < WINDOW; i++) quiet &= peer->sends[i].kind == IDLE;
@@ -320,8 +329,9 @@ static void post(struct peer *peer) {
     }
 }
 
-/* The peer is lost: nothing more is started with it but one late send, once all else has ended. Before the queue was last empty nothing
- * had failed, so what was posted by then must fail by itself; what was posted since may have been too late for that. */
+/* The peer is lost. No operation is started with it any more, except one late send after all others have ended.
+ * No failure was known when the queue was last empty, so receives posted by then must fail by themselves. Later
+ * ones may have missed the loss, so they are cancelled. */
 static void failed(struct peer *peer, int error) {
     for (int i = 0; i < WINDOW && !peer->lost; i++) {
         struct op *op = &peer->receives[i];
@@ -400,7 +410,7 @@ static void good(struct op *op, const struct fi_cq_tagged_entry *entry) {
     }
 }
 
-/* Takes what has completed; whether there was anything. */
+/* Handles the completions. Returns whether there were any. */
 static int complete(void) {
     struct fi_cq_tagged_entry entries[16];
     ssize_t count = fi_cq_read(cq, entries, 16);
@@ -445,7 +455,8 @@ static void cancel_receives(struct peer *peer) {
     if (peer->drain.kind == DRAIN) fi_cancel(&ep->fid, &peer->drain);
 }
 
-/* Everything that live peers have sent has come, and nothing else; the numbers are what they have added. */
+/* Reports the end once all messages of live peers have arrived. Checks their number, and the sums of their
+ * additions. */
 static void say_if_done(void) {
     if (!stopping || said_done) return;
     uint64_t total, sum = 0, open = 0;
@@ -458,7 +469,7 @@ static void say_if_done(void) {
         if (!peer->known) continue;
         if (peer->lost || peer->gone) {
             if (peer->pending) return;
-            open++; /* it may have ended between its two additions */
+            open++; /* the peer may have ended between its two additions */
             continue;
         }
         if (!peer->final_came || !peer->final_sent || peer->received < peer->final.messages || peer->pending != WINDOW) return;
@@ -473,7 +484,7 @@ static void say_if_done(void) {
     fflush(stdout);
 }
 
-/* What is not as it shall be in the end: for who looks into a run that has come to a halt. */
+/* Prints the open operations, for the report of a run that hangs. */
 static void tell(void) {
     for (int i = 0; i < RANKS; i++) {
         struct peer *peer = &peers[i];
@@ -489,7 +500,7 @@ static void tell(void) {
     fflush(stdout);
 }
 
-/* -- What it is told ---------------------------------------------------------------------------------------------- */
+/* -- Orders ------------------------------------------------------------------------------------------------------- */
 
 static void meet(int number, const char *hex) {
     struct peer *peer = &peers[number];
@@ -519,7 +530,7 @@ static void obey(void) {
     static char text[4096];
     static size_t have;
     ssize_t count = read(0, text + have, sizeof text - 1 - have);
-    if (count == 0) exit(4); /* whoever started us is gone */
+    if (count == 0) exit(4); /* the starting process has ended */
     if (count < 0) return;
     have += (size_t)count;
     text[have] = 0;
@@ -570,7 +581,7 @@ static void close_all(void) {
     CHECK(fi_close(&fabric->fid));
 }
 
-/* On a port of its own, so that a rank that is started again has the address that it had. */
+/* Requests a fixed port, so that a restarted rank has its former address. */
 static void get_info(void) {
     struct fi_info *hints = fi_allocinfo();
     hints->ep_attr->type = FI_EP_RDM;
@@ -585,7 +596,7 @@ static void get_info(void) {
     fi_freeinfo(hints);
 }
 
-/* Closes everything, and leaves nothing open. */
+/* Closes all objects, and checks that no descriptor is left. */
 static int finish(int before) {
     int highest;
     close_all();
@@ -610,7 +621,7 @@ int main(int argc, char **argv) {
     int late = !strncmp(fault, "late-", 5), highest;
     const char *user = getenv("FAULT_USER");
     if (user && strcmp(fault, "other-user")) become((unsigned)atoi(user));
-    /* Long enough for a thread that makes progress to find us away. */
+    /* The pause is long enough for a progress thread to take over. */
     long pause_ns = getenv("FAULT_AUTO") ? 3000000 : 20000;
     int before = open_descriptors(&highest);
     if (!late) strike(fault);

@@ -1,7 +1,7 @@
-/* A pair of processes over one libfabric provider, without MPI: what the programs of the kill tests share.
+/* A pair of processes over one libfabric provider, without MPI, for the programs of the kill tests.
  *
- * Names are exchanged as lines of hexadecimal digits over standard output and input, so that whoever started the two
- * processes (kill_pair.py) carries them across and knows at each step what has happened.
+ * The processes exchange their names as lines of hexadecimal digits over standard output and input. The process
+ * that started them (kill_pair.py) transfers the names and knows the state at each step.
  */
 #ifndef PAIR_H
 #define PAIR_H
@@ -66,7 +66,7 @@ static void open_endpoint(void) {
     CHECK(fi_enable(ep));
 }
 
-/* Prints our name, reads the peer's. */
+/* Prints the own name and reads the peer's. */
 static void exchange_names(void) {
     unsigned char name[256];
     size_t len = sizeof name;
@@ -85,7 +85,7 @@ static void exchange_names(void) {
     if (fi_av_insert(av, name, 1, &peer, 0, NULL) != 1) exit(2);
 }
 
-/* One completion, good or bad: its context, and the error or 0. Gives up after so many nanoseconds. */
+/* Returns the context of the next completion, and its error or 0. Gives up after `limit_ns` nanoseconds. */
 static void *next_completion(int64_t limit_ns, int *error) {
     struct fi_cq_tagged_entry entry;
     int64_t start = now_ns();
@@ -118,7 +118,7 @@ static void wait_for(void *context) {
     }
 }
 
-/* Calls a posting function until it takes the operation; progress is made meanwhile. */
+/* Calls a posting function until it accepts the operation, with progress between the calls. */
 #define POST(call)                                                                               \
     do {                                                                                         \
         ssize_t posted_;                                                                         \

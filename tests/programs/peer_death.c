@@ -1,9 +1,9 @@
 /* One of two processes, of which one will be killed: `peer_death victim` or `peer_death survivor`.
  *
- * Both exchange messages until they are surely connected. Then the survivor has two operations under way that only the
- * victim could complete, a receive from it and a long send that it does not receive, prints "ready", and tells for each
- * when (CLOCK_MONOTONIC, in nanoseconds) and how it ended. A send that is made afterwards must fail, too, and everything
- * must close. What lasts longer than 3 s is given up: "nothing".
+ * Both exchange messages until they are connected. Then the survivor has two pending operations that only the
+ * victim could complete: a receive from it, and a long send to it. It prints "ready". For each of the
+ * operations it prints the time (CLOCK_MONOTONIC, in nanoseconds) and the result. A later send must fail, too,
+ * and all objects must close. After 3 s it gives up and prints "nothing".
  */
 #include "pair.h"
 

@@ -1,11 +1,13 @@
-/* How many bytes of stack each call of libfabric takes: `stack`, or `stack log` with every line of the log.
+/* Measures the stack that each call of libfabric takes, in bytes: `stack`, or `stack log` with all log lines.
  *
- * The stack below the caller is painted before each call and searched afterwards for the lowest byte that has changed. Two
- * endpoints of this process exchange messages, so the handshakes run inside these calls, too. Log lines go to a function of
- * this program, so that what the C library takes to print them does not count. Symbols are to be bound at the start (LD_BIND_NOW).
+ * Before each call the stack below the caller is painted. Afterwards the program finds the lowest changed byte.
+ * Two endpoints of this process exchange messages, so handshakes also run inside these calls. Log lines go to a
+ * function of this program, so that printing by the C library does not count. Symbols must be bound at the
+ * start (LD_BIND_NOW).
  *
- * Prints a line for each function: its name, "data" or "control", the most bytes of calls that logged nothing, and the most of those
- * that did. The line "fi_log" says what the host library takes to format a line.
+ * Prints a line for each function: its name, "data" or "control", the maximum of calls without log lines, and
+ * the maximum of calls with log lines. The line "fi_log" gives the stack of the host library for formatting a
+ * line.
  */
 #include <pthread.h>
 #include <rdma/fabric.h>
@@ -26,7 +28,7 @@
 #include <time.h>
 
 #define PAINT_BYTES (96 << 10)
-/* Below the caller's frame, for the frames of paint() and used(). Less than this cannot be told apart. */
+/* A gap below the caller's frame for the frames of paint() and used(). Smaller uses cannot be measured. */
 #define GAP_BYTES 256
 #define PAINT 0x5aa5c33c0ff07117ull
 #define LIMIT_NS 10000000000ll
@@ -37,15 +39,15 @@ enum path { CONTROL, DATA };
 static struct seen {
     const char *name;
     enum path path;
-    /* Of calls that have logged nothing, and of those that have. */
+    /* The maxima of calls without and with log lines. */
     size_t most[2];
 } seen[128];
 static int functions;
 
-/* Log lines since the call began. */
+/* The number of log lines since the call began. */
 static size_t lines;
 
-/* Paints what is below the caller's frame; returns where that ends. */
+/* Paints the stack below the caller's frame. Returns the end of that frame. */
 static __attribute__((noinline)) char *paint(void) {
     char *top = __builtin_frame_address(0);
     volatile uint64_t *end = (volatile uint64_t *)(((uintptr_t)top - GAP_BYTES) & ~7ul);
@@ -69,7 +71,7 @@ static void note(const char *name, enum path path, size_t bytes) {
     if (bytes > *most) *most = bytes;
 }
 
-/* Inside a function whose frame is the caller's: what the call takes below it. */
+/* Measures the stack that the call takes below the frame of the enclosing function. */
 #define MEASURED(path, name, call)                                                               \
     ({                                                                                           \
         char *top_ = paint();                                                                    \
@@ -106,7 +108,7 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000ll + now.tv_nsec;
 }
 
-/* An endpoint and what is bound to it. */
+/* An endpoint with its objects. */
 struct side {
     struct fi_info *info;
     struct fid_fabric *fabric;
@@ -175,7 +177,7 @@ static void close_all(struct side *side) {
     fi_freeinfo(side->info);
 }
 
-/* Peers are becoming connected. */
+/* Whether peers are still connecting. */
 static int connecting;
 
 /* Reads one side's queue once: a completion, an error, or nothing. Returns 1, the error, or 0. */
@@ -192,7 +194,7 @@ static int take(struct side *side) {
     return count == 1;
 }
 
-/* Reads the queues of both until that many completions have come to each. */
+/* Reads both queues until each has returned its number of completions. */
 static void pump(struct side *a, int of_a, struct side *b, int of_b) {
     int64_t end = now_ns() + LIMIT_NS;
     while (of_a > 0 || of_b > 0) {
@@ -206,7 +208,7 @@ static void pump(struct side *a, int of_a, struct side *b, int of_b) {
     }
 }
 
-/* Reads the queues of both until an error has come to b, and that many completions to a. */
+/* Reads both queues until b has an error and a has returned its number of completions. */
 static int next_error(struct side *b, struct side *a, int of_a) {
     int64_t end = now_ns() + LIMIT_NS;
     int error = 0;
@@ -228,7 +230,7 @@ static int next_error(struct side *b, struct side *a, int of_a) {
 
 static char *from, *to;
 
-/* Messages of every kind, from a to b. */
+/* Sends messages of every kind from a to b. */
 static void messages(struct side *a, struct side *b) {
     static const size_t sizes[] = {8, 2000, 60000, LONG_BYTES};
     struct iovec out[2] = {{from, 8}, {from + 100, 60}}, in[2] = {{to, 8}, {to + 100, 60}};
@@ -274,7 +276,7 @@ static void messages(struct side *a, struct side *b) {
     POST("fi_inject", fi_inject(a->ep, from, 8, a->peer));
     POST("fi_injectdata", fi_injectdata(a->ep, from, 8, 1, a->peer));
     pump(a, 0, b, 6);
-    /* Truncated; cancelled; peeked at, in vain. */
+    /* A truncated receive, a cancelled one, and a peek without a message. */
     POST("fi_trecv", fi_trecv(b->ep, to, 8, NULL, FI_ADDR_UNSPEC, 7, 0, NULL));
     POST("fi_tsend", fi_tsend(a->ep, from, 2000, NULL, a->peer, 7, NULL));
     CHECK(-FI_ETRUNC, next_error(b, a, 1));
@@ -283,7 +285,7 @@ static void messages(struct side *a, struct side *b) {
     CHECK(-FI_ECANCELED, next_error(b, a, 0));
     POST("fi_trecvmsg", fi_trecvmsg(b->ep, &receive, FI_PEEK | FI_COMPLETION));
     CHECK(-FI_ENOMSG, next_error(b, a, 0));
-    /* Many, more than the window of unexpected messages takes. */
+    /* More messages than the window of unexpected messages holds. */
     int sent = 0, received = 0;
     while (sent < 5000 && DAT("fi_tsend", fi_tsend(a->ep, from, 1000, NULL, a->peer, 7, NULL)) == 0) sent++;
     for (int i = 0; i < sent; i++) {
@@ -330,7 +332,7 @@ static void accesses(struct side *a, struct side *b) {
     POST("fi_fetch_atomic", fi_fetch_atomic(a->ep, from, 4000, NULL, from + 65536, NULL, a->peer, 0, 5, FI_DOUBLE, FI_PROD, NULL));
     POST("fi_inject_atomic", fi_inject_atomic(a->ep, from, 4, a->peer, 0, 5, FI_INT64, FI_SUM));
     pump(a, 1, b, 0);
-    /* Denied. */
+    /* A refused access. */
     POST("fi_write", fi_write(a->ep, from, 8, NULL, a->peer, 0, 99, NULL));
     CHECK(1, next_error(a, b, 0) < 0);
     size_t count;
@@ -338,7 +340,7 @@ static void accesses(struct side *a, struct side *b) {
     CHECK(0, CTL("fi_close(mr)", fi_close(&mr->fid)));
 }
 
-/* Calls that wait, in vain or for a message of their own endpoint. */
+/* Calls that wait in vain, and calls that wait for a message of their own endpoint. */
 static void waits(struct side *a) {
     struct fi_cq_tagged_entry entry;
     struct fid *waited = &a->cq->fid;
@@ -355,7 +357,7 @@ static void waits(struct side *a) {
     CHECK(0, CTL("fi_cq_signal", fi_cq_signal(a->cq)));
 }
 
-/* A peer that does not exist: the way from the first send to the error. */
+/* The path from the first send to a peer that does not exist to its error. */
 static void unreachable_peer(void) {
     struct sockaddr_in {
         uint16_t family, port;
@@ -387,7 +389,7 @@ static void pair(enum fi_progress progress) {
     accesses(b, a);
     waits(a);
     unreachable_peer();
-    /* One side goes while the other has operations under way. */
+    /* One side closes while the other has pending operations. */
     POST("fi_trecv", fi_trecv(b->ep, to, 8, NULL, b->peer, 9, 0, NULL));
     close_all(a);
     for (int round = 0; round < 100; round++) take(b);
@@ -447,7 +449,7 @@ static void connected(void) {
     close_all(b);
 }
 
-/* Scalable endpoints, shared contexts, datagrams: the ways to open and close them. */
+/* Opens and closes scalable endpoints, shared contexts and datagram endpoints. */
 static void other_kinds(void) {
     struct side one = {0}, *a = &one;
     struct fid_ep *sep, *context[2], *srx;
@@ -501,7 +503,7 @@ static void other_kinds(void) {
     close_all(a);
 }
 
-/* Calls that are refused, most of them with a line of the log. */
+/* Refused calls, most of them with a log line. */
 static void refused(void) {
     struct side one = {0}, *a = &one;
     struct fi_info *hints = fi_allocinfo(), *none;
@@ -517,7 +519,7 @@ static void refused(void) {
     CHECK(-FI_ENOMEM, CTL("fi_cq_open", fi_cq_open(a->domain, &cq, &a->cq, NULL)));
     a->cq = NULL;
     CHECK(-FI_EOPBADSTATE, DAT("fi_tsend", fi_tsend(a->ep, from, 8, NULL, 0, 7, NULL)));
-    /* No descriptor is left for the devices. */
+    /* The devices find no free descriptor. */
     struct fi_av_attr av = {.type = FI_AV_TABLE};
     struct fi_cq_attr queue = {.format = FI_CQ_FORMAT_TAGGED};
     struct rlimit limit, none_left;
@@ -534,7 +536,7 @@ static void refused(void) {
     close_all(a);
 }
 
-/* What the host library takes for a line, from its caller's frame on. */
+/* Measures the stack of the host library for a log line, from its caller's frame on. */
 static void host_share(const struct fi_provider *prov) {
     lines = 0;
     MEASURED(CONTROL, "fi_log", (fi_log(prov, FI_LOG_WARN, FI_LOG_CORE, "stack", 1, "%s\n", "a line"), 0));
