@@ -1,12 +1,13 @@
-"""`make bench`: everything that is measured of weft, beside its peers, in one go, and the documents that show it.
+"""`make bench`: measures weft beside its peers, and renews the documents that show the results.
 
-    scripts/bench.py                     measures all parts, prints, and renews README.md, docs/benchmarking.md and docs/plots
-    scripts/bench.py --only mpi,rate     measures only these parts and prints them
-    scripts/bench.py --stored            measures nothing: renews the documents from what the last run has stored
+    scripts/bench.py                     measures all parts, prints the results, and renews the documents
+    scripts/bench.py --only mpi,rate     measures only these parts and prints the results
+    scripts/bench.py --stored            renews the documents from the stored results of the last run
 
-Parts of `weft bench` are run by it; those of MPI are jobs of MPICH's wheel over weft, over its own shared memory and over UCX, taking
-turns, with the medians of the rounds. Everything is kept in target/bench. The machine has to have nothing else to do; it takes
-some twelve minutes.
+The documents are README.md, docs/benchmarking.md and docs/plots. `weft bench` runs most parts. The MPI parts
+are jobs of MPICH's wheel over weft, over its own shared memory and over UCX. They take turns, and the medians
+of the rounds count. All samples are stored in target/bench. The machine must be idle. A run takes some twelve
+minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PLOTS = jobs.ROOT / "docs/plots"
 ALL = "weft,shm,sm2,tcp,weft:FI_WEFT_SHM=0"
 TRUST = ",".join(["tcp", *bench_report.TRUST])
 COUNTING = ",".join(bench_report.COUNTING)
-# What `weft bench` measures: its arguments, and whether the document has a drawing of it.
+# The parts of `weft bench`: the arguments, and whether the document has a plot of the part.
 PARTS: dict[str, tuple[str, bool]] = {
     "pingpong": (f"pingpong --providers {ALL} --sizes 8,64,1K,4K,16K,64K,256K,1M --rounds 5", True),
     "remote": (f"pingpong --providers {ALL} --sizes 8,64K --op write,read,fetch-add --rounds 5", False),
@@ -57,7 +58,7 @@ PARTS: dict[str, tuple[str, bool]] = {
 }
 
 MPI_SIZES = "0,1,8,64,512,4096,16384,65536,262144,1048576,4194304"
-# Jobs of MPI: ranks, rounds, milliseconds for one measurement, over what, arguments of scripts/mpi_bench.c.
+# MPI jobs: ranks, rounds, milliseconds for one measurement, providers, and arguments of scripts/mpi_bench.c.
 MPI_PARTS: dict[str, tuple[int, int, int, tuple[str, ...], list[str]]] = {
     "mpi": (2, 7, 40, ("weft", "own", "ucx"), [f"pingpong:{MPI_SIZES}", f"bandwidth:{MPI_SIZES}"]),
     "mpi-crowd": (16, 3, 300, ("weft", "shm", "sm2", "own"), ["barrier:0", "allreduce:8"]),
@@ -66,7 +67,7 @@ MPI_TIMEOUT_S = 180
 
 
 def mpi_environment(over: str) -> dict[str, str]:
-    """MPICH over a provider, over its own shared memory (`own`) or over UCX."""
+    """The environment of MPICH over a provider, over its own shared memory (`own`) or over UCX."""
     if over == "own":
         env = jobs.environment("tcp")
         del env["FI_PROVIDER"]
@@ -77,7 +78,7 @@ def mpi_environment(over: str) -> dict[str, str]:
 
 
 def mpi_job(over: str, ranks: int, budget_ms: int, kinds: list[str]) -> dict[str, float]:
-    """One job: microseconds by kind and size."""
+    """Runs one job. Returns microseconds by kind and size."""
     program = str(jobs.TARGET / "demo/mpi_bench")
     bound = ["-bind-to", "core"] if ranks == 2 else []
     line = jobs.mpich(ranks, [program, str(budget_ms), *kinds], *bound)
@@ -92,7 +93,7 @@ def mpi_job(over: str, ranks: int, budget_ms: int, kinds: list[str]) -> dict[str
 
 
 def measure_mpi(name: str) -> None:
-    """All rounds of one part; stores every sample."""
+    """Measures all rounds of one part, and stores every sample."""
     ranks, rounds, budget_ms, subjects, kinds = MPI_PARTS[name]
     samples: dict[str, dict[str, list[float]]] = {over: {} for over in subjects}
     for turn in range(rounds):
@@ -108,7 +109,7 @@ def measure_mpi(name: str) -> None:
 
 
 def measure_weft(name: str, drawn: bool) -> None:
-    """One part of `weft bench`, whose table goes to the terminal."""
+    """Measures one part of `weft bench`, which prints its table."""
     line = [str(jobs.DIST / "weft"), "bench", *PARTS[name][0].split(), "--json", str(STORE / f"{name}.json")]
     if PARTS[name][1]:
         line += ["--plot", str((PLOTS if drawn else STORE) / f"{name}.svg")]
@@ -117,22 +118,22 @@ def measure_weft(name: str, drawn: bool) -> None:
 
 
 def stored(name: str) -> object:
-    """What the last run of a part has found; nothing if it was never run."""
+    """The results of the last run of a part, or None."""
     file = STORE / f"{name}.json"
     return json.loads(file.read_text()) if file.is_file() else None
 
 
 def main() -> None:
-    """Measures what is asked for, and renews the documents if that is everything."""
+    """Measures the requested parts. Renews the documents after a full run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="parts, separated by commas: " + ", ".join([*PARTS, *MPI_PARTS]))
+    parser.add_argument("--only", help="measure only these parts, separated by commas: " + ", ".join([*PARTS, *MPI_PARTS]))
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     options = parser.parse_args()
     names = [*PARTS, *MPI_PARTS]
     only = options.only.split(",") if options.only else names
     unknown = [name for name in only if name not in names]
     if unknown:
-        parser.error(f"there is no part {unknown[0]}; there are {', '.join(names)}")
+        parser.error(f"unknown part {unknown[0]}; use one of {', '.join(names)}")
     for directory in (STORE, PLOTS):
         directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -146,7 +147,7 @@ def main() -> None:
     print("\n" + bench_report.acceptance(results))
     if options.only is None:
         bench_report.renew(jobs.ROOT, results)
-        print(f"\nREADME.md and docs/benchmarking.md are renewed; it took {(time.monotonic() - start) / 60:.1f} minutes")
+        print(f"\nREADME.md and docs/benchmarking.md are renewed after {(time.monotonic() - start) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

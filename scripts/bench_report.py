@@ -1,7 +1,7 @@
-"""What `make bench` has found, as tables: for the terminal, README.md and docs/benchmarking.md.
+"""The results of `make bench` as tables: for the terminal, README.md and docs/benchmarking.md.
 
-The rows of `weft bench` are as it writes them (docs/benchmarking.md, "JSON"); those of MPI are medians in microseconds by what was
-run over, and by kind and size. A ratio above 1 always means that weft is better.
+The rows of `weft bench` have its JSON format (docs/benchmarking.md, "JSON"). MPI results are medians in
+microseconds by provider, kind and size. A ratio above 1 always means that weft is better.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Callable
 BEGIN, END = "<!-- {} -->\n", "<!-- end of {} -->\n"
 NEAR, FAR = ("shm", "sm2"), ("tcp", "tcp;ofi_rxm", "sockets")
 OVER_TCP = "weft:FI_WEFT_SHM=0"
-# What authentication and encryption cost is measured over these.
+# The providers for the costs of authentication and encryption.
 KEY = ":FI_WEFT_JOB_KEY=secret"
 TRUST = ("weft", f"weft{KEY}", OVER_TCP, f"{OVER_TCP}{KEY}", f"{OVER_TCP}{KEY}:FI_WEFT_TCP_ENCRYPT=1")
-# What the counters for `weft stat` cost is measured over these: with them, as weft comes, and without.
+# The providers for the costs of the counters of `weft stat`: with counters (the default) and without.
 SILENT = ":FI_WEFT_STATS=no"
 COUNTING = ("weft", f"weft{SILENT}", OVER_TCP, f"{OVER_TCP}{SILENT}")
 OPERATIONS = {"tagged": "tagged", "write": "write", "read": "read", "fetch-add": "fetch-and-add"}
@@ -25,7 +25,7 @@ Results = dict[str, Any]
 
 
 def value(rows: Any, provider: str, **wanted: Any) -> float | None:
-    """The median of the one row that is wanted; `None` where there is none."""
+    """The median of the one matching row, or None."""
     for row in rows or []:
         if row["provider"] == provider and all(row.get(key) == one for key, one in wanted.items()):
             return row["median"]
@@ -33,13 +33,13 @@ def value(rows: Any, provider: str, **wanted: Any) -> float | None:
 
 
 def best(rows: Any, providers: tuple[str, ...], less: bool, **wanted: Any) -> float | None:
-    """The best median among providers."""
+    """The best matching median among providers."""
     values = [one for name in providers if (one := value(rows, name, **wanted)) is not None]
     return (min if less else max)(values) if values else None
 
 
 def size_text(size: int) -> str:
-    """A size as people write it."""
+    """Formats a size for readers."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit and size % unit == 0:
             return f"{size // unit} {name}"
@@ -47,7 +47,7 @@ def size_text(size: int) -> str:
 
 
 def amount(number: float | None, unit: str) -> str:
-    """A value with its unit, in three digits."""
+    """Formats a value with its unit, in three digits."""
     if number is None:
         return "–"
     steps = {
@@ -64,20 +64,20 @@ def amount(number: float | None, unit: str) -> str:
 
 
 def ratio(weft: float | None, peer: float | None, less: bool) -> str:
-    """How many times better weft is."""
+    """Formats the factor by which weft is better."""
     if not weft or not peer:
         return ""
     return f"{(peer / weft if less else weft / peer):.2f}"
 
 
 def markdown(heads: list[str], rows: list[list[str]]) -> str:
-    """A table of which the first column is text."""
+    """Formats a table whose first column is text."""
     lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
 def figures(results: Results) -> str:
-    """The table of the first page: weft beside the best peer, inside a host and over TCP."""
+    """The table of the first page: weft and the best peer, inside a host and over TCP."""
     rows: list[list[str]] = []
 
     def add(title: str, part: str, unit: str, sockets: bool = True, **wanted: Any) -> None:
@@ -108,7 +108,7 @@ def figures(results: Results) -> str:
 
 
 def mpi_rows(medians: dict[str, dict[str, float]]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: what, weft's time, each other's time and ratio."""
+    """The heads and rows: operation, weft's time, and each other subject's time and ratio."""
     others = [name for name in medians if name != "weft"]
     heads = ["", "weft", *(head for name in others for head in (SUBJECTS[name], "ratio"))]
     rows = []
@@ -124,19 +124,19 @@ def mpi_rows(medians: dict[str, dict[str, float]]) -> tuple[list[str], list[list
 
 
 def mpi_table(medians: dict[str, dict[str, float]]) -> str:
-    """For the terminal."""
+    """The table for the terminal."""
     heads, rows = mpi_rows(medians)
     lines = [heads, *rows]
     widths = [max(len(row[column]) for row in lines) for column in range(len(heads))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in lines)
 
 
-# What has to hold: a sentence, and what finds the measured text and whether it holds. `None`: not measured.
+# A requirement's measured text and whether it holds, or None if it was not measured.
 Finding = tuple[str, bool] | None
 
 
 def within(results: Results) -> Finding:
-    """Automatic beside manual progress."""
+    """The difference between automatic and manual progress."""
     found = []
     latency, bandwidth = results.get("progress-latency"), results.get("progress-bandwidth")
     for part, size, less in ((latency, 8, True), (bandwidth, 32 << 10, False), (bandwidth, 64 << 10, False)):
@@ -149,7 +149,7 @@ def within(results: Results) -> Finding:
 
 
 def idle_peers(results: Results) -> Finding:
-    """Latency beside idle peers."""
+    """The effect of idle peers on the latency."""
     found = []
     for title, provider in (("shared memory", "weft"), ("TCP", OVER_TCP)):
         one, many = (value(results.get("peers"), provider, peers=peers) for peers in (1, 256))
@@ -160,18 +160,18 @@ def idle_peers(results: Results) -> Finding:
 
 
 def threads(results: Results) -> Finding:
-    """Two threads beside one."""
+    """The rate of two threads relative to one."""
     rows = results.get("threads")
     one, two = (value(rows, "weft", threads=threads, metric="rate") for threads in (1, 2))
     if not one or not two:
         return None
     waits = [value(rows, "weft", threads=2, metric=metric) for metric in ("lock waits", "lock waits, target")]
-    text = f"{two / one:.2f}, {sum(one or 0 for one in waits):.0f} waits at locks"
+    text = f"{two / one:.2f}, {sum(one or 0 for one in waits):.0f} waits for locks"
     return text, two / one >= 1.9 and waits == [0, 0]
 
 
 def overlap(results: Results) -> Finding:
-    """What of a transfer's time is left to the receiver."""
+    """The share of a transfer's time that is left to the receiver."""
     found = []
     for size in (64 << 10, 256 << 10, 1 << 20, 4 << 20):
         wanted = {"op": "receiver", "size": size}
@@ -183,7 +183,7 @@ def overlap(results: Results) -> Finding:
 
 
 def idle_memory(results: Results) -> Finding:
-    """What an idle peer takes of the endpoint's own memory."""
+    """The endpoint memory for an idle peer."""
     heap, shared = (value(results.get("memory"), "weft", op="idle peer", metric=metric) for metric in ("heap", "shared"))
     if heap is None:
         return None
@@ -191,7 +191,7 @@ def idle_memory(results: Results) -> Finding:
 
 
 def addresses(results: Results) -> Finding:
-    """A million insertions."""
+    """The cost of a million insertions."""
     time_ns = value(results.get("memory"), "weft", op="av insert", metric="time")
     memory = value(results.get("memory"), "weft", op="av insert", metric="resident")
     if time_ns is None or memory is None:
@@ -213,7 +213,7 @@ def crowd(results: Results) -> Finding:
 
 
 def mpi_over(other: str) -> Callable[[Results], Finding]:
-    """MPICH over weft beside MPICH over something else."""
+    """The time of MPICH over weft relative to MPICH over another subject."""
 
     def find(results: Results) -> Finding:
         medians = (results.get("mpi") or {}).get("medians")
@@ -233,7 +233,7 @@ MUST: list[tuple[str, Callable[[Results], Finding]]] = [
     ("latency with 256 idle peers ≤ 1.2 × that with 1", idle_peers),
     ("automatic progress costs a polling client ≤ 5 % (latency of 8 B; bandwidth)", within),
     ("two threads, each with an endpoint, ≥ 1.9 × the rate of one, and no lock shared", threads),
-    ("receiver overlap ≥ 90 % from 64 KiB on, automatic progress, a core free for it", overlap),
+    ("receiver overlap ≥ 90 % from 64 KiB on, automatic progress, with a free core", overlap),
     ("an idle peer ≤ 512 B of the endpoint's memory", idle_memory),
     ("a million addresses inserted in < 1 s and < 128 MB", addresses),
     ("MPICH, 16 ranks: time ≤ 0.5 × that of the best of shm, sm2, its own shared memory", crowd),
@@ -243,12 +243,12 @@ MUST: list[tuple[str, Callable[[Results], Finding]]] = [
 
 
 def acceptance(results: Results) -> str:
-    """What has to hold, and what does."""
+    """The table of requirements and results."""
     rows = []
     for sentence, find in MUST:
         found = find(results)
         rows.append([sentence, *(("not measured", "") if found is None else (found[0], "yes" if found[1] else "no"))])
-    return markdown(["what is wanted", "measured", "holds"], rows)
+    return markdown(["requirement", "measured", "holds"], rows)
 
 
 def mpi_section(results: Results) -> str:
@@ -262,7 +262,7 @@ def mpi_section(results: Results) -> str:
 
 
 def trust(results: Results) -> str:
-    """What a job key and encryption cost: each beside the same without it."""
+    """The costs of a job key and of encryption, as ratios to runs without them."""
     rows: list[list[str]] = []
     for part, what, unit, sizes in (
         ("trust-latency", "half round trip", "ns", (8, 4 << 10, 64 << 10, 1 << 20)),
@@ -279,7 +279,7 @@ def trust(results: Results) -> str:
 
 
 def counting(results: Results) -> str:
-    """What publishing counters costs: weft as it comes, to the same without."""
+    """The costs of publishing counters, as ratios to runs without counters."""
     rows: list[list[str]] = []
     cases = [("counting-latency", f"half round trip, {size_text(size)}", "ns", {"size": size}) for size in (8, 4 << 10)]
     for op in ("tagged", "write"):
@@ -295,12 +295,12 @@ def counting(results: Results) -> str:
 
 
 def replace(file: Path, name: str, text: str) -> None:
-    """Puts a text between its marks in a document."""
+    """Replaces the text between two marks in a document."""
     begin, end = BEGIN.format(name), END.format(name)
     head, found, rest = file.read_text().partition(begin)
     _, closed, tail = rest.partition(end)
     if not found or not closed:
-        raise RuntimeError(f"{file} has lost its marks of where `{name}` is")
+        raise RuntimeError(f"{file} has no marks `{name}`; restore them")
     file.write_text(f"{head}{begin}{text}{end}{tail}")
 
 
@@ -309,7 +309,7 @@ def renew(root: Path, results: Results) -> None:
     document = root / "docs/benchmarking.md"
     for file in (root / "README.md", document):
         replace(file, "figures", figures(results))
-    replace(document, "what is wanted", acceptance(results))
+    replace(document, "requirements", acceptance(results))
     replace(document, "figures of mpi", mpi_section(results))
     replace(document, "figures of trust", trust(results))
     replace(document, "figures of counting", counting(results))

@@ -1,7 +1,7 @@
-"""`make demo`: one MPI program, unmodified, over weft and over libfabric's own shm and tcp, in one table.
+"""`make demo`: one unmodified MPI program over weft and over libfabric's shm and tcp, in one table.
 
-The jobs take turns and each figure is the median of the rounds, so that a passing disturbance of the machine does
-not favour one of them.
+The jobs take turns, and each figure is the median of the rounds. A passing disturbance of the machine thus
+favours no provider.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMEOUT_S = 60
 
 
 def measure(provider: str, budget_ms: int) -> tuple[str | None, dict[tuple[str, int], float]]:
-    """One job: the provider that MPICH reports, and the time in microseconds per kind and size."""
+    """Runs one job. Returns the provider that MPICH reports, and times in microseconds by kind and size."""
     program = str(jobs.TARGET / "demo/mpi_bench")
     job = jobs.run(jobs.mpich(2, [program, str(budget_ms)]), jobs.mpich_environment(provider), TIMEOUT_S).check()
     times = {}
@@ -29,7 +29,7 @@ def measure(provider: str, budget_ms: int) -> tuple[str | None, dict[tuple[str, 
 
 
 def size_text(size: int) -> str:
-    """A size as people write it."""
+    """Formats a size for readers."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size // unit} {name}"
@@ -37,7 +37,7 @@ def size_text(size: int) -> str:
 
 
 def table(medians: dict[str, dict[tuple[str, int], float]]) -> str:
-    """The one table."""
+    """Formats the table."""
     heads = ["", "size", *(f"{name} us" for name in PROVIDERS), *(f"{name}/weft" for name in PROVIDERS[1:])]
     rows = [heads]
     for kind, size in medians["weft"]:
@@ -50,10 +50,10 @@ def table(medians: dict[str, dict[tuple[str, int], float]]) -> str:
 
 
 def main() -> None:
-    """Runs the rounds and prints what came out."""
+    """Runs the rounds and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each provider takes its turn")
-    parser.add_argument("--budget-ms", type=int, default=40, help="time for one measurement, in milliseconds")
+    parser.add_argument("--rounds", type=int, default=5, help="the number of rounds for each provider")
+    parser.add_argument("--budget-ms", type=int, default=40, help="the time of one measurement in milliseconds")
     args = parser.parse_args()
     samples: dict[str, dict[tuple[str, int], list[float]]] = {name: {} for name in PROVIDERS}
     reported: dict[str, str | None] = {}
@@ -67,13 +67,13 @@ def main() -> None:
     medians = {name: {key: statistics.median(times) for key, times in of.items()} for name, of in samples.items()}
     print("MPICH 5.0.2, two ranks on this machine, through the network module (NOLOCAL).")
     for provider in PROVIDERS:
-        print(f"  asked for {provider}: MPICH reports {reported[provider]}")
+        print(f"  requested {provider}: MPICH reports {reported[provider]}")
     print("\nHalf round trip of a ping-pong; time of an allreduce (sum of doubles). Microseconds, lower is better;")
-    print("a ratio above 1 means that weft is that many times as fast.\n")
+    print("a ratio above 1 is the factor by which weft is faster.\n")
     print(table(medians))
     wrong = [name for name in PROVIDERS if reported[name] != name]
     if wrong:
-        sys.exit(f"MPICH did not use the provider it was asked to use: {', '.join(wrong)}")
+        sys.exit(f"MPICH did not use the requested provider: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

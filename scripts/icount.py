@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Counts the instructions that operations take, in weft and in libfabric's shm and tcp.
+"""Counts the instructions of operations in weft and in libfabric's shm and tcp.
 
     scripts/icount.py [--json] [--rounds N] [SUBJECT…]   prints a table (subjects: weft-shm weft-tcp shm tcp)
-    scripts/icount.py --renew                            writes tests/icount.toml, and the table in docs/benchmarking.md
+    scripts/icount.py --renew                            writes tests/icount.toml and docs/benchmarking.md
 
-`make icount` and `make icount-baseline` build what this needs, and call it. What is counted is described in
-docs/benchmarking.md; tests/test_icount.py holds weft against the baseline.
+`make icount` and `make icount-baseline` build the program and run this script. docs/benchmarking.md describes
+the counts. tests/test_icount.py compares weft with the baseline.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ DOCUMENT = jobs.ROOT / "docs" / "benchmarking.md"
 ROUNDS = 1000
 TIMEOUT_S = 120
 
-# Publishing for `weft stat` goes by the clock: valgrind, and whatever else slows a process, would have it
-# counted more often than it happens.
+# Publishing for `weft stat` depends on the clock, so a slow process would count it too often.
 STEADY = {"FI_WEFT_STATS": "no"}
-# The provider, and its variables.
+# The provider and its variables for each subject.
 SUBJECTS = {
     "weft-shm": ("weft", STEADY),
     "weft-tcp": ("weft", STEADY | {"FI_WEFT_SHM": "0", "FI_WEFT_IFACE": "lo"}),
@@ -44,8 +43,8 @@ SUBJECTS = {
 }
 WEFT = [name for name, (provider, _) in SUBJECTS.items() if provider == "weft"]
 
-# glibc chooses memcpy and its like by what the processor has, and valgrind passes most of that on. Without these
-# features the choice falls on the variants for SSE2, which every x86-64 has.
+# glibc chooses memcpy and similar functions by the processor's features, most of which valgrind passes on.
+# Without these features it chooses the SSE2 variants, which every x86-64 processor has.
 FEATURES = "AVX_Fast_Unaligned_Load AVX2 AVX512F AVX512VL AVX512BW ERMS FSRM RTM SSSE3 SSE4_1 SSE4_2 BMI2 MOVBE"
 TUNABLES = "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in FEATURES.split())
 
@@ -62,7 +61,7 @@ VALGRIND = [
 
 @dataclass(frozen=True)
 class Count:
-    """What one operation takes, on average over all rounds."""
+    """The average costs of one operation over all rounds."""
 
     instructions: float
     syscalls: float
@@ -70,9 +69,9 @@ class Count:
 
 
 def refusal() -> str | None:
-    """Why nothing can be counted here, or None."""
+    """The reason why counting is impossible here, or None."""
     if platform.machine() != "x86_64":
-        return f"instructions are counted on x86_64, and this is {platform.machine()}"
+        return f"instructions are counted on x86_64 only, and this machine is {platform.machine()}"
     if shutil.which("valgrind") is None:
         return "valgrind is not installed (make deps)"
     if not PROGRAM.exists():
@@ -82,14 +81,14 @@ def refusal() -> str | None:
 
 @functools.cache
 def host_library() -> Path:
-    """The newest libfabric here: MPICH's, or the system's."""
+    """The newest libfabric of this machine: MPICH's, or the system's."""
     mpich = jobs.MPICH / "lib/mpich/libfabric.so.1"
     if mpich.exists():
         return mpich
     known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=20, check=True).stdout
     found = re.search(r"libfabric\.so\.1 .*=> (\S+)", known)
     if found is None:
-        raise RuntimeError("there is no libfabric here (make deps)")
+        raise RuntimeError("libfabric is not installed (make deps)")
     return Path(found[1])
 
 
@@ -112,7 +111,8 @@ def count(subject: str, rounds: int = ROUNDS) -> dict[str, Count]:
 
 
 def count_all(subjects: list[str], rounds: int = ROUNDS) -> dict[str, dict[str, Count]]:
-    """Counts several subjects. A peer that lacks something, as the tcp of old libfabrics lacks RMA, is left out with a word."""
+    """Counts several subjects. Skips a peer that lacks an operation, such as RMA in an old tcp provider, with a
+    message."""
     counts = {}
     for subject in subjects:
         try:
@@ -126,10 +126,10 @@ def count_all(subjects: list[str], rounds: int = ROUNDS) -> dict[str, dict[str, 
 
 
 def spent(dump: Path) -> tuple[int, int]:
-    """The instructions and system calls in a callgrind file, without those of the program itself: what remains is of the
-    provider, libfabric and libc.
+    """The instructions and system calls in a callgrind file outside the program itself: those of the provider,
+    libfabric and libc.
 
-    Reading the clock is no system call: outside of valgrind the kernel answers it in user space.
+    A clock read does not count as a system call, since the kernel answers it in user space outside of valgrind.
     """
     instructions = syscalls = 0
     ours = called = clock = False
@@ -177,22 +177,22 @@ class Code:
 
 
 def compiler() -> str:
-    """The compiler's version, on which the machine code depends."""
+    """The compiler's version, which determines the machine code."""
     said = subprocess.run(["rustc", "--version"], capture_output=True, text=True, timeout=20, check=True, cwd=jobs.ROOT)
     return said.stdout.split()[1]
 
 
 def baseline() -> dict:
-    """The stored counts, and the compiler that they are of."""
+    """The stored counts and their compiler."""
     return tomllib.loads(BASELINE.read_text())
 
 
 def renew() -> None:
-    """Stores what weft takes now in the baseline, and the same beside its peers in the document."""
+    """Stores weft's counts in the baseline, and all subjects' counts in the document."""
     counts = count_all(list(SUBJECTS))
     lines = [
-        "# What an operation takes: instructions and system calls. tests/test_icount.py holds weft against it; docs/benchmarking.md",
-        "# says what is counted. `make icount-baseline` renews it: in the commit that changes a count, which says why.",
+        "# Instructions and system calls of each operation, as described in docs/benchmarking.md. tests/test_icount.py",
+        "# compares weft with them. `make icount-baseline` renews them. The commit that changes a count explains the change.",
         f'rustc = "{compiler()}"',
     ]
     for subject in WEFT:
@@ -203,12 +203,12 @@ def renew() -> None:
     head, begin, rest = DOCUMENT.read_text().partition("<!-- instruction counts -->\n")
     _, end, tail = rest.partition("<!-- end of instruction counts -->\n")
     if not end:
-        raise RuntimeError(f"{DOCUMENT} has lost its marks of where the table is")
+        raise RuntimeError(f"{DOCUMENT} has no marks for the table; restore them")
     DOCUMENT.write_text(f"{head}{begin}{table(counts)}\n{end}{tail}")
 
 
 def table(counts: dict[str, dict[str, Count]]) -> str:
-    """A table in Markdown: a line for each operation, a column for each subject."""
+    """Formats a Markdown table with a row for each operation and a column for each subject."""
     operations = dict.fromkeys(operation for row in counts.values() for operation in row)
     lines = ["| | " + " | ".join(counts) + " |", "|---|" + "---:|" * len(counts)]
     for operation in operations:
@@ -218,23 +218,23 @@ def table(counts: dict[str, dict[str, Count]]) -> str:
 
 
 def cell(one: Count) -> str:
-    """Instructions, and system calls if there are any worth mentioning."""
+    """Formats the instructions, and the system calls if they do not round to 0."""
     syscalls = f"{one.syscalls:.1f}".removesuffix(".0")
     return f"{one.instructions:.0f}" + (f" + {syscalls} sys" if syscalls != "0" else "")
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description="Counts the instructions that operations take.")
-    parser.add_argument("subjects", nargs="*", help=f"what to count: {' '.join(SUBJECTS)} (default: all)")
+    """Counts, and prints or stores the counts."""
+    parser = argparse.ArgumentParser(description="Counts the instructions of operations.")
+    parser.add_argument("subjects", nargs="*", help=f"the subjects to count: {' '.join(SUBJECTS)} (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often to repeat each operation")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="the number of repetitions of each operation")
     parser.add_argument("--renew", action="store_true", help="write tests/icount.toml and the table in docs/benchmarking.md")
     options = parser.parse_args()
     subjects = options.subjects or list(SUBJECTS)
     unknown = [name for name in subjects if name not in SUBJECTS]
     if unknown:
-        parser.error(f"there is no subject {unknown[0]}; there are {' '.join(SUBJECTS)}")
+        parser.error(f"unknown subject {unknown[0]}; use one of {' '.join(SUBJECTS)}")
     why_not = refusal()
     if why_not is not None:
         sys.exit(f"icount: {why_not}")

@@ -1,8 +1,8 @@
-"""How jobs are started over a libfabric provider: the run lines that the demo and the tests share.
+"""The run lines of jobs over a libfabric provider, for the demo and the tests.
 
-Everything is bounded in time: a job that does not end is killed with all its descendants. Environment variables of
-libfabric and of the MPI libraries that the caller happens to have set do not reach a job, except those of logging
-(`FI_LOG_*`), so that a run means the same everywhere.
+All jobs are bounded in time: a job that does not end is killed with all its descendants. The caller's
+environment variables of libfabric and of MPI libraries do not reach a job, except those of logging
+(`FI_LOG_*`), so that a run is reproducible.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FOREIGN_PREFIXES = ("FI_", "MPIR_", "MPICH_", "HYDRA_", "OMPI_", "PMIX_", "PRTE_
 
 @dataclass
 class Finished:
-    """What became of a job. `status` is None when it was killed because its time was up."""
+    """The end of a job. `status` is None if the job was killed after its time limit."""
 
     argv: list[str]
     status: int | None
     output: str
 
     def check(self) -> "Finished":
-        """Raises, with the end of the output, unless the job ended well."""
+        """Raises an error with the end of the output, unless the job succeeded."""
         if self.status != 0:
             how = "did not end in time" if self.status is None else f"ended with status {self.status}"
             raise RuntimeError(f"{' '.join(self.argv)}\n{how}; its last output:\n{self.output[-6000:]}")
@@ -40,7 +40,7 @@ class Finished:
 
 
 def environment(provider: str, **extra: str) -> dict[str, str]:
-    """The environment in which a libfabric client uses `provider` and nothing else."""
+    """The environment in which a libfabric client uses only `provider`."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -61,13 +61,14 @@ def mpich(ranks: int, command: list[str], *options: str) -> list[str]:
 
 
 def mpich_environment(provider: str, **extra: str) -> dict[str, str]:
-    """MPICH over `provider`, inside a host too (NOLOCAL), saying which provider it chose (DEBUG_SUMMARY)."""
+    """The environment of MPICH over `provider`, also inside a host (NOLOCAL), with its choice logged
+    (DEBUG_SUMMARY)."""
     choice = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_NOLOCAL": "1", "MPIR_CVAR_DEBUG_SUMMARY": "1"}
     return environment(provider, **choice, **extra)
 
 
 def mpich_provider(output: str) -> str | None:
-    """The provider that MPICH says it uses, from the output of a job with DEBUG_SUMMARY."""
+    """The provider that MPICH reports in the output of a job with DEBUG_SUMMARY."""
     for line in output.splitlines():
         head, found, name = line.partition("libfabric provider: ")
         if found:
@@ -90,7 +91,7 @@ def intel_mpi(ranks: int, command: list[str]) -> list[str]:
 
 
 def intel_mpi_environment(provider: str, **extra: str) -> dict[str, str]:
-    """Intel MPI over `provider`, inside a host too."""
+    """The environment of Intel MPI over `provider`, also inside a host."""
     env = environment(provider, I_MPI_ROOT=str(INTEL_MPI), I_MPI_FABRICS="ofi", **extra)
     env["PATH"] = f"{INTEL_MPI / 'bin'}:{env['PATH']}"
     env["LD_LIBRARY_PATH"] = str(INTEL_MPI / "lib")
@@ -98,7 +99,7 @@ def intel_mpi_environment(provider: str, **extra: str) -> dict[str, str]:
 
 
 def run(argv: list[str], env: dict[str, str], timeout_s: float, cwd: Path | None = None) -> Finished:
-    """Runs a job to its end or to the end of its time; standard output and error come back as one text."""
+    """Runs a job to its end or its time limit. Standard output and error are returned as one text."""
     process = subprocess.Popen(
         argv,
         env=env,
@@ -123,7 +124,7 @@ def run(argv: list[str], env: dict[str, str], timeout_s: float, cwd: Path | None
 
 
 def kill_tree(root: int) -> None:
-    """Kills a process and everything that descends from it: launchers put ranks into sessions of their own."""
+    """Kills a process and its descendants. Launchers put ranks in sessions of their own."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
