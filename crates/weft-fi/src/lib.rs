@@ -13,6 +13,7 @@ mod cm;
 mod cntr;
 mod collective;
 mod cq;
+mod device;
 mod domain;
 mod endpoint;
 mod eq;
@@ -23,19 +24,14 @@ mod mr;
 pub mod observe;
 pub mod params;
 mod pep;
-#[cfg(feature = "sim")]
-mod sim;
 mod sleep;
 mod trigger;
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
 
-#[cfg(feature = "sim")]
-use sim::Devices;
+use device::Devices;
 use weft_fi_sys as sys;
-#[cfg(not(feature = "sim"))]
-use weft_nic::Devices;
 
 /// The name of the provider, the fabric and the domain.
 pub(crate) const NAME: &CStr = c"weft";

@@ -21,6 +21,7 @@ use weft_engine::api::Config;
 use weft_engine::name::EpName;
 use weft_engine::{ConnEvent, Role};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::Devices;
 use crate::abi::errno::Errno;
@@ -299,7 +300,7 @@ impl Driver for Listener {
         if self.sleepers.fetch_sub(1, Ordering::Relaxed) == 1
             && let Some(engine) = &mut *engine
         {
-            engine.nic_mut().unpark();
+            engine.nic_mut().wake();
         }
     }
 
@@ -371,7 +372,7 @@ impl Pep {
     fn settle(&self, setup: &mut Setup) -> Result<(), Errno> {
         if setup.devices.is_none() {
             let config = devices_config(self.params, &self.network, setup.local, true, true);
-            let devices = Devices::boxed(&config).map_err(refused)?;
+            let devices = Devices::open(&config).map_err(refused)?;
             setup.name = Some(weft_engine::nic::Nic::name(&*devices));
             setup.devices = Some(devices);
         }

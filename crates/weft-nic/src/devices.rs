@@ -16,176 +16,25 @@
 //! Errors: [`NicError`] from [`Devices::new`]. An endpoint whose shared memory (or whose TCP, unless a
 //! service was asked for) cannot be set up still works with the other device; that is logged as a warning.
 
+mod contract;
+mod routes;
+
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
-use weft_engine::growth;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
 use weft_os::{Checker, Unshared};
 
-use crate::NicError;
+use routes::{Attempt, Route, Stage, Table, UNMAPPED, Via};
+
 use crate::config::{Config, Identity};
 use crate::host;
 use crate::shm::Shm;
-use crate::tcp::{Tcp, TcpLinkInfo, TcpStats, Unsent};
-
-/// Which device serves a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Via {
-    Shm = 0,
-    Tcp = 1,
-    /// None at the moment: the number is free, or an attempt changes the device.
-    Neither = 2,
-}
-
-impl Via {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-            Self::Neither => "no device",
-        }
-    }
-}
-
-/// How far a link is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// There is none with this number.
-    Free,
-    /// We are connecting.
-    Attempt,
-    Up,
-}
-
-/// Where the calls for one of our links go, and what else is known of it. Who the peer is the engine knows
-/// ([`Sink::peer`]).
-#[derive(Clone, Copy, Debug)]
-struct Route {
-    via: Via,
-    stage: Stage,
-    initiator: bool,
-    /// Why shared memory, though tried, does not serve the link.
-    shm_failed: Option<LinkError>,
-    inner: LinkId,
-}
-
-// There is one for each peer, and it is looked up for every message.
-const _: () = assert!(size_of::<Route>() == 8);
-
-const NOWHERE: Route =
-    Route { via: Via::Neither, stage: Stage::Free, initiator: false, shm_failed: None, inner: LinkId(u32::MAX) };
-const UNMAPPED: u32 = u32::MAX;
-
-/// What is to be known while we connect.
-#[derive(Clone, Debug)]
-struct Attempt {
-    peer: EpName,
-    /// TCP may follow if shared memory fails.
-    may_fall_back: bool,
-}
-
-/// Our links and the devices'.
-#[derive(Debug, Default)]
-struct Table {
-    /// By our number.
-    routes: Vec<Route>,
-    /// Numbers that may be used again.
-    free: Vec<u32>,
-    /// By our number.
-    attempts: FxHashMap<u32, Attempt>,
-    /// Our number by device and the device's number.
-    ours: [Vec<u32>; 2],
-    /// Attempts that shared memory gave up and TCP shall take over.
-    fallbacks: Vec<(u32, LinkError)>,
-}
-
-impl Table {
-    /// A number for a new link.
-    fn insert(&mut self, initiator: bool, shm_failed: Option<LinkError>) -> u32 {
-        let stage = if initiator { Stage::Attempt } else { Stage::Up };
-        let route = Route { stage, initiator, shm_failed, ..NOWHERE };
-        match self.free.pop() {
-            Some(id) => {
-                self.routes[id as usize] = route;
-                id
-            }
-            None => {
-                growth::reserve(&mut self.routes, 1);
-                self.routes.push(route);
-                u32::try_from(self.routes.len() - 1).unwrap_or(UNMAPPED)
-            }
-        }
-    }
-
-    /// A number for a link that we make.
-    fn begin(&mut self, attempt: Attempt, shm_failed: Option<LinkError>) -> u32 {
-        let id = self.insert(true, shm_failed);
-        self.attempts.insert(id, attempt);
-        id
-    }
-
-    /// An attempt is over.
-    fn end_attempt(&mut self, id: u32) -> Option<Attempt> {
-        let attempt = self.attempts.remove(&id);
-        if self.attempts.is_empty() {
-            // Many may have been made at once.
-            self.attempts = FxHashMap::default();
-        }
-        attempt
-    }
-
-    /// There is no such link any more. Returns where it was.
-    fn remove(&mut self, id: u32) -> Route {
-        let was = self.unmap(id);
-        if was.stage != Stage::Free {
-            self.routes[id as usize] = NOWHERE;
-            self.end_attempt(id);
-            self.free.push(id);
-        }
-        was
-    }
-
-    fn map(&mut self, id: u32, via: Via, inner: LinkId) {
-        let route = &mut self.routes[id as usize];
-        (route.via, route.inner) = (via, inner);
-        let ours = &mut self.ours[via as usize];
-        if ours.len() <= inner.0 as usize {
-            let more = inner.0 as usize + 1 - ours.len();
-            growth::reserve(ours, more);
-            ours.resize(inner.0 as usize + 1, UNMAPPED);
-        }
-        debug_assert_eq!(ours[inner.0 as usize], UNMAPPED);
-        ours[inner.0 as usize] = id;
-    }
-
-    /// Separates our link from its device's. Returns what it was.
-    fn unmap(&mut self, id: u32) -> Route {
-        let Some(route) = self.routes.get_mut(id as usize) else { return NOWHERE };
-        let was = *route;
-        (route.via, route.inner) = (Via::Neither, NOWHERE.inner);
-        if was.via != Via::Neither {
-            self.ours[was.via as usize][was.inner.0 as usize] = UNMAPPED;
-        }
-        was
-    }
-
-    #[inline]
-    fn ours(&self, via: Via, inner: LinkId) -> LinkId {
-        LinkId(self.ours[via as usize].get(inner.0 as usize).copied().unwrap_or(UNMAPPED))
-    }
-
-    #[inline]
-    fn way(&self, link: LinkId) -> (Via, LinkId) {
-        self.routes.get(link.0 as usize).map_or((NOWHERE.via, NOWHERE.inner), |route| (route.via, route.inner))
-    }
-}
+use crate::tcp::{Tcp, TcpLinkInfo, TcpStats};
+use crate::{Device, NicError};
 
 /// Translates what a device tells into our numbers.
 struct Relay<'a, S> {
@@ -307,33 +156,17 @@ pub struct Devices {
     fallbacks: u64,
 }
 
-// An endpoint's devices move between the threads that make progress for it.
-const _: fn() = || {
-    fn is_send<T: Send>() {}
-    is_send::<Devices>();
-};
-
 impl Devices {
-    /// The longest message that every link carries, whichever device it is of.
-    #[must_use]
-    pub const fn least_mailbox_bytes() -> usize {
-        let (shm, tcp) = (crate::shm::MAILBOX_BYTES, crate::tcp::MAILBOX_BYTES);
-        if shm < tcp { shm } else { tcp }
-    }
-
     /// Sets up the devices of a new endpoint, with a fresh name.
     ///
     /// # Errors
     /// See [`NicError`]: the interface does not exist, the service is taken, no device is left, …
     pub fn new(config: &Config) -> Result<Self, NicError> {
-        Self::boxed(config).map(|devices| *devices)
+        Self::open(config).map(|devices| *devices)
     }
 
-    /// As [`Self::new`], for callers with little stack: devices take 2 KB, which are moved nowhere.
-    ///
-    /// # Errors
-    /// As [`Self::new`].
-    pub fn boxed(config: &Config) -> Result<Box<Self>, NicError> {
+    /// The devices take 2 KB, which are moved nowhere.
+    fn open_boxed(config: &Config) -> Result<Box<Self>, NicError> {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
         }
@@ -387,87 +220,6 @@ impl Devices {
         self.name.socket()
     }
 
-    /// Readable when there is something to do, provided that [`Self::park`] said `true`.
-    #[must_use]
-    pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    /// Prepares for the caller to sleep on [`Self::wait_fd`]. `false`: there is something to do now.
-    #[must_use]
-    pub fn park(&mut self) -> bool {
-        if !self.table.fallbacks.is_empty() {
-            return false;
-        }
-        // TCP first: announcing to the peers that we sleep is the dearer part.
-        self.tcp.as_mut().is_none_or(Tcp::park) && self.shm.as_mut().is_none_or(Shm::park)
-    }
-
-    /// The same for a caller that polls are not to disturb, its own or those of others: it holds until
-    /// [`Self::unpark`]. What has woken the caller, or would have but for such a poll, ends the announcement:
-    /// then [`Self::listens`] is `false` until the next call of this.
-    #[must_use]
-    pub fn hold(&mut self) -> bool {
-        self.table.fallbacks.is_empty()
-            && self.tcp.as_mut().is_none_or(Tcp::park)
-            && self.shm.as_mut().is_none_or(Shm::hold)
-    }
-
-    /// Whether [`Self::wait_fd`] will tell of everything that comes, as after [`Self::hold`].
-    #[must_use]
-    pub fn listens(&self) -> bool {
-        self.table.fallbacks.is_empty()
-            && self.tcp.as_ref().is_none_or(|tcp| !tcp.has_work())
-            && self.shm.as_ref().is_none_or(Shm::listens)
-    }
-
-    /// Whether nothing could be moved on by a poll before something comes, but for messages that whoever is
-    /// told of ([`Self::unsent`]) sees to.
-    #[must_use]
-    pub fn idles(&self) -> bool {
-        self.table.fallbacks.is_empty()
-            && self.tcp.as_ref().is_none_or(Tcp::idles)
-            && self.shm.as_ref().is_none_or(Shm::idles)
-    }
-
-    /// Whether this process has made the devices. A child that it forks has copies, of which nothing may be
-    /// used: what lies behind them is its parent's.
-    #[must_use]
-    pub fn is_ours(&self) -> bool {
-        self.tcp.as_ref().is_none_or(Tcp::is_ours) && self.shm.as_ref().is_none_or(Shm::is_ours)
-    }
-
-    /// Where it is noted that messages are kept that were accepted, if anybody is to be told.
-    #[must_use]
-    pub fn unsent(&self) -> Option<&Arc<Unsent>> {
-        self.tcp.as_ref().and_then(Tcp::unsent)
-    }
-
-    /// Hands on what it can of messages that were accepted, without a poll. Returns whether none is left.
-    pub fn drain(&mut self) -> bool {
-        self.tcp.as_mut().is_none_or(Tcp::drain)
-    }
-
-    /// The caller of [`Self::hold`] is awake, and about to poll.
-    pub fn rouse(&mut self) {
-        if let Some(tcp) = &mut self.tcp {
-            tcp.unpark();
-        }
-        if let Some(shm) = &mut self.shm {
-            shm.rouse();
-        }
-    }
-
-    /// The caller is awake again.
-    pub fn unpark(&mut self) {
-        if let Some(tcp) = &mut self.tcp {
-            tcp.unpark();
-        }
-        if let Some(shm) = &mut self.shm {
-            shm.unpark();
-        }
-    }
-
     /// Sleeps until there is something to do, at most for `timeout` (`None`: without limit).
     /// Returns whether there is.
     ///
@@ -475,24 +227,17 @@ impl Devices {
     /// Of poll(2); an interruption by a signal is not one, it ends the sleep.
     pub fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<bool> {
         if !self.park() {
-            self.unpark();
+            self.wake();
             return Ok(true);
         }
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let outcome = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], timeout.as_ref());
-        self.unpark();
+        self.wake();
         match outcome {
             Ok(ready) => Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(errno) => Err(errno.into()),
         }
-    }
-
-    /// Which device serves a link: `shm` or `tcp`.
-    #[must_use]
-    pub fn device(&self, link: LinkId) -> Option<&'static str> {
-        let (via, _) = self.table.way(link);
-        (via != Via::Neither).then(|| via.name())
     }
 
     /// What is known of a link.
@@ -501,18 +246,12 @@ impl Devices {
         let route = self.table.routes.get(link.0 as usize).filter(|route| route.stage != Stage::Free)?;
         let tcp = self.tcp.as_ref().filter(|_| route.via == Via::Tcp).and_then(|tcp| tcp.describe(route.inner));
         Some(LinkInfo {
-            device: self.device(link),
+            device: self.device_of(link),
             initiator: route.initiator,
             up: route.stage == Stage::Up,
             shm_failed: route.shm_failed,
             tcp,
         })
-    }
-
-    /// What the devices have done so far.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        Stats { tcp: self.tcp.as_ref().map(Tcp::stats), fallbacks: self.fallbacks }
     }
 
     /// Whether shared memory is worth trying.

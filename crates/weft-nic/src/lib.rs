@@ -8,6 +8,7 @@
 //! for people go through the `log` facade.
 
 mod config;
+mod device;
 mod devices;
 mod error;
 pub mod handshake;
@@ -16,6 +17,7 @@ pub mod shm;
 pub mod tcp;
 
 pub use config::{Config, Identity};
+pub use device::Device;
 pub use devices::{Devices, LinkInfo, Stats};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig, Unsent};

@@ -470,8 +470,8 @@ impl Device {
         self.door.hear();
     }
 
-    /// `Shm::hold`.
-    fn hold(&mut self) -> bool {
+    /// `Shm::arm`.
+    fn arm(&mut self) -> bool {
         let parked = rest::park(self);
         if parked {
             self.rest = Rest::Held;
@@ -625,12 +625,12 @@ fn going_cold_loses_nothing() {
 fn holding_anew_loses_nothing() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
-        assert!(device.hold());
+        assert!(device.arm());
         let producer = sends(tx, &device, 2, must_fence);
         // A poll of the client's. Before it leaves it asks whether the sleeper will be woken for what comes
-        // from now on (`Shm::listens`); if not, it parks again, or calls it.
+        // from now on (`Shm::is_armed`); if not, it parks again, or calls it.
         device.poll();
-        let asleep = device.door.bed.parked() || device.hold();
+        let asleep = device.door.bed.parked() || device.arm();
         producer.join().unwrap();
         assert!(
             !asleep || device.taken.len() == 2 || device.door.called(),
@@ -665,5 +665,5 @@ fn nobody_sleeps_for_space_that_has_come() {
 
 #[test]
 fn nobody_who_is_held_sleeps_for_space_that_has_come() {
-    waits_for_space(|device| assert!(device.hold()));
+    waits_for_space(|device| assert!(device.arm()));
 }

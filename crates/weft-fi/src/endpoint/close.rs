@@ -13,6 +13,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use weft_nic::Device;
 
 use crate::endpoint::Ep;
 use crate::endpoint::cell::Eng;

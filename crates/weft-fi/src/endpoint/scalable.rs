@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use weft_engine::name::{EpName, FIRST_TX_CONTEXT, MAX_CONTEXTS};
 use weft_engine::nic::Nic;
 use weft_fi_sys as sys;
-use weft_nic::{Identity, NicError};
+use weft_nic::{Device, Identity, NicError};
 
 use super::cell::{CellRef, EndpointCell};
 use super::entry::{EpOps, export_xpu};
@@ -209,7 +209,7 @@ impl Sep {
             let identity = Identity { context: Some(0), ..Identity::random()? };
             let mut config = self.domain.devices_config(&self.network, local, self.format.is_open(), true);
             config.identity = Some(identity);
-            let first = Devices::boxed(&config)?;
+            let first = Devices::open(&config)?;
             let mut started = Started { identity, name: first.name(), open: config.open, devices: vec![Some(first)] };
             searches += 1;
             match self.open_others(&mut started) {
@@ -255,7 +255,7 @@ impl Sep {
             config.identity = Some(Identity { context: Some(FIRST_TX_CONTEXT + index), ..started.identity });
             None
         };
-        let devices = Devices::boxed(&config)?;
+        let devices = Devices::open(&config)?;
         // A name that does not follow from the first one's would be known to nobody.
         if expected.is_some_and(|name| name != devices.name()) {
             log::warn!(

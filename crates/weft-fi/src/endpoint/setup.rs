@@ -18,7 +18,7 @@ use weft_engine::Pool;
 use weft_engine::api::{Access, Book, Config, Matching, NoBook, OpFlags};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
-use weft_nic::NicError;
+use weft_nic::{Device, NicError};
 
 use crate::Devices;
 use crate::abi::errno::{self, Errno};
@@ -339,7 +339,7 @@ impl Ep {
                 // The peer that a connected endpoint calls back has a full name.
                 let open = self.ty != EpType::Msg && setup.format.is_open();
                 let config = self.domain.devices_config(&setup.network, setup.local, open, setup.shm);
-                Devices::boxed(&config).map_err(refused)
+                Devices::open(&config).map_err(refused)
             }
         }
     }

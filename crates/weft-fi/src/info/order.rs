@@ -24,7 +24,7 @@ use weft_fi_sys as sys;
 /// RMA operations of at most this many bytes take effect in order: they travel inside messages for any eager
 /// threshold. The value is a constant of the real devices, whose mailboxes have the room.
 pub(crate) fn ordered_rma_bytes() -> usize {
-    weft_engine::ordered_rma_bytes(crate::Devices::least_mailbox_bytes())
+    weft_engine::ordered_rma_bytes(<crate::Devices as weft_nic::Device>::least_mailbox_bytes())
 }
 
 /// Orders that always hold, or hold up to a reported size.

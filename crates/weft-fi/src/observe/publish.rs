@@ -25,7 +25,7 @@ use rustix::time::{ClockId, clock_gettime};
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
 use weft_engine::stats::{LinkStatus, PeerReport, Report};
-use weft_nic::Stats;
+use weft_nic::{Device, Stats};
 use weft_os::memfile;
 
 use crate::endpoint::cell::Eng;
@@ -122,7 +122,7 @@ impl Publisher {
             for (row, number) in self.rows.iter_mut().zip(numbers) {
                 match engine.peer_report(number) {
                     Some(report) => {
-                        layout::block(row, self.round, peer(&report, |link| engine.nic().device(link)).words());
+                        layout::block(row, self.round, peer(&report, |link| engine.nic().device_of(link)).words());
                     }
                     None => row.fill(0),
                 }

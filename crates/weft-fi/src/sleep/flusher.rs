@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
-use weft_nic::Unsent;
+use weft_nic::{Device, Unsent};
 use weft_os::Worker;
 
 use crate::endpoint::cell::CellRef;

@@ -3,8 +3,8 @@
 //! Place in the data flow: made by the domain when FI_PROGRESS_AUTO is in force; endpoints join at enable and leave
 //! at close. For each endpoint the thread is in one of two modes.
 //!
-//! - *Listening*: it sleeps on the devices' wait descriptors, which tell peers to ring (*hold*, see
-//!   `Shm::hold`), and progresses the endpoint when they stir. The client may come and go meanwhile: its
+//! - *Listening*: it sleeps on the devices' wait descriptors, which are armed (see
+//!   `Device::arm`), and progresses the endpoint when they stir. The client may come and go meanwhile: its
 //!   reads take what there is, and only call the thread when something has stirred that it did not wait for.
 //! - *Stepped back*: the client polls, and pays nothing for having a thread. The thread neither touches the
 //!   endpoint nor listens to its devices, and only looks after each [`TICK`] whether the client is still

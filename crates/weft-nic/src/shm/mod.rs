@@ -437,7 +437,7 @@ impl Nic for Shm {
         self.polls += 1;
         let mut calls = 0;
         if self.rest == Rest::UntilPoll {
-            self.unpark();
+            self.wake();
         }
         // By index: a link may leave the list while it is looked at.
         let mut at = 0;

@@ -32,7 +32,7 @@ impl Shm {
     }
 
     /// Announces that the caller will sleep on [`Shm::wait_fd`]. False: there is something to poll already, and
-    /// nothing is announced. After sleeping: `unpark` (or simply `poll`).
+    /// nothing is announced. After sleeping: `wake` (or simply `poll`).
     #[must_use]
     pub fn park(&mut self) -> bool {
         if self.rest == Rest::UntilPoll {
@@ -47,7 +47,7 @@ impl Shm {
 
     /// Like [`Shm::park`], for a caller whose sleep polls do not end.
     #[must_use]
-    pub fn hold(&mut self) -> bool {
+    pub fn arm(&mut self) -> bool {
         let parked = self.park();
         if parked {
             self.rest = Rest::Held;
@@ -57,13 +57,13 @@ impl Shm {
 
     /// Whether peers will wake whoever sleeps on [`Shm::wait_fd`], and there is nothing to do before.
     #[must_use]
-    pub fn listens(&self) -> bool {
+    pub fn is_armed(&self) -> bool {
         self.has_nothing() && self.door.parked()
     }
 
     /// Whether there is nothing to do until something comes, and peers were told what to tell, if the caller sleeps.
     #[must_use]
-    pub fn idles(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.has_nothing() && self.waiting.is_empty()
     }
 
@@ -71,13 +71,13 @@ impl Shm {
         self.busy.is_empty() && self.events.is_empty() && self.dying.is_empty()
     }
 
-    /// The caller of [`Shm::hold`] is awake, and about to poll.
-    pub fn rouse(&mut self) {
+    /// The caller of [`Shm::arm`] is awake, and about to poll.
+    pub fn wake_listener(&mut self) {
         rest::rouse(self);
     }
 
     /// The caller is awake.
-    pub fn unpark(&mut self) {
+    pub fn wake(&mut self) {
         if self.rest != Rest::Awake {
             rest::wake(self);
         }

@@ -257,7 +257,7 @@ impl Tcp {
 
     /// The same, but for messages that whoever is told of ([`Self::unsent`]) sees to.
     #[must_use]
-    pub fn idles(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         let keeps = |id: &u32| self.links.get(*id as usize).is_none_or(|link| link.tx.pushes() == 0);
         self.writer.done.is_empty()
             && self.failed.is_empty()
@@ -271,7 +271,7 @@ impl Tcp {
     }
 
     /// The caller is awake again.
-    pub fn unpark(&mut self) {
+    pub fn wake(&mut self) {
         self.parked = false;
         self.pace.wake();
     }
@@ -578,7 +578,7 @@ impl Nic for Tcp {
         self.writer.round = self.writer.round.wrapping_add(1);
         self.write_dirty();
         if self.parked {
-            self.unpark();
+            self.wake();
         }
         let reports = !self.writer.done.is_empty() || !self.failed.is_empty();
         if !reports && self.pace.pass() { 0 } else { self.poll_sockets(sink, reports) }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{LinkError, LinkId, Nic};
-use weft_nic::{Config, Devices, NicError};
+use weft_nic::{Config, Device, Devices, NicError};
 
 use super::suite::{Node, Window, World, pattern};
 
@@ -34,7 +34,7 @@ fn neighbours_use_shared_memory() {
     let mut world = world(&[config(), config()]);
     let (near, far) = world.join_and_greet(0, 1);
     assert_eq!(devices(&world, (0, near), (1, far)), ["shm", "shm"]);
-    assert_eq!(world.nodes[0].nic.device(near), Some("shm"));
+    assert_eq!(world.nodes[0].nic.device_of(near), Some("shm"));
     assert_eq!(world.nodes[0].nic.stats().fallbacks, 0);
     assert_eq!(world.nodes[0].nic.stats().tcp.unwrap().links, 0);
 }

@@ -196,7 +196,7 @@ fn sleep(node: &mut Node<Tcp>, at_most_ms: i64) -> bool {
     }
     let timeout = Timespec { tv_sec: at_most_ms / 1000, tv_nsec: at_most_ms % 1000 * 1_000_000 };
     let woken = poll(&mut [PollFd::new(&node.nic.wait_fd(), PollFlags::IN)], Some(&timeout)).unwrap() > 0;
-    node.nic.unpark();
+    node.nic.wake();
     woken
 }
 
@@ -210,7 +210,7 @@ fn is_woken_by(world: &mut World<Tcp>, sleeper: usize, other: usize) -> bool {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         woken = poll(&mut [PollFd::new(&world.nodes[sleeper].nic.wait_fd(), PollFlags::IN)], Some(&none)).unwrap() > 0;
     }
-    world.nodes[sleeper].nic.unpark();
+    world.nodes[sleeper].nic.wake();
     woken
 }
 

@@ -6,6 +6,8 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
+use weft_nic::Device;
+
 use super::{EndpointCell, State};
 use crate::observe::publish::BEFORE_SLEEP;
 use crate::sleep::wait::Waker;
@@ -53,16 +55,16 @@ impl EndpointCell {
     fn ensure_sleepers_wake(&self, state: &mut State) -> bool {
         let Some(engine) = &state.engine else { return false };
         if state.auto_asleep {
-            if engine.has_work() || !engine.nic().listens() {
+            if engine.has_work() || !engine.nic().is_armed() {
                 self.notify_listener(state);
             }
         } else if state.external == 0 {
             // A thread in one of our calls looks for itself now and then; what only waits for the peer has
             // time until then.
-            if !engine.nic().idles() {
+            if !engine.nic().is_idle() {
                 state.routes.notify();
             }
-        } else if engine.has_work() || !engine.nic().idles() {
+        } else if engine.has_work() || !engine.nic().is_idle() {
             state.park_again();
             return state.programs_due;
         }
@@ -184,7 +186,7 @@ impl State {
 
     fn wake_devices(&mut self) {
         if let Some(engine) = &mut self.engine {
-            engine.nic_mut().unpark();
+            engine.nic_mut().wake();
         }
     }
 
@@ -195,7 +197,7 @@ impl State {
 
     /// For the progress thread: goes to sleep on these devices, if there is nothing to do.
     pub(crate) fn park_listener(&mut self, waker: &Waker) -> bool {
-        if !(self.listen(waker) && self.engine.as_mut().is_none_or(|engine| engine.nic_mut().hold())) {
+        if !(self.listen(waker) && self.engine.as_mut().is_none_or(|engine| engine.nic_mut().arm())) {
             return false;
         }
         (self.auto_asleep, self.relied_on) = (true, true);
@@ -210,7 +212,7 @@ impl State {
         if std::mem::take(&mut self.auto_asleep) {
             self.note_sleepers();
             if let Some(engine) = &mut self.engine {
-                engine.nic_mut().rouse();
+                engine.nic_mut().wake_listener();
             }
         }
     }

@@ -152,7 +152,7 @@ fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
         until("room", &mut [&mut victim, &mut early], |nodes| {
             // It would sleep whenever it can.
             if nodes[0].nic.park() {
-                nodes[0].nic.unpark();
+                nodes[0].nic.wake();
             }
             nodes[0].inbox.up.len() == 1 && nodes[1].inbox.up.len() == 1
         });

@@ -91,7 +91,7 @@ fn a_spoiled_doorbell_silences_nobody() {
         let mut fds = [PollFd::from_borrowed_fd(victim.nic.wait_fd(), PollFlags::IN)];
         let limit = rustix::time::Timespec { tv_sec: 5, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "turn {turn}: asleep");
-        victim.nic.unpark();
+        victim.nic.wake();
         victim.poll();
         victim.poll();
         assert_eq!(victim.inbox.messages.len(), turn);

@@ -187,7 +187,7 @@ fn running_out_of_descriptors_is_an_error() {
         assert_eq!(failures, 20, "who calls need not wait for the end of its patience");
         // Nobody is left at the listener, so that one can sleep.
         assert!((0..1000).any(|_| b.poll() == 0 && b.nic.park()));
-        b.nic.unpark();
+        b.nic.wake();
         setrlimit(Resource::Nofile, before).unwrap();
         join(&mut a, &mut b);
     });
@@ -211,7 +211,7 @@ fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
         let mut fds = [PollFd::from_borrowed_fd(host.nic.wait_fd(), PollFlags::IN)];
         let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "nobody wakes it");
-        host.nic.unpark();
+        host.nic.wake();
         until("link", &mut [&mut caller, &mut host], |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
         // It sleeps again.
         until("sleep", &mut [&mut host], |nodes| nodes[0].nic.park());

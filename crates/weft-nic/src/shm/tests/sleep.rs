@@ -23,7 +23,7 @@ fn work(node: &mut Node, mut condition: impl FnMut(&mut Node) -> bool) -> u32 {
         if node.poll() == 0 && node.nic.park() {
             sleeps += 1;
             assert!(sleep(node, 10_000), "a wake-up was lost");
-            node.nic.unpark();
+            node.nic.wake();
         }
     }
     sleeps
@@ -44,7 +44,7 @@ fn a_parked_endpoint_sleeps_until_rung() {
     assert!(!sleep(&b, 20), "nothing is there");
     a.nic.send(near, b"second", &[]).unwrap();
     assert!(sleep(&b, 5000));
-    b.nic.unpark();
+    b.nic.wake();
     b.poll();
     assert_eq!(b.inbox.messages.len(), 2);
     // A second message while awake wakes nobody: the descriptor is quiet once the wake-up byte is read.
@@ -68,7 +68,7 @@ fn a_closed_link_swallows_no_wake_up() {
     a.nic.send(stale, b"to nobody", &[]).unwrap();
     a.nic.send(near, b"to the sleeper", &[]).unwrap();
     assert!(sleep(&b, 5000), "the wake-up went to the closed link");
-    b.nic.unpark();
+    b.nic.wake();
     b.poll();
     assert_eq!(b.inbox.messages.len(), 1);
 }
@@ -78,28 +78,28 @@ fn a_closed_link_swallows_no_wake_up() {
 fn a_held_endpoint_is_polled_and_goes_on_listening() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (near, _) = join(&mut a, &mut b);
-    while !b.nic.hold() {
+    while !b.nic.arm() {
         b.poll();
     }
     // Polls that find nothing leave the sleeper where it is.
     (0..1000).for_each(|_| assert_eq!(b.poll(), 0));
-    assert!(b.nic.listens() && !sleep(&b, 20));
+    assert!(b.nic.is_armed() && !sleep(&b, 20));
     for turn in 1..10 {
         a.nic.send(near, b"for the sleeper", &[]).unwrap();
         assert!(sleep(&b, 5000), "turn {turn}");
         // A poll that comes first takes the message; until the next hold the byte is there, or nobody listens.
         assert_eq!(b.poll(), 1);
-        assert!(!b.nic.listens() || sleep(&b, 0));
-        assert!((0..3).any(|_| b.nic.hold()), "only the byte that woke is there");
-        assert!(b.nic.listens() && !sleep(&b, 5));
+        assert!(!b.nic.is_armed() || sleep(&b, 0));
+        assert!((0..3).any(|_| b.nic.arm()), "only the byte that woke is there");
+        assert!(b.nic.is_armed() && !sleep(&b, 5));
         assert_eq!(b.inbox.messages.len(), turn);
     }
     // A second sleeper, and its end, change nothing.
     assert!(b.nic.park());
     b.poll();
-    assert!(b.nic.listens());
-    b.nic.unpark();
-    assert!(!b.nic.listens());
+    assert!(b.nic.is_armed());
+    b.nic.wake();
+    assert!(!b.nic.is_armed());
     a.nic.send(near, b"to one that polls", &[]).unwrap();
     assert!(!sleep(&b, 20), "woken without having said that it sleeps");
     assert_eq!(b.poll(), 1);
@@ -115,15 +115,15 @@ fn holding_beside_polls_loses_nothing() {
         let mut sleeps = 0;
         for turn in 0..TURNS {
             while b.inbox.messages.is_empty() {
-                if b.poll() == 0 && b.nic.hold() {
+                if b.poll() == 0 && b.nic.arm() {
                     // Somebody else's polls between the announcement and the sleep.
                     let polls = turn % 5;
                     let came = (0..polls).any(|_| b.poll() > 0);
-                    if !came && b.nic.listens() {
+                    if !came && b.nic.is_armed() {
                         assert!(sleep(&b, 10_000), "a wake-up was lost in turn {turn}");
                         sleeps += 1;
                     }
-                    b.nic.rouse();
+                    b.nic.wake_listener();
                 }
             }
             assert_eq!(b.inbox.messages.pop().unwrap().1, turn.to_ne_bytes());

@@ -1,14 +1,15 @@
-//! The simulated fabric (weft-sim) in the place of the real devices, in a library of its own (`weft-fi-sim`)
-//! that only tests load: so clients' calls meet devices that are unordered, can neither get nor put, have
-//! tiny mailboxes, are always full.
+//! The simulated fabric (weft-sim) as a [`Device`] of the provider.
 //!
-//! Place in the data flow: `Engine` → [`Devices`] → `SimNic` → fabric. The process has one fabric, of the
-//! kind that the variable `FI_WEFT_SIM` names. All endpoints on it are in this process, so an address in a
-//! peer is an address here.
+//! Place in the data flow: `Engine` → [`SimDevice`] → `SimNic` → fabric. The provider library over this device
+//! (weft-fi-sim) is loaded by tests only: clients' calls meet devices that are unordered, can neither get nor put, have
+//! tiny mailboxes, or are always full.
 //!
-//! Virtual time goes on when a poll finds nothing, so only manual progress means anything here.
+//! The variable `FI_WEFT_SIM` names the kind of the one fabric of this process. All its endpoints are in this process,
+//! so an address in a peer is an address here.
 //!
-//! Invariant: the fabric, which is made for one thread, is only touched under [`FABRIC`]'s lock.
+//! Virtual time advances when a poll finds nothing. Therefore only manual progress is possible: no thread can sleep.
+//!
+//! Invariant: the fabric is made for one thread. It is touched only under [`FABRIC`]'s lock.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span};
-use weft_nic::{Config, NicError, Stats, Unsent};
+use weft_nic::{Config, Device, NicError, Stats, Unsent};
 use weft_os::UnmapWatch;
 use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
 
@@ -31,17 +32,17 @@ struct Shared(Fabric);
 unsafe impl Send for Shared {}
 
 /// An endpoint's device.
-pub(crate) struct Devices {
+pub struct SimDevice {
     /// `None` while it is dropped.
     nic: Option<SimNic>,
-    /// Never readable: nobody sleeps here.
+    /// Never readable.
     fd: OwnedFd,
-    /// The memory is the client's own, and so is its unmapping, where the device demands registration.
+    /// Reports of unmapped client memory, where the device demands registration.
     unmaps: Option<UnmapWatch>,
 }
 
 // SAFETY: the device is reached under the fabric's lock only.
-unsafe impl Send for Devices {}
+unsafe impl Send for SimDevice {}
 
 /// What there is to choose from.
 fn config(name: &str) -> Option<FabricConfig> {
@@ -99,87 +100,7 @@ fn fabric(slot: &mut Option<Shared>) -> Option<&Fabric> {
     slot.as_ref().map(|shared| &shared.0)
 }
 
-impl Devices {
-    /// Most of the configuration of the real devices means nothing here.
-    pub(crate) fn boxed(config: &Config) -> Result<Box<Self>, NicError> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?;
-        let mut slot = FABRIC.lock();
-        let nic = fabric(&mut slot).ok_or(NicError::NoDevice)?.nic();
-        let unmaps = if config.observe_unmap && nic.demands().is_some() { UnmapWatch::new() } else { None };
-        Ok(Box::new(Self { nic: Some(nic), fd, unmaps }))
-    }
-
-    /// The longest message of the fabric's links.
-    pub(crate) fn least_mailbox_bytes() -> usize {
-        config(&std::env::var("FI_WEFT_SIM").unwrap_or_default()).map_or(usize::MAX, |config| config.caps.mailbox_bytes)
-    }
-
-    /// The one device.
-    #[allow(clippy::unused_self)]
-    pub(crate) fn device(&self, _link: LinkId) -> Option<&'static str> {
-        Some("sim")
-    }
-
-    /// The fabric counts nothing.
-    #[allow(clippy::unused_self)]
-    pub(crate) fn stats(&self) -> Stats {
-        Stats::default()
-    }
-
-    /// Never readable.
-    pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    /// Nobody may sleep: time stands still unless somebody polls.
-    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
-    pub(crate) fn park(&mut self) -> bool {
-        false
-    }
-
-    /// Nor by another name.
-    pub(crate) fn hold(&mut self) -> bool {
-        self.park()
-    }
-
-    /// Nothing wakes anybody.
-    #[allow(clippy::unused_self)]
-    pub(crate) fn listens(&self) -> bool {
-        false
-    }
-
-    /// The same: nothing is kept here.
-    pub(crate) fn idles(&self) -> bool {
-        self.listens()
-    }
-
-    /// They are memory of whatever process has them.
-    #[allow(clippy::unused_self)] // as the real ones
-    pub(crate) fn is_ours(&self) -> bool {
-        true
-    }
-
-    /// Nothing is kept without being polled for.
-    #[allow(clippy::unused_self)]
-    pub(crate) fn unsent(&self) -> Option<&Arc<Unsent>> {
-        None
-    }
-
-    /// The same.
-    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
-    pub(crate) fn drain(&mut self) -> bool {
-        true
-    }
-
-    /// Nothing was parked.
-    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
-    pub(crate) fn unpark(&mut self) {}
-
-    /// The same.
-    pub(crate) fn rouse(&mut self) {
-        self.unpark();
-    }
-
+impl SimDevice {
     /// The device, and the lock that guards it.
     fn nic(&mut self) -> (&mut SimNic, MutexGuard<'static, Option<Shared>>) {
         let guard = FABRIC.lock();
@@ -190,7 +111,7 @@ impl Devices {
     }
 }
 
-impl Drop for Devices {
+impl Drop for SimDevice {
     fn drop(&mut self) {
         let mut slot = FABRIC.lock();
         drop(self.nic.take());
@@ -199,7 +120,7 @@ impl Drop for Devices {
     }
 }
 
-impl Registrar for Devices {
+impl Registrar for SimDevice {
     const REGISTERS: bool = true;
 
     fn demands(&self) -> Option<Demands> {
@@ -231,7 +152,70 @@ impl Registrar for Devices {
     }
 }
 
-impl Nic for Devices {
+impl Device for SimDevice {
+    /// Of the configuration only `observe_unmap` has a meaning here.
+    fn open(config: &Config) -> Result<Box<Self>, NicError> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?;
+        let mut slot = FABRIC.lock();
+        let nic = fabric(&mut slot).ok_or(NicError::NoDevice)?.nic();
+        let unmaps = if config.observe_unmap && nic.demands().is_some() { UnmapWatch::new() } else { None };
+        Ok(Box::new(Self { nic: Some(nic), fd, unmaps }))
+    }
+
+    fn least_mailbox_bytes() -> usize {
+        config(&std::env::var("FI_WEFT_SIM").unwrap_or_default()).map_or(usize::MAX, |config| config.caps.mailbox_bytes)
+    }
+
+    /// Never readable.
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// No thread may sleep: virtual time stands still between polls.
+    fn park(&mut self) -> bool {
+        false
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn wake_listener(&mut self) {}
+
+    fn wake(&mut self) {}
+
+    fn is_armed(&self) -> bool {
+        false
+    }
+
+    fn is_idle(&self) -> bool {
+        false
+    }
+
+    fn unsent(&self) -> Option<&Arc<Unsent>> {
+        None
+    }
+
+    fn drain(&mut self) -> bool {
+        true
+    }
+
+    /// The fabric is memory, of which a forked child has its own copy.
+    fn is_ours(&self) -> bool {
+        true
+    }
+
+    fn device_of(&self, _link: LinkId) -> Option<&'static str> {
+        Some("sim")
+    }
+
+    /// The fabric counts nothing.
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+}
+
+impl Nic for SimDevice {
     fn name(&self) -> EpName {
         let _guard = FABRIC.lock();
         match &self.nic {
