@@ -8,8 +8,8 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
 use crate::side::{
-    Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, acquaint, by_itself, is_all, long_bytes, memory, name_of,
-    pattern, scenes, until, works,
+    Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, copies_alone, introduce, is_all, long_bytes, memory,
+    name_of, pattern, scenes, until, works,
 };
 
 /// The length of the regions.
@@ -59,21 +59,21 @@ pub(crate) fn all(lib: &Lib) {
         &[
             ("refused", refused),
             ("roles", roles),
-            ("accesses_not_asked_for", accesses_not_asked_for),
+            ("unrequested_accesses", unrequested_accesses),
             ("endpoints", endpoints),
             ("domains", domains),
             ("pieces", pieces),
             ("virtual_addresses", virtual_addresses),
-            ("closed_under_way", closed_under_way),
-            ("memory_that_is_not_there", memory_that_is_not_there),
-            ("receives_into_constants", receives_into_constants),
+            ("closed_during_an_access", closed_during_an_access),
+            ("unmapped_memory", unmapped_memory),
+            ("receives_into_read_only_memory", receives_into_read_only_memory),
         ],
     );
 }
 
 /// Every RMA function with every refusal, short and long.
 fn refused(lib: &Lib) {
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     let readable = pattern(REGION_BYTES);
     let writable = memory(REGION_BYTES);
     let regions = [
@@ -105,7 +105,7 @@ fn refused(lib: &Lib) {
                 let kind = FI_RMA | if write { FI_WRITE } else { FI_READ };
                 assert_eq!(entry.flags & kind, kind, "{what}");
                 assert!(is_all(buf, 0x5a), "{what}: the local buffer was written to");
-                assert!(b.poll().is_none(), "{what}: the target reports it");
+                assert!(b.poll().is_none(), "{what}: the target reported the refused access");
                 expected[usize::from(!write)] += 1;
             }
         }
@@ -113,10 +113,10 @@ fn refused(lib: &Lib) {
     assert!(expected[0] > 50 && expected[1] > 50, "{expected:?}");
     a.nothing(&[&b]);
     b.nothing(&[&a]);
-    assert!(is_all(writable, 0), "a refused write has written");
+    assert!(is_all(writable, 0), "a refused write has changed the region");
     let errors =
         |cntr: *mut fid_cntr| unsafe { ((*(*cntr).ops).read.unwrap()(cntr), (*(*cntr).ops).readerr.unwrap()(cntr)) };
-    assert_eq!([errors(ok), errors(failed)], [(0, expected[0]), (0, expected[1])], "each is counted once, as an error");
+    assert_eq!([errors(ok), errors(failed)], [(0, expected[0]), (0, expected[1])], "each access counts as one error");
     edges(&a, &b, to_b, writable);
     works(&a, &b, to_b);
     let (mut a, mut b) = (a, b);
@@ -135,7 +135,7 @@ fn roles(lib: &Lib) {
         [(FI_READ | FI_WRITE, false, false), (FI_REMOTE_READ, true, false), (FI_REMOTE_WRITE | FI_READ, false, true)]
     {
         let b = Side::with(lib, 0, |hints| hints.get().caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | role);
-        let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+        let (a, b, to_b, _) = introduce(Side::new(lib), b);
         let target = pattern(4096);
         let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, READABLE);
         for len in [8, 4096] {
@@ -148,7 +148,7 @@ fn roles(lib: &Lib) {
                 }
             }
         }
-        assert_eq!(is_all(target, 0), writes, "all was overwritten, or nothing");
+        assert_eq!(is_all(target, 0), writes, "either all bytes are written, or none");
         works(&a, &b, to_b);
         assert_eq!(close(mr), 0);
     }
@@ -156,13 +156,13 @@ fn roles(lib: &Lib) {
 
 /// Charm++ opens endpoints from API 1.0 without a registration mode, reads from peers, and is read. It may
 /// also write. Its peers may access only as requested.
-fn accesses_not_asked_for(lib: &Lib) {
+fn unrequested_accesses(lib: &Lib) {
     let open = || {
         let hints = lib.allocinfo();
         hints.get().caps = FI_TAGGED | FI_RMA | FI_REMOTE_READ;
         Side::opened(lib, 0, lib.ask(version(1, 0), Some(&hints)).unwrap())
     };
-    let (a, b, to_b, _) = acquaint(open(), open());
+    let (a, b, to_b, _) = introduce(open(), open());
     assert_eq!(a.info.domain().mr_mode, FI_MR_BASIC as i32, "keys of the provider, virtual addresses");
     let source = pattern(REGION_BYTES);
     let mr = b.register(source, FI_REMOTE_READ | FI_REMOTE_WRITE, 0);
@@ -174,7 +174,7 @@ fn accesses_not_asked_for(lib: &Lib) {
         assert!(*target == source[..len], "{len} bytes");
         a.start("fi_write", &Args { key, addr, ..Args::new(memory(len), to_b) }, &[]);
         assert_eq!(a.next(&[&b]).failed().err, FI_EKEYREJECTED);
-        assert!(*source == *pattern(REGION_BYTES), "{len} bytes were written");
+        assert!(*source == *pattern(REGION_BYTES), "{len} bytes: the access changed the region");
     }
     works(&a, &b, to_b);
     assert_eq!(close(mr), 0);
@@ -204,7 +204,7 @@ fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64),
         assert_eq!(unsafe { atomic(a.ep, buf, count, null_mut(), dest, 0, key, FI_UINT64, FI_ATOMIC_WRITE, ctx) }, 0);
         ended("fi_atomic");
         assert_eq!(region.bytes()[..len] == *pattern(len), allowed, "fi_atomic of {len} bytes");
-        assert!(is_all(region.bytes(), 0x11) != allowed, "all was left alone, or something written");
+        assert!(is_all(region.bytes(), 0x11) != allowed, "either all accesses are done, or none");
     }
     b.nothing(&[a]);
 }
@@ -213,7 +213,7 @@ fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64),
 /// not accessible through earlier or later endpoints of the domain.
 fn endpoints(lib: &Lib) {
     let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_ENDPOINT);
-    let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+    let (a, b, to_b, _) = introduce(Side::new(lib), b);
     let ready = || {
         let ep = b.another_ep();
         assert_eq!(bind(ep, b.av, 0), 0);
@@ -225,7 +225,7 @@ fn endpoints(lib: &Lib) {
     let target = memory(REGION_BYTES);
     let region = (Watched::new(target), WRITABLE);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, WRITABLE);
-    assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_EINVAL, "of no endpoint yet");
+    assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_EINVAL, "the region has no endpoint yet");
     reaches(&a, &b, to_b, region, false);
     reaches(&a, &b, to_early, region, false);
     assert_eq!(bind(mr, b.ep, 0), 0);
@@ -249,7 +249,7 @@ fn endpoints(lib: &Lib) {
 
 /// The key of a region is unknown at endpoints of other domains, in the same process or in others.
 fn domains(lib: &Lib) {
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     let c = Side::new(lib);
     let to_c = a.insert(&c.name());
     let target = memory(REGION_BYTES);
@@ -280,7 +280,7 @@ fn edges(a: &Side<'_>, b: &Side<'_>, to_b: u64, writable: &[u8]) {
 
 /// One of several remote pieces is refused: one error completion, and no data at the target's queue.
 fn pieces(lib: &Lib) {
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     let target = memory(REGION_BYTES);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, READABLE);
     for len in LENGTHS {
@@ -318,7 +318,7 @@ fn pieces(lib: &Lib) {
 /// Virtual addresses: an address below the region, and an offset in place of an address.
 fn virtual_addresses(lib: &Lib) {
     let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY);
-    let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+    let (a, b, to_b, _) = introduce(Side::new(lib), b);
     let target = memory(4096);
     let base = target.as_ptr() as u64;
     // The region is the middle of the buffer, so that its surroundings can be checked.
@@ -411,8 +411,8 @@ fn done_there(a: &Side<'_>, b: &Side<'_>, dest: u64, (key, addr): (u64, u64), le
 
 /// Operations on registered memory that is protected or unmapped fail. The target goes on, and accessible
 /// parts stay reachable.
-fn memory_that_is_not_there(lib: &Lib) {
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+fn unmapped_memory(lib: &Lib) {
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     let patchwork = Patchwork::new();
     let base = patchwork.at(0);
     let whole = register(&b, base, 4 * PART_BYTES, READABLE);
@@ -452,11 +452,11 @@ fn memory_that_is_not_there(lib: &Lib) {
 }
 
 /// A long message for a receive whose buffer is read-only, if the system moves the bytes.
-fn receives_into_constants(lib: &Lib) {
-    if !by_itself() {
+fn receives_into_read_only_memory(lib: &Lib) {
+    if !copies_alone() {
         return;
     }
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     let patchwork = Patchwork::new();
     let len = LENGTHS[1];
     let nowhere = Args { buf: patchwork.at(1).cast(), len, context: 0xb1, ..Args::new(memory(0), 0) };
@@ -471,9 +471,9 @@ fn receives_into_constants(lib: &Lib) {
 }
 
 /// A region is closed while a peer writes to it. When the call returns, no access touches its memory.
-fn closed_under_way(lib: &Lib) {
+fn closed_during_an_access(lib: &Lib) {
     let bytes = long_bytes();
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
     for write in [true, false] {
         let (local, remote) = if write { (pattern(bytes), memory(bytes)) } else { (memory(bytes), pattern(bytes)) };

@@ -25,7 +25,7 @@ fn native(lib: &Lib) {
     let api = lib.newest();
     let info = lib.getinfo(api, Some(c"127.0.0.1"), Some(c"4711"), 0, None).unwrap();
     assert_eq!(info.dest().map(<[u8]>::len), Some(NATIVE_BYTES));
-    assert_eq!(info.src().map(<[u8]>::len), Some(NATIVE_BYTES), "the address that an endpoint will have");
+    assert_eq!(info.src().map(<[u8]>::len), Some(NATIVE_BYTES), "the native address of an endpoint");
     assert_ne!(info.get().addr_format & FI_PROV_SPECIFIC, 0);
     let info = lib.getinfo(api, Some(c"::1"), Some(c"4711"), 0, None).unwrap();
     assert_eq!(info.dest().map(<[u8]>::len), Some(NATIVE_BYTES + 16), "with IPv6");

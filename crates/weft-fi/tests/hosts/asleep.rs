@@ -12,7 +12,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::rig::{Cntr, Rig, Work, queue};
-use crate::side::{Args, Side, Watched, acquaint, memory, pattern, scenes, until, works};
+use crate::side::{Args, Side, Watched, introduce, memory, pattern, scenes, until, works};
 
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 const KEY: u64 = 5;
@@ -28,8 +28,8 @@ pub(crate) fn all(lib: &Lib) {
             ("messages_to_a_sleeper", messages_to_a_sleeper),
             ("messages_of_a_sleeper", messages_of_a_sleeper),
             ("triggered_answers", triggered_answers),
-            ("a_crowd_of_sleepers", a_crowd_of_sleepers),
-            ("a_sender_that_is_gone", a_sender_that_is_gone),
+            ("many_sleepers", many_sleepers),
+            ("a_sender_that_stops", a_sender_that_stops),
         ],
     );
 }
@@ -47,7 +47,7 @@ fn couple<'a>(lib: &'a Lib, threading: fi_threading) -> (Side<'a>, Side<'a>, u64
         hints.domain().data_progress = FI_PROGRESS_AUTO;
         hints.domain().control_progress = FI_PROGRESS_AUTO;
     });
-    acquaint(Side::new(lib), target)
+    introduce(Side::new(lib), target)
 }
 
 /// Runs a scene at levels with and without locks.
@@ -122,7 +122,7 @@ fn messages_to_a_sleeper(lib: &Lib) {
             let flags = FI_DELIVERY_COMPLETE | FI_COMPLETION;
             a.start("fi_tsendmsg", &Args { flags, context: 0x92, ..Args::new(source, to_b) }, &[]);
             assert_eq!(a.next(&[]).done().op_context as usize, 0x92);
-            assert_eq!(target.bytes(), source, "delivery is complete: {len}");
+            assert_eq!(target.bytes(), source, "{len} bytes after delivery");
         }
         for len in LENGTHS {
             let entry = until(|| b.poll()).done();
@@ -187,7 +187,7 @@ fn triggered_answers(lib: &Lib) {
 }
 
 /// One thread makes progress for several endpoints of one domain.
-fn a_crowd_of_sleepers(lib: &Lib) {
+fn many_sleepers(lib: &Lib) {
     let (a, b, _, _) = couple(lib, FI_THREAD_SAFE);
     let window = memory(8 * 64);
     let watched = Watched::new(window);
@@ -224,11 +224,11 @@ fn a_crowd_of_sleepers(lib: &Lib) {
 
 /// With manual progress, messages arrive although the sender makes no call after it has read its last
 /// completion, or after an inject.
-fn a_sender_that_is_gone(lib: &Lib) {
+fn a_sender_that_stops(lib: &Lib) {
     const MESSAGES: usize = 20;
     for threading in [FI_THREAD_SAFE, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION] {
         let open = || Side::with(lib, 0, |hints| hints.domain().threading = threading);
-        let (a, b, to_b, _) = acquaint(open(), open());
+        let (a, b, to_b, _) = introduce(open(), open());
         works(&a, &b, to_b);
         for (len, inject) in [(8, false), (8, true), (1000, false), (1000, true), (5000, false)] {
             let received: Vec<&mut [u8]> = (0..MESSAGES).map(|_| memory(len)).collect();

@@ -57,7 +57,7 @@ fn all_of(lib: &Lib) -> Vec<Amo> {
             for form in FORMS {
                 if is_valid(lib.newest(), form, ty, op) {
                     let (ty, op) = (Type::from_number(ty).unwrap(), Op::from_number(op).unwrap());
-                    out.push(Amo::new(form, ty, op).unwrap_or_else(|| panic!("{form:?} {ty:?} {op:?} must be there")));
+                    out.push(Amo::new(form, ty, op).unwrap_or_else(|| panic!("{form:?} {ty:?} {op:?} must exist")));
                 }
             }
         }

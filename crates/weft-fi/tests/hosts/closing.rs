@@ -11,13 +11,13 @@ use weft_fi_sys::*;
 use crate::client::{Lib, bind, close};
 use crate::rig::Cntr;
 use crate::side::{
-    Args, Outcome, Side, Watched, acquaint, by_itself, err, is_all, long_bytes, memory, pair, pattern, scenes, until,
-    works,
+    Args, Outcome, Side, Watched, copies_alone, err, introduce, is_all, long_bytes, memory, pair, pattern, scenes,
+    until, works,
 };
 
 /// The time limit of a close: the tests' close timeout for each of its two steps, with a wide margin.
 const CLOSE_LIMIT: Duration = Duration::from_secs(3);
-/// The errors of a transfer whose other end was closed. A stream that ends inside a message has no goodbye.
+/// The errors of a transfer whose other end was closed. A stream that ends inside a message was not closed in order.
 const CUT_OFF: [i32; 2] = [FI_ESHUTDOWN, FI_ECONNRESET];
 
 /// Closes the endpoint, which must succeed in time.
@@ -44,7 +44,7 @@ fn half_way(target: Watched, sides: [&Side<'_>; 2]) {
 fn ended(outcome: Outcome, finished: bool) {
     match outcome {
         Outcome::Failed(entry) => assert!(CUT_OFF.contains(&entry.err), "error {}", entry.err),
-        Outcome::Done(entry) => assert!(finished && by_itself(), "{entry:?}"),
+        Outcome::Done(entry) => assert!(finished && copies_alone(), "{entry:?}"),
     }
 }
 
@@ -58,10 +58,10 @@ pub(crate) fn all(lib: &Lib) {
             ("receiver_of_a_transfer", receiver_of_a_transfer),
             ("ends_of_rma", ends_of_rma),
             ("arrived_messages", arrived_messages),
-            ("awaited", awaited),
-            ("awaited_at_a_socket", awaited_at_a_socket),
+            ("closed_source", closed_source),
+            ("closed_source_at_a_socket", closed_source_at_a_socket),
             ("absent_peer", absent_peer),
-            ("regions_meanwhile", regions_meanwhile),
+            ("regions_during_a_close", regions_during_a_close),
         ],
     );
 }
@@ -100,7 +100,7 @@ fn with_work(lib: &Lib) {
     b.nothing(&[]);
     assert_eq!(b.cancel(8), 0);
     assert_eq!(b.next(&[]).failed().err, FI_ECANCELED);
-    assert!(watched.iter().all(|buffer| is_all(buffer.bytes(), 0)), "used after the close");
+    assert!(watched.iter().all(|buffer| is_all(buffer.bytes(), 0)), "a buffer was used after the close");
     assert_eq!(close(mr), 0);
     // Each send to a closed endpoint fails in bounded time.
     for context in [1, 2] {
@@ -115,7 +115,7 @@ fn with_work(lib: &Lib) {
 
 /// A peer closes its endpoint. A receive that names it as its only source ends. A receive from any source
 /// stays.
-fn awaited(lib: &Lib) {
+fn closed_source(lib: &Lib) {
     let (a, mut b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
     a.trecv_from(memory(8), to_b, 1);
@@ -131,7 +131,7 @@ fn awaited(lib: &Lib) {
 
 /// The peers know each other by host and port only, and the peer has connected. The receive ends, because an
 /// own connection to that address has reached the same peer.
-fn awaited_at_a_socket(lib: &Lib) {
+fn closed_source_at_a_socket(lib: &Lib) {
     let side = || Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
     let (a, mut b) = (side(), side());
     let (to_b, to_a) = (a.insert(&b.name()), b.insert(&a.name()));
@@ -150,7 +150,7 @@ fn awaited_at_a_socket(lib: &Lib) {
 
 /// One thread closes an endpoint, which takes time. Another thread closes a region and its counter. Peers
 /// cannot access the region afterwards, although the endpoint serves them until its end.
-fn regions_meanwhile(lib: &Lib) {
+fn regions_during_a_close(lib: &Lib) {
     const KEY: u64 = 1;
     for _ in 0..3 {
         let (a, mut b, to_b, to_a) = pair(lib);
@@ -215,7 +215,7 @@ fn receiver_of_a_transfer(lib: &Lib) {
     ended(outcomes[0], finished);
     ended(outcomes[1], false);
     a.nothing(&[]);
-    assert!(is_all(taken.bytes(), 0xee), "written to after the close");
+    assert!(is_all(taken.bytes(), 0xee), "a buffer was written after the close");
     let c = Side::new(lib);
     let to_c = a.insert(&c.name());
     works(&a, &c, to_c);
@@ -234,7 +234,7 @@ fn ends_of_rma(lib: &Lib) {
 }
 
 fn end_of_rma(lib: &Lib, name: &str, write: bool, pieces: usize, target_closes: bool) {
-    let (mut a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (mut a, mut b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     let (full, empty) = (pattern(long_bytes()), memory(long_bytes()));
     let (local, remote) = if write { (full, empty) } else { (empty, full) };
     let (initiating, targeted) = (Watched::new(local), Watched::new(remote));

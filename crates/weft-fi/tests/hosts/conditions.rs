@@ -43,7 +43,7 @@ impl Condition {
     /// Locks the mutex by `pthread_mutex_timedlock`, so that a deadlock fails the test.
     fn lock(self) {
         let end = time_after(PATIENCE);
-        assert_eq!(unsafe { libc::pthread_mutex_timedlock(self.0.mutex, &end) }, 0, "the mutex stays taken");
+        assert_eq!(unsafe { libc::pthread_mutex_timedlock(self.0.mutex, &end) }, 0, "the mutex stays locked");
     }
 
     fn unlock(self) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use weft_fi_sys::*;
 
-use self::ends::{End, Event, Listener, Queue, as_msg, connect, connected, meet};
+use self::ends::{End, Event, Listener, Queue, as_msg, await_connection, connect, connected};
 use crate::client::{Lib, close, control};
 use crate::side::{Args, CALLS, Form, Side, alias, err, memory, name_of, pattern, scenes, setopt};
 
@@ -71,7 +71,7 @@ fn introductions(lib: &Lib) {
     assert_eq!(b.side.info.src(), Some(listener.name().as_slice()));
     assert_eq!((a.peer(), b.peer()), (Err(FI_ENOTCONN), Err(FI_ENOTCONN)));
     assert_eq!(b.accept(b"welcome"), 0);
-    meet(&a, &b, b"welcome");
+    await_connection(&a, &b, b"welcome");
     assert_eq!((a.peer(), b.peer()), (Ok(b.side.name()), Ok(a.side.name())));
     // A refusal. Its data is copied to the client's buffer or left in the provider's, whole or truncated, or
     // discarded.
@@ -111,7 +111,7 @@ fn aliases(lib: &Lib) {
     let (info, _) = listener.called(&a);
     let b = End::answering(lib, info);
     assert_eq!(b.accept(&[]), 0);
-    meet(&a, &b, &[]);
+    await_connection(&a, &b, &[]);
     assert_eq!(close(other), 0);
 }
 
@@ -142,7 +142,7 @@ fn limits(lib: &Lib) {
     assert_eq!(b.connect(&listener.name(), &[]), -(FI_EOPBADSTATE as i32), "an answering endpoint cannot connect");
     assert_eq!(b.accept(data), 0);
     assert_eq!(b.accept(data), -(FI_EOPBADSTATE as i32));
-    meet(&a, &b, data);
+    await_connection(&a, &b, data);
 }
 
 /// The peer's data is truncated to the size of the client's buffer (fi_eq(3)). The buffer must have room for
@@ -153,7 +153,7 @@ fn little_room(lib: &Lib) {
         let (mut event, mut buffer) = (0, [0xaa_u8; 64]);
         let read = unsafe { (*(*eq.0).ops).read.unwrap() };
         let result = unsafe { read(eq.0, &mut event, buffer.as_mut_ptr().cast(), room, flags) };
-        assert!(buffer[room..].iter().all(|&byte| byte == 0xaa), "beyond the room");
+        assert!(buffer[room..].iter().all(|&byte| byte == 0xaa), "bytes behind the buffer");
         (result, event, buffer)
     };
     let said = |eq: Queue, other: Queue, event: u32, data: &[u8]| {
@@ -296,7 +296,7 @@ fn crowd(lib: &Lib) {
     }
     other.close_pep();
     for (number, end) in &answering {
-        meet(&callers[*number], end, &[*number as u8]);
+        await_connection(&callers[*number], end, &[*number as u8]);
         let (source, target) = (pattern(40), memory(40));
         end.side.start("fi_recv", &Args { context: 1, ..Args::new(target, 0) }, &[]);
         callers[*number].side.start("fi_inject", &Args::new(source, 0), &[&end.side]);
@@ -339,7 +339,7 @@ fn sockets(lib: &Lib) {
     let other = End::new(lib);
     (other.side.info.get().handle, other.side.info.tx().size) = (handle, usize::MAX);
     let opened: Result<*mut fid_ep, _> = crate::open!(other.side.opened.domain, endpoint, other.side.info.raw);
-    assert_eq!(opened, Err(FI_EINVAL), "too long a queue");
+    assert_eq!(opened, Err(FI_EINVAL), "the queue is too long");
     other.side.info.get().handle = std::ptr::null_mut();
     let a = End::with(lib, |hints| {
         format(hints);
@@ -354,7 +354,7 @@ fn sockets(lib: &Lib) {
     let (info, _) = listener.called(&a);
     let b = End::answering(lib, info);
     assert_eq!(b.accept(&[]), 0);
-    meet(&a, &b, &[]);
+    await_connection(&a, &b, &[]);
     assert_eq!((name_of(b.side.ep), a.peer()), (name.clone(), Ok(name)));
     assert_eq!(b.peer(), Ok(own));
 }
@@ -386,7 +386,7 @@ fn waiting(lib: &Lib) {
         let request = crate::side::until(|| {
             // An event that arrives while the client goes to sleep is found before.
             if trywait() == 0 {
-                assert!(readable(), "the descriptor stays silent");
+                assert!(readable(), "the descriptor is not readable");
             }
             listener.eq.poll()
         });

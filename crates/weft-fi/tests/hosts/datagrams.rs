@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use weft_fi_sys::*;
 
 use crate::client::{Info, Lib};
-use crate::side::{Args, Outcome, PATIENCE, Side, acquaint, err, memory, pattern, scenes};
+use crate::side::{Args, Outcome, PATIENCE, Side, err, introduce, memory, pattern, scenes};
 
 /// The longest datagram in bytes.
 const MOST: usize = 16 << 10;
@@ -18,7 +18,7 @@ pub(crate) fn all(lib: &Lib) {
         &[
             ("offers", offers),
             ("pairs", pairs),
-            ("a deaf receiver", deaf),
+            ("a receiver without receives", receiver_without_receives),
             ("absent peers", absent_peers),
             ("refusals", refusals),
         ],
@@ -80,7 +80,7 @@ fn offers(lib: &Lib) {
 /// All datagrams arrive between two endpoints that receive, and at the sender itself. The first ones wait for
 /// the link.
 fn pairs(lib: &Lib) {
-    let (a, b, to_b, to_a) = acquaint(side(lib), side(lib));
+    let (a, b, to_b, to_a) = introduce(side(lib), side(lib));
     let own = a.insert(&a.name());
     for (from, to, dest) in [(&a, &b, to_b), (&b, &a, to_a), (&a, &a, own)] {
         for (at, len) in [0, 1, 64, 4096, 9000, MOST].into_iter().enumerate() {
@@ -110,8 +110,8 @@ fn pairs(lib: &Lib) {
 
 /// A receiver that posts no receives limits no other endpoint. Sends succeed. Datagrams for which it has no
 /// room are dropped and counted.
-fn deaf(lib: &Lib) {
-    let (a, b, to_b, to_a) = acquaint(side(lib), side(lib));
+fn receiver_without_receives(lib: &Lib) {
+    let (a, b, to_b, to_a) = introduce(side(lib), side(lib));
     let source = pattern(4000);
     let mut sent = 0_u32;
     let start = Instant::now();
@@ -161,13 +161,13 @@ fn deaf(lib: &Lib) {
 
 /// The longest datagram fits in any window while no other one waits, whatever was received before.
 fn small_window(lib: &Lib) {
-    let (a, b, to_b, _) = acquaint(side(lib), side(lib));
+    let (a, b, to_b, _) = introduce(side(lib), side(lib));
     for (context, len) in [1000, 1000, 1000, 1000, MOST, MOST, 3000, 1350, MOST].into_iter().enumerate() {
         let (source, target) = (pattern(len), memory(len));
         b.start("fi_recv", &Args { context, ..Args::new(target, 0) }, &[]);
         a.start("fi_send", &Args::new(source, to_b), &[]);
         a.next(&[&b]).done();
-        assert_eq!(dropped(&a), 0, "the {context}th, of {len} bytes");
+        assert_eq!(dropped(&a), 0, "datagram {context} of {len} bytes");
         assert_eq!(b.next(&[&a]).done().op_context as usize, context);
         assert!(target == source);
         // The returned credit of the window arrives.
@@ -177,7 +177,7 @@ fn small_window(lib: &Lib) {
 
 /// An absent peer, or one that leaves, costs the sender only its datagrams.
 fn absent_peers(lib: &Lib) {
-    let (a, mut b, to_b, _) = acquaint(side(lib), side(lib));
+    let (a, mut b, to_b, _) = introduce(side(lib), side(lib));
     let c = side(lib);
     let to_c = a.insert(&c.name());
     let target = memory(100);
@@ -205,7 +205,7 @@ fn absent_peers(lib: &Lib) {
 
 /// Requests that datagrams cannot serve.
 fn refusals(lib: &Lib) {
-    let (a, b, to_b, _) = acquaint(side(lib), side(lib));
+    let (a, b, to_b, _) = introduce(side(lib), side(lib));
     let long = pattern(MOST + 1);
     for call in ["fi_send", "fi_sendv", "fi_senddata", "fi_inject"] {
         assert_eq!(a.run(call, &Args::new(long, to_b)), err(FI_EMSGSIZE), "{call}");

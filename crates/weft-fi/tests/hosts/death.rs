@@ -16,7 +16,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::side::{
-    Args, Outcome, PATIENCE, Side, Watched, by_itself, err, fabric_err, memory, pattern, scenes, until, works,
+    Args, Outcome, PATIENCE, Side, Watched, copies_alone, err, fabric_err, memory, pattern, scenes, until, works,
 };
 
 /// A length at which no path holds the whole message.
@@ -201,7 +201,7 @@ fn failures(side: &Side<'_>, count: usize, killed: Instant) -> BTreeMap<usize, i
 /// Asserts that the survivor still works: new operations with the dead peer fail, and those with others
 /// succeed.
 #[track_caller]
-fn goes_on(lib: &Lib, side: &Side<'_>, dead: u64) {
+fn assert_survivor_works(lib: &Lib, side: &Side<'_>, dead: u64) {
     let mut contexts = 0x500..;
     for name in ["fi_tsend", "fi_write", "fi_read"] {
         for len in [8, 100_000] {
@@ -238,12 +238,12 @@ fn sender(lib: &Lib) {
     watched.assert_incomplete();
     let killed = peer.kill();
     assert_eq!(failures(&side, 1, killed), [(0x31, FI_ECONNRESET)].into());
-    announced_is_gone(&side);
-    goes_on(lib, &side, peer.number);
+    announced_message_is_gone(&side);
+    assert_survivor_works(lib, &side, peer.number);
 }
 
 /// The receive that matches the announced message fails. Afterwards no message is left.
-fn announced_is_gone(side: &Side<'_>) {
+fn announced_message_is_gone(side: &Side<'_>) {
     side.trecv(memory(BYTES), 0x32);
     assert_eq!(failures(side, 1, Instant::now()), [(0x32, FI_ECONNRESET)].into());
     side.trecv(memory(BYTES), 0x33);
@@ -271,7 +271,7 @@ fn begin(side: &Side<'_>, peer: &Peer) -> Watched {
 /// The sender dies while it copies a part of its message. Either the whole message is delivered, or none of
 /// it.
 fn helper(lib: &Lib) {
-    if !by_itself() {
+    if !copies_alone() {
         return;
     }
     let side = Side::new(lib);
@@ -283,8 +283,8 @@ fn helper(lib: &Lib) {
         Outcome::Failed(entry) => assert_eq!(entry.err, FI_ECONNRESET),
     }
     assert!(killed.elapsed() < NOTICE);
-    announced_is_gone(&side);
-    goes_on(lib, &side, peer.number);
+    announced_message_is_gone(&side);
+    assert_survivor_works(lib, &side, peer.number);
 }
 
 /// The receiver dies after the beginning of a message, while more messages wait.
@@ -297,7 +297,7 @@ fn receiver(lib: &Lib) {
     side.nothing(&[]);
     let killed = peer.kill();
     assert_eq!(failures(&side, 2, killed), [(0x41, FI_ECONNRESET), (0x42, FI_ECONNRESET)].into());
-    goes_on(lib, &side, peer.number);
+    assert_survivor_works(lib, &side, peer.number);
 }
 
 /// The target dies. Five connected endpoints of the survivor have operations pending with it, and a sixth
@@ -339,13 +339,13 @@ fn target(lib: &Lib) {
     assert!(blocked_read(&progressed) - killed < NOTICE);
     let expected = (0..accesses).map(|at| (0x50 + at, FI_ECONNRESET)).collect();
     assert_eq!(failures(&rma, accesses, killed), expected);
-    assert_eq!(counted(cntr), (0, accesses as u64), "counted once each");
+    assert_eq!(counted(cntr), (0, accesses as u64), "each access counts once");
     assert_eq!(failures(&stranger, 2, killed), [(0x81, FI_ECONNREFUSED), (0x82, FI_ECONNREFUSED)].into());
     end_flood(&flood, flooded, killed);
     for (side, dead) in [(&rma, dead[0]), (&flood, dead[2]), (&blocked, dead[3]), (&progressed, dead[4])] {
-        goes_on(lib, side, dead);
+        assert_survivor_works(lib, side, dead);
     }
-    goes_on(lib, &stranger, to_peer);
+    assert_survivor_works(lib, &stranger, to_peer);
     let mut rma = rma;
     rma.close_ep();
     assert_eq!(close(cntr), 0);

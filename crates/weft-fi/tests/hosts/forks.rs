@@ -11,7 +11,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
 use crate::joins::{descriptor, readable, trywait};
-use crate::side::{Args, PATIENCE, Side, acquaint, long_bytes, memory, pattern, scenes, until, works};
+use crate::side::{Args, PATIENCE, Side, introduce, long_bytes, memory, pattern, scenes, until, works};
 
 pub(crate) fn all(lib: &Lib) {
     scenes(
@@ -20,7 +20,7 @@ pub(crate) fn all(lib: &Lib) {
             ("a child exits", a_child_exits),
             ("a child closes", a_child_closes),
             ("a child closes locked objects", a_child_closes_locked_objects),
-            ("a child asks", a_child_asks),
+            ("a child calls getinfo", a_child_calls_getinfo),
             ("a handler exits", a_handler_exits),
             ("a child outlives an endpoint", a_child_outlives_an_endpoint),
             ("a child outlives a sleeper's endpoint", a_child_outlives_a_sleepers_endpoint),
@@ -99,7 +99,7 @@ fn print_sockets() {
 /// death.
 fn a_child_exits(lib: &Lib) {
     let open = || Side::with(lib, 0, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
-    let (a, b, to_b, _) = acquaint(open(), open());
+    let (a, b, to_b, _) = introduce(open(), open());
     for _ in 0..5 {
         works(&a, &b, to_b);
         assert_eq!(printed_at_exit(print_sockets), "");
@@ -144,8 +144,8 @@ fn a_handler_exits(lib: &Lib) {
     }
 }
 
-/// Objects of the parent are not open in the child. The child can neither name them nor is it told of them.
-fn a_child_asks(lib: &Lib) {
+/// Objects of the parent are not open in the child. fi_getinfo in the child neither accepts nor reports them.
+fn a_child_calls_getinfo(lib: &Lib) {
     let side = Side::new(lib);
     let api = lib.newest();
     let printed = printed_at_exit(|| {
@@ -163,7 +163,7 @@ fn a_child_asks(lib: &Lib) {
 fn a_child_closes(lib: &Lib) {
     for progress in [FI_PROGRESS_MANUAL, FI_PROGRESS_AUTO] {
         let open = || Side::with(lib, 0, |hints| hints.domain().data_progress = progress);
-        let (a, b, to_b, to_a) = acquaint(open(), open());
+        let (a, b, to_b, to_a) = introduce(open(), open());
         fork_and_close(&a, &b, to_b, to_a);
     }
 }
@@ -283,7 +283,7 @@ fn a_child_closes_locked_objects(lib: &Lib) {
                 (hints.domain().threading, hints.domain().data_progress) = (FI_THREAD_SAFE, progress);
             })
         };
-        let (a, b, to_b, to_a) = acquaint(open(), open());
+        let (a, b, to_b, to_a) = introduce(open(), open());
         works(&a, &b, to_b);
         let args = |page: *mut libc::c_void| Args { buf: page, len: BYTES, ..Args::new(&mut [], to_b) };
         let sender = Shared(&a);
@@ -330,7 +330,7 @@ fn a_child_closes_locked_objects(lib: &Lib) {
 
 /// No process answers at a closed endpoint, even while a forked child of its process lives.
 fn a_child_outlives_an_endpoint(lib: &Lib) {
-    let (a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, mut b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
     let name = b.name();
     let _child = Sleeper::new();
@@ -343,7 +343,7 @@ fn a_child_outlives_an_endpoint(lib: &Lib) {
 /// A queue's descriptor does not report a closed endpoint, even if a message without a receive had arrived
 /// there.
 fn a_child_outlives_a_sleepers_endpoint(lib: &Lib) {
-    let (a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, mut b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
     let other = b.another_ep();
     assert_eq!([bind(other, b.av, 0), bind(other, b.cq, FI_TRANSMIT | FI_RECV)], [0; 2]);

@@ -10,7 +10,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, Opened, close};
 use crate::open;
-use crate::side::{Side, acquaint, works};
+use crate::side::{Side, introduce, works};
 
 const V1_5: u32 = version(1, 5);
 const DATA_CAPS: u64 = FI_MSG | FI_TAGGED | FI_RMA;
@@ -366,7 +366,7 @@ pub(crate) fn second_host(first: &Path, second: &Path) {
         assert_eq!(lib.ask(lib.newest(), None).unwrap().names(), ["weft"]);
         assert!(lib.params().iter().any(|(name, _)| name == "FI_WEFT_RX_SIZE"));
     }
-    let (a, b, to_b, to_a) = acquaint(Side::new(&libs[0]), Side::new(&libs[1]));
+    let (a, b, to_b, to_a) = introduce(Side::new(&libs[0]), Side::new(&libs[1]));
     works(&a, &b, to_b);
     works(&b, &a, to_a);
     for (lib, own, other) in [(&libs[0], &a, &b), (&libs[1], &b, &a)] {

@@ -19,16 +19,16 @@ pub(crate) fn tcp(lib: &Lib) {
         lib,
         &[
             ("messages_leave_without_a_thread", messages_leave_without_a_thread),
-            ("threads", |lib| apart(lib, threads)),
+            ("threads", |lib| on_another_thread(lib, threads)),
             ("descriptors", descriptors),
-            ("eventfd", |lib| apart(lib, eventfd)),
+            ("eventfd", |lib| on_another_thread(lib, eventfd)),
         ],
     );
 }
 
 /// The scenes over shared memory alone.
 pub(crate) fn shm(lib: &Lib) {
-    scenes(lib, &[("memfd", |lib| apart(lib, memfd))]);
+    scenes(lib, &[("memfd", |lib| on_another_thread(lib, memfd))]);
 }
 
 /// Lends a value to another thread, while this thread waits for it.
@@ -44,7 +44,7 @@ impl<'a, T> Lent<'a, T> {
 }
 
 /// Runs a function on a new thread. Its system call filter ends with the thread.
-fn apart<T>(with: &T, body: fn(&T)) {
+fn on_another_thread<T>(with: &T, body: fn(&T)) {
     let with = Lent(with);
     std::thread::scope(|scope| {
         let thread = scope.spawn(move || body(with.get()));
@@ -68,12 +68,12 @@ fn messages_leave_without_a_thread(lib: &Lib) {
     const RETRY: Duration = Duration::from_millis(110);
     let sides = pair(lib);
     let (a, b, to_b, _) = &sides;
-    apart(&sides, |(a, b, to_b, _)| {
+    on_another_thread(&sides, |(a, b, to_b, _)| {
         refuse_threads();
         works(a, b, *to_b);
         burst(a, *to_b, MESSAGES);
     });
-    assert!(!has_thread(FLUSHER), "the filter lets threads through");
+    assert!(!has_thread(FLUSHER), "the filter permits threads");
     arrive(b, MESSAGES);
     assert!(!has_thread(FLUSHER));
     std::thread::sleep(RETRY);
@@ -124,7 +124,7 @@ fn automatic(lib: &Lib) -> Side<'_> {
 /// A refused thread is reported as such, and not as a lack of descriptors.
 fn threads(lib: &Lib) {
     let sides = (automatic(lib), Side::new(lib));
-    apart(&sides, |(automatic, side)| {
+    on_another_thread(&sides, |(automatic, side)| {
         refuse_threads();
         assert_eq!(opened_with(side, FI_WAIT_MUTEX_COND), [FI_EAGAIN; 4]);
         assert_eq!(opened_with(side, FI_WAIT_FD), [0; 4], "no thread is needed");

@@ -42,7 +42,7 @@ pub(crate) fn all(lib: &Lib) {
 
 /// Runs `meanwhile` while a thread is blocked in `fi_eq_sread`, and asserts that the thread gets an event.
 /// Returns the information of a connection request, or null for other events.
-fn slept_through(eq: Queue, meanwhile: impl FnOnce(&dyn Fn() -> bool)) -> *mut fi_info {
+fn wakes_a_sleeper(eq: Queue, meanwhile: impl FnOnce(&dyn Fn() -> bool)) -> *mut fi_info {
     let address = eq.0 as usize;
     let sleeper = std::thread::spawn(move || {
         let start = Instant::now();
@@ -65,7 +65,7 @@ fn info_of(event: &Event) -> *mut fi_info {
 fn a_listener_begins(lib: &Lib) {
     let listener = Listener::idle(lib, |_| ());
     let caller = End::new(lib);
-    let called = slept_through(listener.eq, |over| {
+    let called = wakes_a_sleeper(listener.eq, |over| {
         assert_eq!(listener.listen(), 0);
         assert_eq!(caller.connect(&listener.name(), &[]), 0);
         until(|| {
@@ -80,7 +80,7 @@ fn a_listener_begins(lib: &Lib) {
 fn a_connection_begins(lib: &Lib) {
     let listener = Listener::new(lib);
     let caller = End::new(lib);
-    slept_through(caller.eq, |over| {
+    wakes_a_sleeper(caller.eq, |over| {
         assert_eq!(caller.connect(&listener.name(), &[]), 0);
         let Event::Request { info, .. } = listener.eq.next(&[]) else { panic!("no call") };
         let answering = End::answering(lib, info);

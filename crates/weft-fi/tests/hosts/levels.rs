@@ -7,7 +7,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::rig::{Cntr, Rig};
-use crate::side::{Args, Side, acquaint, call, err, memory, pair, pattern, scenes, until, works};
+use crate::side::{Args, Side, call, err, introduce, memory, pair, pattern, scenes, until, works};
 
 /// Lengths of messages inside a header, in a message, and beside it.
 const LENGTHS: [usize; 3] = [0, 100, 200_000];
@@ -40,7 +40,7 @@ fn sends_after_accesses(lib: &Lib) {
     for order in [FI_ORDER_SAW, FI_ORDER_STRICT] {
         for len in LENGTHS {
             let open = || Side::with(lib, 0, |hints| hints.tx().msg_order = order);
-            let (a, b, to_b, _) = acquaint(open(), open());
+            let (a, b, to_b, _) = introduce(open(), open());
             works(&a, &b, to_b);
             let (source, target) = (pattern(len), memory(len));
             let written = memory(LENGTHS[2]);
@@ -92,12 +92,12 @@ fn moments(lib: &Lib) {
                 let context = 0x100 + n;
                 a.start(name, &Args { flags, context, ..Args::new(source, to_b) }, &[]);
                 let mut done = alone(&a, context);
-                assert_eq!(done, left, "{what}: it has left");
+                assert_eq!(done, left, "{what}: completion without the peer");
                 for _ in 0..200 {
                     b.progress();
                     done |= a.poll().is_some_and(|outcome| outcome.done().op_context as usize == context);
                 }
-                assert_eq!(done, arrived, "{what}: it has arrived");
+                assert_eq!(done, arrived, "{what}: completion on arrival");
                 let (target, recv) = (memory(len), if name == "fi_sendmsg" { "fi_recv" } else { "fi_trecv" });
                 b.start(recv, &Args { context: 0x200, ..Args::new(target, 0) }, &[]);
                 assert_eq!(b.next(&[&a]).done().op_context as usize, 0x200, "{what}");
@@ -115,7 +115,7 @@ fn moments(lib: &Lib) {
 fn default_levels(lib: &Lib) {
     for (flags, left) in [(0, true), (FI_TRANSMIT_COMPLETE, !tcp()), (FI_DELIVERY_COMPLETE, false)] {
         let open = || Side::with(lib, 0, |hints| hints.tx().op_flags = flags);
-        let (a, b, to_b, _) = acquaint(open(), open());
+        let (a, b, to_b, _) = introduce(open(), open());
         works(&a, &b, to_b);
         a.start("fi_tsend", &Args { context: 0x31, ..Args::new(pattern(64), to_b) }, &[]);
         let done = alone(&a, 0x31);
@@ -183,7 +183,7 @@ fn injects_leave(lib: &Lib) {
                     None
                 }
             });
-            assert_eq!(refused > 0, name == "fi_inject_write", "only the first has no connection");
+            assert_eq!(refused > 0, name == "fi_inject_write", "only the first function has no connection");
         }
         let received = memory(64);
         b.trecv(received, 0x43);
@@ -315,7 +315,7 @@ fn counters_before_and_after_enable(lib: &Lib) {
         if !late {
             enable(&a);
         }
-        let (a, b, to_b, to_a) = acquaint(a, b);
+        let (a, b, to_b, to_a) = introduce(a, b);
         let [at_a, at_b] = [&a, &b].map(|side| side.register(memory(64), REMOTE, 9));
         let args = |dest| Args { key: 9, ..Args::new(pattern(32), dest) };
         for n in 1..=3 {
@@ -348,7 +348,7 @@ fn counters_before_and_after_enable(lib: &Lib) {
 /// `fi_rx_size_left` and `fi_tx_size_left` promise no more than the room that exists.
 fn room(lib: &Lib) {
     let open = || Side::with(lib, 0, |hints| (hints.rx().size, hints.tx().size) = (8, 8));
-    let (a, b, to_b, _) = acquaint(open(), open());
+    let (a, b, to_b, _) = introduce(open(), open());
     let rx_left = || unsafe { (*(*b.ep).ops).rx_size_left.unwrap()(b.ep) };
     assert_eq!((rx_left(), a.tx_left()), (8, 8));
     let post = |name, context| b.run(name, &Args { context, ..Args::new(memory(8), 0) });

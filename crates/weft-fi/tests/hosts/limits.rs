@@ -9,7 +9,7 @@ use weft_fi_sys::*;
 use crate::client::{Lib, close};
 use crate::open;
 use crate::side::{
-    Args, CALLS, Form, Outcome, Side, Watched, acquaint, err, is_all, memory, pair, pattern, scenes,
+    Args, CALLS, Form, Outcome, Side, Watched, err, introduce, is_all, memory, pair, pattern, scenes,
     set_min_multi_recv, until, works,
 };
 
@@ -42,7 +42,7 @@ fn full_transmit_queue(lib: &Lib) {
     let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
     assert_eq!(a.info.tx().size, DEPTH);
     // No operation leaves before the peer makes progress, because that takes a connection.
-    let (a, b, to_b, _) = acquaint(a, Side::new(lib));
+    let (a, b, to_b, _) = introduce(a, Side::new(lib));
     assert_eq!(a.tx_left(), DEPTH as isize);
     for at in 0..DEPTH {
         let source = pattern(LONG_BYTES + at);
@@ -68,7 +68,7 @@ fn full_transmit_queue(lib: &Lib) {
 fn messages_without_receives(lib: &Lib) {
     const MESSAGES: usize = 8 * DEPTH;
     let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
-    let (a, b, to_b, _) = acquaint(a, Side::new(lib));
+    let (a, b, to_b, _) = introduce(a, Side::new(lib));
     works(&a, &b, to_b);
     for at in 0..MESSAGES {
         let source = pattern(LONG_BYTES + at);
@@ -131,7 +131,7 @@ fn receives_without_memory(lib: &Lib) {
             check(&format!("{recv} of {len} bytes into pieces"), b.next(&[&a]), len, len == 8);
         }
     }
-    assert!(is_all(back, 0), "bytes went behind the null pointer");
+    assert!(is_all(back, 0), "bytes behind the null pointer were written");
     // The error releases a multi-receive.
     post("fi_recvmsg", Args { flags: FI_MULTI_RECV, ..nowhere });
     send("fi_recv", 8);
@@ -156,7 +156,7 @@ fn take_in_order(a: &Side<'_>, b: &Side<'_>, count: usize) {
             b.poll()
         });
         assert_eq!((entry.done().op_context as usize, entry.done().len), (0x100 + at, LONG_BYTES + at));
-        assert_eq!(target[0], at as u8, "in the order of the sends");
+        assert_eq!(target[0], at as u8, "messages arrive in the order of the sends");
     }
     while sent.len() < count {
         sent.push(a.next(&[b]).done().op_context as usize);
@@ -171,7 +171,7 @@ fn take_in_order(a: &Side<'_>, b: &Side<'_>, count: usize) {
 fn full_receive_queue(lib: &Lib) {
     let b = Side::with(lib, 0, |hints| hints.rx().size = DEPTH);
     assert_eq!(b.info.rx().size, DEPTH);
-    let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+    let (a, b, to_b, _) = introduce(Side::new(lib), b);
     for (family, send) in [("fi_recv", "fi_send"), ("fi_trecv", "fi_tsend")] {
         let mut targets: Vec<_> = (0..DEPTH).map(|_| memory(8)).collect();
         for (at, target) in targets.iter_mut().enumerate() {
@@ -207,7 +207,7 @@ fn full_receive_queue(lib: &Lib) {
 fn overrun(lib: &Lib) {
     const SIZE: usize = 4;
     const SENT: usize = 64;
-    let (a, b, to_b, _) = acquaint(Side::with(lib, SIZE, |_| ()), Side::with(lib, SIZE, |_| ()));
+    let (a, b, to_b, _) = introduce(Side::with(lib, SIZE, |_| ()), Side::with(lib, SIZE, |_| ()));
     works(&a, &b, to_b);
     // The receiver accepted these receives while the queue was empty, so it must report all of them.
     for at in 0..SENT {
@@ -273,7 +273,7 @@ fn unsolicited(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
 /// error). The post is accepted, although the queue holds more entries than its size.
 fn multi_receives_over_a_full_queue(lib: &Lib) {
     const SENT: usize = 20;
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::with(lib, DEPTH, |_| ()));
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::with(lib, DEPTH, |_| ()));
     works(&a, &b, to_b);
     set_min_multi_recv(b.ep, 8);
     for context in 1..=2 {
@@ -284,7 +284,7 @@ fn multi_receives_over_a_full_queue(lib: &Lib) {
             a.start("fi_sendmsg", &sent, &[]);
             a.next(&[&b]).done();
         }
-        assert_eq!(b.run("fi_recvmsg", &Args { flags: 0, ..args }), err(FI_EAGAIN), "it is for one message");
+        assert_eq!(b.run("fi_recvmsg", &Args { flags: 0, ..args }), err(FI_EAGAIN), "this receive is for one message");
     }
     for at in 0..2 * SENT {
         let entry = b.next(&[]).done();
@@ -361,7 +361,7 @@ fn pieces(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
 /// fi_endpoint(3), fi_cancel: a pending receive ends once, as cancelled. Other receives are not found.
 fn cancel(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
-    assert_eq!(b.cancel(0x1), err(FI_ENOENT), "no receive at all");
+    assert_eq!(b.cancel(0x1), err(FI_ENOENT), "there is no receive");
     let (first, second) = (memory(8), memory(8));
     b.trecv(first, 0x1);
     b.trecv(second, 0x1);
@@ -376,7 +376,7 @@ fn cancel(lib: &Lib) {
     assert_eq!(b.next(&[&a]).done().op_context as usize, 0x1);
     a.next(&[&b]).done();
     assert_eq!((first, second), (memory(8), pattern(8)));
-    assert_eq!(b.cancel(0x1), err(FI_ENOENT), "both have ended");
+    assert_eq!(b.cancel(0x1), err(FI_ENOENT), "both receives have ended");
     // A receive whose message is arriving cannot be cancelled any more.
     const BYTES: usize = 8 << 20;
     let (source, target) = (pattern(BYTES), memory(BYTES));
@@ -424,7 +424,7 @@ fn impossible_sizes(lib: &Lib) {
         change(changed.get());
         refused(what, changed.raw);
     }
-    let ep: *mut fid_ep = open!(side.opened.domain, endpoint, info).expect("as it was given");
+    let ep: *mut fid_ep = open!(side.opened.domain, endpoint, info).expect("attributes as fi_getinfo returned them");
     assert_eq!(close(ep), 0);
     let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
     for size in [usize::MAX, 1 << 40] {

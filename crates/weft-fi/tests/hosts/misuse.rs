@@ -7,7 +7,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, Opened, bind, close, control};
 use crate::open;
-use crate::side::{Args, CALLS, Form, Side, acquaint, err, memory, pair, pattern, scenes, works};
+use crate::side::{Args, CALLS, Form, Side, err, introduce, memory, pair, pattern, scenes, works};
 
 /// The number of pieces that a vector may have.
 const IOV_LIMIT: usize = 8;
@@ -224,7 +224,7 @@ fn out_pointers(lib: &Lib, opened: &Opened, info: *mut fi_info) {
         assert!(out.is_null() && ep.is_null() && av.is_null() && mr.is_null());
         for slot in [(*domain).fid.ops, (*fabric).fid.ops] {
             let result = (*slot).bind.unwrap()(domain.cast(), null_mut(), 0);
-            assert!([-FI_EINVAL, -FI_ENOSYS].contains(&result), "binding nothing: {result}");
+            assert!([-FI_EINVAL, -FI_ENOSYS].contains(&result), "binding a null pointer: {result}");
         }
         let trywait = on_fabric.trywait.unwrap();
         assert_eq!(trywait(fabric, null_mut(), 1), -FI_EINVAL);
@@ -280,7 +280,7 @@ fn other_arguments(side: &Side<'_>) {
     unsafe {
         assert_eq!(bind(ep, null_mut::<fid>(), 0), -FI_EINVAL);
         for command in [FI_GETOPSFLAG, FI_SETOPSFLAG, FI_ALIAS] {
-            assert_eq!(control(ep, command, nothing), -FI_EINVAL, "fi_control({command}) of nothing");
+            assert_eq!(control(ep, command, nothing), -FI_EINVAL, "fi_control({command}) of a null pointer");
         }
         let ops = &*(*ep).ops;
         let (level, name) = (FI_OPT_ENDPOINT as c_int, FI_OPT_MIN_MULTI_RECV as c_int);
@@ -399,7 +399,7 @@ fn flags(lib: &Lib) {
             for flags in [FI_PEEK | FI_CLAIM | FI_DISCARD, FI_MULTI_RECV | FI_PEEK, FI_MULTI_RECV | FI_CLAIM] {
                 assert_eq!(run(flags), err(FI_EINVAL), "{} with {flags:#x}", call.name);
             }
-            assert_eq!(run(FI_CLAIM), err(FI_EINVAL), "{}: nothing was reserved", call.name);
+            assert_eq!(run(FI_CLAIM), err(FI_EINVAL), "{}: no message was claimed", call.name);
         }
     }
     assert_eq!(a.tx_left(), free);
@@ -487,7 +487,7 @@ fn unsupported(lib: &Lib) {
     attr.wait_obj = FI_WAIT_POLLFD;
     let opened: Result<*mut fid_cq, c_int> = open!(domain, cq_open, &mut attr);
     assert_eq!(opened, Err(FI_ENOSYS), "a queue with a list of descriptors");
-    let (a, b, to_b, _) = acquaint(side, Side::new(lib));
+    let (a, b, to_b, _) = introduce(side, Side::new(lib));
     works(&a, &b, to_b);
 }
 

@@ -6,7 +6,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, Opened, close};
 use crate::open;
-use crate::side::{Args, Scene, Side, acquaint, memory, pattern, scenes, works};
+use crate::side::{Args, Scene, Side, introduce, memory, pattern, scenes, works};
 
 const SCENES: &[Scene] =
     &[("keys", keys), ("old_versions_have_no_keys", old_versions_have_no_keys), ("keys_of_regions", keys_of_regions)];
@@ -67,7 +67,7 @@ fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CS
 fn agree(lib: &Lib, cases: &[(Keys, Keys, bool)]) {
     for &(mine, theirs, agree) in cases {
         let side = |(domain, endpoint)| keyed(lib, lib.newest(), domain, endpoint);
-        let (a, b, to_b, _) = acquaint(side(mine), side(theirs));
+        let (a, b, to_b, _) = introduce(side(mine), side(theirs));
         if agree {
             works(&a, &b, to_b);
         } else {
@@ -132,7 +132,7 @@ fn keys_of_regions(lib: &Lib) {
         (Some(c"blue"), Some(b"red"), true),
     ] {
         let (a, b) = (keyed(lib, lib.newest(), None, red), keyed(lib, lib.newest(), domain, red));
-        let (a, b, to_b, _) = acquaint(a, b);
+        let (a, b, to_b, _) = introduce(a, b);
         let target = memory(8);
         let mr = register(&b, target, own).unwrap();
         a.start("fi_write", &Args { key: 7, ..Args::new(pattern(8), to_b) }, &[&b]);
@@ -152,7 +152,7 @@ fn keys_of_regions(lib: &Lib) {
 /// Before API 1.5 keys are ignored.
 fn old_versions_have_no_keys(lib: &Lib) {
     let side = |key| keyed(lib, version(1, 4), None, Some(key));
-    let (a, b, to_b, _) = acquaint(side(c"red"), side(c"blue"));
+    let (a, b, to_b, _) = introduce(side(c"red"), side(c"blue"));
     works(&a, &b, to_b);
 }
 

@@ -275,7 +275,7 @@ fn compare(what: &str, api: u32, asked: &Info<'_>, ours: &Info<'_>, theirs: &Inf
         assert_eq!(domain.mr_mode & !their_domain.mr_mode, 0, "{what}: mr_mode");
     }
     assert_eq!(lacks(theirs.get().mode, ours.get().mode), 0, "{what}: mode");
-    assert_eq!(lacks(ours.get().caps, asked.get().caps), 0, "{what}: caps asked for");
+    assert_eq!(lacks(ours.get().caps, asked.get().caps), 0, "{what}: requested caps");
     assert_eq!(lacks(ours.get().caps, theirs.get().caps & (OPERATIONS | MODIFIERS)), 0, "{what}: caps");
     let one_of = |ours: u32, asked: u32, default: u32| if asked == 0 { ours == default } else { ours == asked };
     assert!(one_of(domain.threading, asked.domain().threading, FI_THREAD_SAFE), "{what}: threading");
@@ -306,7 +306,7 @@ fn compare(what: &str, api: u32, asked: &Info<'_>, ours: &Info<'_>, theirs: &Inf
         ("mr_key_size", domain.mr_key_size, 0, their_domain.mr_key_size),
         ("max_msg_size", ours.ep().max_msg_size, asked.ep().max_msg_size, 1),
     ] {
-        assert!(ours >= asked.max(theirs), "{what}: {size} is {ours}, asked for {asked}, theirs {theirs}");
+        assert!(ours >= asked.max(theirs), "{what}: {size} is {ours}, requested {asked}, theirs {theirs}");
     }
 }
 
@@ -338,7 +338,7 @@ pub(crate) fn compared(lib: &Lib) {
     // Libraries of later versions have fewer providers. The system's library has all providers of the list.
     if peers.len() == PEERS.len() {
         for (name, reason) in INTENDED {
-            assert!(differ.iter().any(|(differs, _)| differs == name), "no difference any more: {name}: {reason}");
+            assert!(differ.iter().any(|(differs, _)| differs == name), "the difference is gone: {name}: {reason}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use weft_fi_sys::*;
 
 use crate::client::Lib;
-use crate::side::{Args, Outcome, PATIENCE, Side, Watched, acquaint, memory, pattern, until};
+use crate::side::{Args, Outcome, PATIENCE, Side, Watched, introduce, memory, pattern, until};
 
 /// Lengths of messages: inside a header, beside it, fetched in one piece, and fetched in several pieces.
 const LENGTHS: [usize; 4] = [8, 3000, 64 << 10, 1 << 20];
@@ -43,7 +43,7 @@ pub(crate) fn all(lib: &Lib) {
                 hints.domain().data_progress = FI_PROGRESS_AUTO;
             })
         };
-        let (receiver, sender, to_sender, to_receiver) = acquaint(open(), open());
+        let (receiver, sender, to_sender, to_receiver) = introduce(open(), open());
         let sender = Lent(sender);
         std::thread::scope(|scope| {
             scope.spawn(move || serve(&sender, to_receiver));
@@ -191,7 +191,7 @@ fn pause_mostly(side: &Side<'_>, to: u64) {
     let mut turn = 0;
     let alone = std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1);
     while served.iter().filter(|&&one| one).count() < SERVED && !(alone && turn == SHORT_TURNS) {
-        assert!(start.elapsed() < PATIENCE, "served in fewer than {SERVED} of {SHORT_TURNS} turns, {turn} in all");
+        assert!(start.elapsed() < PATIENCE, "data in fewer than {SERVED} of {SHORT_TURNS} turns; {turn} turns");
         target.fill(0);
         side.trecv(&mut target[..], DATA);
         ask(side, to, 2);

@@ -17,7 +17,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::registration;
-use crate::side::{Args, Side, acquaint, memory, off, pair, pattern, scenes, until, works};
+use crate::side::{Args, Side, introduce, memory, off, pair, pattern, scenes, until, works};
 
 /// All scenes.
 pub(crate) fn all(lib: &Lib) {
@@ -96,7 +96,7 @@ fn sockets(wanted: impl Fn(BorrowedFd<'_>) -> bool) -> Vec<BorrowedFd<'static>> 
 
 fn counts(lib: &Lib) {
     assert_eq!(pages().len(), 0);
-    let (mut a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (mut a, mut b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     assert_eq!(pages().len(), 2, "one page for each endpoint");
     let (source, target) = (pattern(1 << 20), memory(1 << 20));
     for len in [8, 8, 8, 8, 1 << 20] {
@@ -239,12 +239,12 @@ fn strangers(lib: &Lib) {
 /// If the shared memory of a peer on this host does not answer, the link uses TCP.
 fn fallbacks(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
-    let deaf = sockets(|fd| {
+    let listeners = sockets(|fd| {
         let local = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX);
         local && sockopt::socket_acceptconn(fd) == Ok(true)
     });
-    assert_eq!(deaf.len(), 2, "one for each endpoint");
-    deaf.iter().for_each(|fd| shutdown(fd, Shutdown::Both).unwrap());
+    assert_eq!(listeners.len(), 2, "one listener for each endpoint");
+    listeners.iter().for_each(|fd| shutdown(fd, Shutdown::Both).unwrap());
     works(&a, &b, to_b);
     let (endpoint, peer) = seen(&[&a, &b], |_, peer| peer.messages_sent == 1);
     assert_eq!((endpoint.shm_fallbacks, peer.device_name().as_deref()), (1, Some("tcp")), "{endpoint:?}");
@@ -306,7 +306,7 @@ fn limited<T>(what: Resource, limit: u64, run: impl FnOnce() -> T) -> T {
 fn files_too_small(lib: &Lib) {
     for limit in [0, 200, 1100] {
         limited(Resource::Fsize, limit, || {
-            let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+            let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
             works(&a, &b, to_b);
             assert!(limit > 0 || pages().is_empty());
         });

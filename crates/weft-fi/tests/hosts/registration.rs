@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use weft_fi_sys::*;
 
 use crate::client::Lib;
-use crate::side::{Side, acquaint, memory, pattern};
+use crate::side::{Side, introduce, memory, pattern};
 
 /// `struct weft_mr_cache_limits`, as an application declares it.
 #[repr(C)]
@@ -86,7 +86,7 @@ pub(crate) struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     pub(crate) fn new(lib: &'a Lib, len: usize) -> Self {
-        let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+        let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
         Self { a, b, to_b, target: memory(len) }
     }
 

@@ -9,7 +9,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, close, control};
 use crate::open;
-use crate::side::{Args, Form, PATIENCE, Side, acquaint, until};
+use crate::side::{Args, Form, PATIENCE, Side, introduce, until};
 
 /// A counter of the test. Any thread may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Cntr {
         let end = Instant::now() + PATIENCE;
         loop {
             let now = self.read();
-            assert!(now <= value, "{now}, more than {value}");
+            assert!(now <= value, "the counter has {now}, more than {value}");
             if now == value {
                 return;
             }
@@ -89,7 +89,7 @@ impl<'a> Rig<'a> {
                 hints.domain().data_progress = progress;
             })
         };
-        let (a, b, to_b, to_a) = acquaint(side(), side());
+        let (a, b, to_b, to_a) = introduce(side(), side());
         Self { a, b, to_b, to_a, counters: RefCell::default() }
     }
 

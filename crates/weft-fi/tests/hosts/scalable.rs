@@ -26,7 +26,7 @@ pub(crate) fn all(lib: &Lib) {
             ("remote memory", remote_memory),
             ("attributes", attributes),
             ("attributes of an older client", older_attributes),
-            ("as little as the endpoint", as_little),
+            ("roles of the endpoint", roles_of_the_endpoint),
             ("shared memory", shared_memory),
             ("a plain endpoint", plain_endpoint),
             ("services", services),
@@ -144,7 +144,7 @@ impl<'a> Many<'a> {
         Self { side, sep, tx, rx, name }
     }
 
-    fn knows(&self, other: &Many<'_>) -> u64 {
+    fn address_of(&self, other: &Many<'_>) -> u64 {
         self.side.insert(&other.name)
     }
 
@@ -212,7 +212,7 @@ fn misuse(lib: &Lib) {
     assert_eq!(bind(many.sep, many.tx[0].cq, 0), -FI_EINVAL);
     assert_eq!(bind(many.sep, many.side.av, 0) as isize, fabric_err(FI_EOPBADSTATE));
     let ep: Result<*mut fid_ep, c_int> = open!(domain, endpoint, many.side.info.raw);
-    assert_eq!(ep, Err(FI_EINVAL), "an endpoint as such has one context of either kind");
+    assert_eq!(ep, Err(FI_EINVAL), "an ordinary endpoint has one context of either kind");
     let args = Args::new(memory(8), 0);
     for (ep, names) in [
         (many.sep, ["fi_send", "fi_trecv", "fi_read"]),
@@ -249,7 +249,7 @@ fn misuse(lib: &Lib) {
 /// Each transmit context reaches exactly the named receive context, with short and long messages.
 fn every_context(lib: &Lib) {
     let (a, b) = (Many::new(lib, 2, 1, 0), Many::new(lib, 1, 3, 0));
-    let to_b = a.knows(&b);
+    let to_b = a.address_of(&b);
     for (from, tx) in a.tx.iter().enumerate() {
         for (to, rx) in b.rx.iter().enumerate() {
             for len in [40, long_bytes()] {
@@ -264,7 +264,7 @@ fn every_context(lib: &Lib) {
         }
     }
     // An inject, which has no completion, and a message to the endpoint's own receive context.
-    let own = a.knows(&a);
+    let own = a.address_of(&a);
     for (byte, dest, rx) in [(1, rx_addr(to_b, 2), b.rx[2]), (2, own, a.rx[0])] {
         let target = memory(8);
         rx.start("fi_recv", &Args::new(target, 0));
@@ -286,7 +286,7 @@ fn every_context(lib: &Lib) {
 /// A receive may name its source as the endpoint or as any context of it.
 fn directed(lib: &Lib) {
     let (a, b) = (Many::new(lib, 2, 1, FI_DIRECTED_RECV), Many::new(lib, 1, 2, FI_DIRECTED_RECV));
-    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+    let (to_b, to_a) = (a.address_of(&b), b.address_of(&a));
     for (at, src) in [to_a, rx_addr(to_a, 1), FI_ADDR_UNSPEC].into_iter().enumerate() {
         let target = memory(8);
         b.rx[1].start("fi_trecv", &Args { src, context: at, ..Args::new(target, 0) });
@@ -301,7 +301,7 @@ fn directed(lib: &Lib) {
 /// A message from a context has its endpoint as source, also if the address was inserted later.
 fn sources(lib: &Lib) {
     let (a, b) = (Many::new(lib, 2, 1, 0), Many::new(lib, 1, 2, 0));
-    let to_b = a.knows(&b);
+    let to_b = a.address_of(&b);
     let receive = || {
         let target = memory(8);
         b.rx[1].start("fi_trecv", &Args::new(target, 0));
@@ -313,7 +313,7 @@ fn sources(lib: &Lib) {
     assert_eq!(receive(), FI_ADDR_NOTAVAIL);
     // Another address takes number 0.
     assert_eq!(b.side.insert(&b.name), 0);
-    let to_a = b.knows(&a);
+    let to_a = b.address_of(&a);
     assert_eq!((receive(), to_a), (1, 1));
     let remove = unsafe { (*(*b.side.av).ops).remove.unwrap() };
     assert_eq!(unsafe { remove(b.side.av, [to_a].as_mut_ptr(), 1, 0) }, 0);
@@ -417,10 +417,10 @@ fn older_attributes(lib: &Lib) {
 
 /// A context whose attributes request no roles, such as FI_SEND, keeps the roles of its endpoint, even if the
 /// endpoint has none in that direction.
-fn as_little(lib: &Lib) {
+fn roles_of_the_endpoint(lib: &Lib) {
     let with = |caps| Many::of(Side::unbound(lib, 0, |hints| hints.get().caps = caps | FI_NAMED_RX_CTX), 1, 1);
     let (a, mut b) = (Many::new(lib, 1, 1, 0), with(FI_MSG | FI_RMA | FI_READ | FI_WRITE));
-    let to_b = a.knows(&b);
+    let to_b = a.address_of(&b);
     let region = memory(8);
     let mr = b.side.register(region, FI_REMOTE_READ | FI_REMOTE_WRITE, 7);
     let (tx, rx) = (b.side.info.get().tx_attr, b.side.info.get().rx_attr);
@@ -459,7 +459,7 @@ fn shared_memory(lib: &Lib) {
 /// Each receive context serves the domain's regions.
 fn remote_memory(lib: &Lib) {
     let (a, b) = (Many::new(lib, 1, 1, 0), Many::new(lib, 1, 2, 0));
-    let to_b = a.knows(&b);
+    let to_b = a.address_of(&b);
     let region = memory(64);
     let mr = b.side.register(region, FI_REMOTE_READ | FI_REMOTE_WRITE, 7);
     for to in 0..2 {
@@ -498,7 +498,7 @@ fn plain_endpoint(lib: &Lib) {
     assert!(here == pattern(8) && there == pattern(8));
 }
 
-/// A client that knows only the socket address of the first context reaches the others, too.
+/// A client that address_of only the socket address of the first context reaches the others, too.
 fn services(lib: &Lib) {
     let open = || {
         let side = Side::unbound(lib, 0, |hints| {
@@ -510,8 +510,8 @@ fn services(lib: &Lib) {
     let (a, b) = (open(), open());
     assert_eq!(b.name.len(), size_of::<libc::sockaddr_in>());
     // Another address takes number 0.
-    assert_eq!(b.knows(&b), 0);
-    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+    assert_eq!(b.address_of(&b), 0);
+    let (to_b, to_a) = (a.address_of(&b), b.address_of(&a));
     for (to, rx) in b.rx.iter().enumerate() {
         let target = memory(8);
         rx.start("fi_recv", &Args::new(target, 0));
@@ -526,7 +526,7 @@ fn services(lib: &Lib) {
 /// does.
 fn late_counters(lib: &Lib) {
     let (a, mut b) = (Many::new(lib, 1, 1, 0), Many::new(lib, 1, 1, 0));
-    let (to_b, cntr) = (a.knows(&b), Cntr(b.side.opened.cntr()));
+    let (to_b, cntr) = (a.address_of(&b), Cntr(b.side.opened.cntr()));
     assert_eq!(bind(b.tx[0].ep, cntr.0, FI_SEND), 0);
     let (source, target) = (pattern(long_bytes()), memory(long_bytes()));
     b.rx[0].start("fi_recv", &Args::new(target, 0));
@@ -550,7 +550,7 @@ fn late_counters(lib: &Lib) {
 fn threads(lib: &Lib) {
     const MESSAGES: usize = 500;
     let (a, b) = (Many::new(lib, 3, 3, 0), Many::new(lib, 3, 3, 0));
-    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+    let (to_b, to_a) = (a.address_of(&b), b.address_of(&a));
     std::thread::scope(|scope| {
         for index in 0..3 {
             for (tx, rx, dest) in [(a.tx[index], a.rx[index], to_b), (b.tx[index], b.rx[index], to_a)] {

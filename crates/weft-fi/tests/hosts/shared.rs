@@ -23,13 +23,13 @@ pub(crate) fn all(lib: &Lib) {
             ("oldest first", oldest_first),
             ("long messages", long_messages),
             ("multi-receives", multi_receives),
-            ("the release comes last", release_comes_last),
+            ("the last report releases", last_report_releases),
             ("peek and claim", peek_and_claim),
             ("cancel", cancel),
             ("selective completion", selective),
             ("a sleeping reader", sleeping_reader),
             ("an endpoint that closes", closing),
-            ("closing with a receive under way", closing_under_way),
+            ("closing with a pending receive", closing_with_a_pending_receive),
             ("closing with the last of a multi-receive", closing_multi),
         ],
     );
@@ -324,7 +324,7 @@ fn multi_receives(lib: &Lib) {
 }
 
 /// A buffer is released only after all its messages are reported, at whichever endpoints.
-fn release_comes_last(lib: &Lib) {
+fn last_report_releases(lib: &Lib) {
     let group = Group::new(lib, 2);
     group.fill_multi();
     group.multi_filled();
@@ -418,7 +418,7 @@ fn closing(lib: &Lib) {
 }
 
 /// A closing endpoint reports completed and aborted receives.
-fn closing_under_way(lib: &Lib) {
+fn closing_with_a_pending_receive(lib: &Lib) {
     for size in [8, long_bytes()] {
         let mut group = Group::new(lib, 2);
         let target = memory(size);

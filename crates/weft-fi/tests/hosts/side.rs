@@ -2,7 +2,7 @@
 //! peers.
 //!
 //! A test opens one [`Side`] per endpoint and drives all sides from one thread, with manual progress unless
-//! the test asks for another model. It checks every [`Outcome`]. Every wait ends after [`PATIENCE`]. Buffers
+//! the test requests another model. It checks every [`Outcome`]. Every wait ends after [`PATIENCE`]. Buffers
 //! are leaked ([`memory`]), so that an operation left behind by a failing test never points to freed memory.
 
 use std::ffi::{c_int, c_void};
@@ -80,7 +80,7 @@ pub(crate) fn long_bytes() -> usize {
 }
 
 /// Returns whether the receiver or the target of a long transfer copies it without the other side's help.
-pub(crate) fn by_itself() -> bool {
+pub(crate) fn copies_alone() -> bool {
     !off("FI_WEFT_SHM") && !off("FI_WEFT_CMA")
 }
 
@@ -452,7 +452,7 @@ impl<'a> Side<'a> {
         let result = unsafe { (*(*self.cq).ops).read.unwrap()(self.cq, null_mut(), 0) };
         // The next entry may be an error.
         let known = [0, err(FI_EAGAIN), fabric_err(FI_EAVAIL)];
-        assert!(known.contains(&result), "fi_cq_read of nothing: {result}");
+        assert!(known.contains(&result), "fi_cq_read of no entries: {result}");
     }
 
     /// Reads the next completion if there is one.
@@ -544,11 +544,11 @@ pub(crate) fn set_min_multi_recv(ep: *mut fid_ep, bytes: usize) {
 
 /// Two endpoints that have each other's address, and those two addresses.
 pub(crate) fn pair<'a>(lib: &'a Lib) -> (Side<'a>, Side<'a>, u64, u64) {
-    acquaint(Side::new(lib), Side::new(lib))
+    introduce(Side::new(lib), Side::new(lib))
 }
 
 /// Inserts the name of each side in the other side's address vector.
-pub(crate) fn acquaint<'a>(a: Side<'a>, b: Side<'a>) -> (Side<'a>, Side<'a>, u64, u64) {
+pub(crate) fn introduce<'a>(a: Side<'a>, b: Side<'a>) -> (Side<'a>, Side<'a>, u64, u64) {
     let (to_b, to_a) = (a.insert(&b.name()), b.insert(&a.name()));
     (a, b, to_b, to_a)
 }

@@ -9,8 +9,8 @@ use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, close};
 use crate::side::{
-    Args, Outcome, Side, acquaint, by_itself, err, error_with_room, fabric_err, is_all, long_bytes, memory, pattern,
-    scenes, set_min_multi_recv, until, works,
+    Args, Outcome, Side, copies_alone, err, error_with_room, fabric_err, introduce, is_all, long_bytes, memory,
+    pattern, scenes, set_min_multi_recv, until, works,
 };
 use crate::side::{Watched, pair};
 
@@ -141,7 +141,7 @@ fn exact(lib: &Lib) {
     let kinds = FI_MSG | FI_TAGGED;
     for (extra, untagged) in [(0, true), (FI_DIRECTED_RECV, true), (v2::FI_TAGGED_DIRECTED_RECV, false)] {
         let open = || with_caps(lib, kinds | extra | v2::FI_EXACT_DIRECTED_RECV);
-        let (a, b, to_b, to_a) = acquaint(open(), open());
+        let (a, b, to_b, to_a) = introduce(open(), open());
         let third = open();
         let to_third = b.insert(&third.name());
         let third_to_b = third.insert(&b.name());
@@ -279,7 +279,7 @@ fn strangers_uncounted(lib: &Lib) {
 /// A tagged multi-receive takes messages of its tag only, until too little room is left.
 fn tagged_multi(lib: &Lib) {
     let caps = FI_TAGGED | FI_MULTI_RECV | if new_bits(lib) { v2::FI_TAGGED_MULTI_RECV } else { 0 };
-    let (a, b, to_b, _) = acquaint(with_caps(lib, caps), with_caps(lib, caps));
+    let (a, b, to_b, _) = introduce(with_caps(lib, caps), with_caps(lib, caps));
     works(&a, &b, to_b);
     set_min_multi_recv(b.ep, 500);
     let buf = memory(4000);
@@ -313,7 +313,7 @@ fn untagged_multi(lib: &Lib) {
         hints.get().caps = FI_MSG | FI_TAGGED;
         hints.rx().op_flags = FI_MULTI_RECV;
         let b = Side::opened(lib, 0, lib.ask(api, Some(&hints)).unwrap());
-        let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+        let (a, b, to_b, _) = introduce(Side::new(lib), b);
         for recv in ["fi_trecv", "fi_trecvv", "fi_recv", "fi_recvv"] {
             let tagged = recv.contains("_t");
             let send = if tagged { "fi_tsend" } else { "fi_send" };
@@ -343,7 +343,7 @@ fn untagged_multi(lib: &Lib) {
 /// The sender of a long message closes its endpoint. The receive reports the received length, not the
 /// announced one.
 fn cut(lib: &Lib) {
-    if by_itself() {
+    if copies_alone() {
         return;
     }
     let (mut a, b, to_b, _) = pair(lib);

@@ -6,7 +6,9 @@ use std::ptr::null_mut;
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
-use crate::side::{Args, CALLS, Side, acquaint, alias, fabric_err, memory, pattern, scenes, set_min_multi_recv, works};
+use crate::side::{
+    Args, CALLS, Side, alias, fabric_err, introduce, memory, pattern, scenes, set_min_multi_recv, works,
+};
 
 const BAD_STATE: i32 = -(FI_EOPBADSTATE as i32);
 
@@ -56,7 +58,7 @@ fn before_enable(lib: &Lib) {
     let mut name = side.name();
     let setname = unsafe { (*(*side.ep).cm).setname.unwrap() };
     assert_eq!(unsafe { setname(side.ep.cast(), name.as_mut_ptr().cast(), name.len()) }, BAD_STATE);
-    let (a, b, to_b, _) = acquaint(side, Side::new(lib));
+    let (a, b, to_b, _) = introduce(side, Side::new(lib));
     works(&a, &b, to_b);
 }
 
@@ -66,7 +68,7 @@ fn no_transmit_queue(lib: &Lib) {
     assert_eq!(bind(a.ep, a.av, 0), 0);
     assert_eq!(bind(a.ep, a.cq, FI_RECV), 0);
     assert_eq!(a.enable(), 0);
-    let (a, b, to_b, to_a) = acquaint(a, Side::new(lib));
+    let (a, b, to_b, to_a) = introduce(a, Side::new(lib));
     let transmits: Vec<_> = CALLS.iter().filter(|call| !call.recv).collect();
     assert!(transmits.len() > 20);
     for call in transmits {
@@ -89,12 +91,12 @@ fn no_receive_queue(lib: &Lib) {
     let receiver = Side::unbound(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RECV);
     assert_eq!(bind(receiver.ep, receiver.av, 0), 0);
     assert_eq!(bind(receiver.ep, receiver.cq, FI_TRANSMIT), 0);
-    assert_eq!(receiver.enable(), -(FI_ENOCQ as i32), "it was opened to receive");
+    assert_eq!(receiver.enable(), -(FI_ENOCQ as i32), "the endpoint was opened to receive");
     let a = Side::unbound(lib, 0, |_| ());
     assert_eq!(bind(a.ep, a.av, 0), 0);
     assert_eq!(bind(a.ep, a.cq, FI_TRANSMIT), 0);
     assert_eq!(a.enable(), 0);
-    let (a, b, to_b, to_a) = acquaint(a, Side::new(lib));
+    let (a, b, to_b, to_a) = introduce(a, Side::new(lib));
     let buf = memory(64);
     let mut receives = 0;
     for call in CALLS.iter().filter(|call| call.name.contains("recv")) {
@@ -120,10 +122,10 @@ fn no_receive_queue(lib: &Lib) {
 fn older_info(lib: &Lib) {
     let first = Side::new(lib);
     let info = lib.ask(lib.newest(), None).unwrap();
-    assert_eq!(info.domain().domain, first.opened.domain, "named as fi_domain(3) has it");
+    assert_eq!(info.domain().domain, first.opened.domain, "fi_getinfo names the open domain");
     drop(first);
     let side = Side::opened(lib, 0, info);
-    let (a, b, to_b, _) = acquaint(side, Side::new(lib));
+    let (a, b, to_b, _) = introduce(side, Side::new(lib));
     works(&a, &b, to_b);
 }
 
@@ -194,7 +196,7 @@ fn bindings(lib: &Lib) {
 
 /// An object cannot be closed while operations or objects use it. Afterwards all of them can.
 fn busy_parents(lib: &Lib) {
-    let (mut a, mut b, to_b, to_a) = acquaint(Side::new(lib), Side::new(lib));
+    let (mut a, mut b, to_b, to_a) = introduce(Side::new(lib), Side::new(lib));
     let (cntr, region_cntr) = (a.opened.cntr(), b.opened.cntr());
     assert_eq!(bind(a.ep, cntr, FI_SEND | FI_WRITE), 0);
     let mr = b.register(memory(4 << 20), FI_REMOTE_WRITE | FI_REMOTE_READ, 9);
@@ -265,7 +267,7 @@ fn early_aliases(lib: &Lib) {
     let side = Side::unbound(lib, 0, |_| ());
     let other = alias(side.ep, FI_TRANSMIT);
     assert_eq!((bind(other, side.av, 0), bind(other, side.cq, FI_TRANSMIT | FI_RECV)), (0, 0));
-    assert_eq!(bind(side.ep, side.av, 0), -FI_EINVAL, "bound already");
+    assert_eq!(bind(side.ep, side.av, 0), -FI_EINVAL, "already bound");
     set_min_multi_recv(other, 500);
     assert_eq!(side.enable(), 0);
     let (mut bytes, mut len) = (0_usize, size_of::<usize>());
@@ -276,7 +278,7 @@ fn early_aliases(lib: &Lib) {
     let mut name = side.name();
     let setname = unsafe { (*(*other).cm).setname.unwrap() };
     assert_eq!(unsafe { setname(other.cast(), name.as_mut_ptr().cast(), name.len()) }, BAD_STATE);
-    let (a, b, to_b, _) = acquaint(side, Side::new(lib));
+    let (a, b, to_b, _) = introduce(side, Side::new(lib));
     works(&a, &b, to_b);
     assert_eq!(close(other), 0);
 }

@@ -15,7 +15,7 @@ use crate::client::{Lib, bind, close, control};
 use crate::joins::{descriptor, readable, trywait};
 use crate::open;
 use crate::rig::{Cntr, MODELS};
-use crate::side::{Args, PATIENCE, Side, acquaint, err, long_bytes, memory, name_of, pattern, scenes, until, works};
+use crate::side::{Args, PATIENCE, Side, err, introduce, long_bytes, memory, name_of, pattern, scenes, until, works};
 
 /// Lengths inside a header, in a message, and beside it.
 const LENGTHS: [usize; 5] = [8, 64, 700, 5000, 40_000];
@@ -208,7 +208,7 @@ impl Controls {
 /// All threads make all calls: each stream has a thread at each end, and all threads of a side read its one
 /// queue.
 fn safe(a: Side<'_>, b: Side<'_>) {
-    let (a, b, to_b, to_a) = acquaint(a, b);
+    let (a, b, to_b, to_a) = introduce(a, b);
     let both = &ends(&a, &b, to_b, to_a);
     let controls = Controls::of(&a);
     std::thread::scope(|scope| {
@@ -228,7 +228,7 @@ fn safe(a: Side<'_>, b: Side<'_>) {
 /// One thread sends, one posts receives, and one reads the queue: each object and each direction has one
 /// thread.
 fn fid(a: Side<'_>, b: Side<'_>) {
-    let (a, b, to_b, to_a) = acquaint(a, b);
+    let (a, b, to_b, to_a) = introduce(a, b);
     let both = &ends(&a, &b, to_b, to_a);
     std::thread::scope(|scope| {
         for end in both {
@@ -247,7 +247,7 @@ fn fid(a: Side<'_>, b: Side<'_>) {
 
 /// One thread uses the endpoint, another its queue.
 fn endpoint(a: Side<'_>, b: Side<'_>) {
-    let (a, b, to_b, to_a) = acquaint(a, b);
+    let (a, b, to_b, to_a) = introduce(a, b);
     let both = &ends(&a, &b, to_b, to_a);
     std::thread::scope(|scope| {
         for end in both {
@@ -272,7 +272,7 @@ fn region_counter(lib: &Lib) {
             hints.domain().threading = FI_THREAD_COMPLETION;
         })
     };
-    let (a, b, to_b, to_a) = acquaint(open(), open());
+    let (a, b, to_b, to_a) = introduce(open(), open());
     works(&a, &b, to_b);
     works(&b, &a, to_a);
     let (target, written) = (memory(8), Cntr(b.opened.cntr()));
@@ -346,7 +346,7 @@ fn completion(a: Side<'_>, b: Side<'_>) {
 
 /// Several threads use a domain. The client admits one thread at a time.
 fn domain(a: Side<'_>, b: Side<'_>) {
-    let (a, b, to_b, to_a) = acquaint(a, b);
+    let (a, b, to_b, to_a) = introduce(a, b);
     let both = &ends(&a, &b, to_b, to_a);
     let controls = [Controls::of(&a), Controls::of(&b)];
     std::thread::scope(|scope| {
@@ -373,7 +373,7 @@ fn domain(a: Side<'_>, b: Side<'_>) {
 /// A thread is about to sleep on a queue's descriptor. Another thread reads the queue once and ends. The next
 /// message wakes the sleeper.
 fn reader_beside_sleeper(lib: &Lib) {
-    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
     let mut fd: c_int = -1;
     assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);
@@ -494,10 +494,10 @@ fn waiters_for_several_entries(lib: &Lib) {
 /// room, which makes progress, and ends. The next message wakes the sleeper.
 fn sender_beside_sleeper(lib: &Lib) {
     let small = Side::with(lib, 0, |hints| hints.tx().size = 4);
-    let (a, b, to_b, _) = acquaint(Side::new(lib), small);
+    let (a, b, to_b, _) = introduce(Side::new(lib), small);
     works(&a, &b, to_b);
     // A peer that makes no progress, so that no message leaves.
-    let (c, b, _, to_c) = acquaint(Side::new(lib), b);
+    let (c, b, _, to_c) = introduce(Side::new(lib), b);
     let mut fd: c_int = -1;
     assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);
     let long = Args { tag: 9, ..Args::new(pattern(long_bytes()), to_c) };
@@ -535,7 +535,7 @@ fn sender_beside_sleeper(lib: &Lib) {
 /// A thread sleeps on a queue's descriptor. Another thread starts an operation, which is accepted, and ends.
 /// The sleeper is woken for the work of the operation and for its completion.
 fn starter_beside_sleeper(lib: &Lib) {
-    let (a, b, _, to_a) = acquaint(Side::new(lib), Side::new(lib));
+    let (a, b, _, to_a) = introduce(Side::new(lib), Side::new(lib));
     works(&b, &a, to_a);
     let mut fd: c_int = -1;
     assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);

@@ -164,7 +164,7 @@ fn cancelled(lib: &Lib) {
             assert_eq!(a.cancel(context), 0, "{name}");
             let failed = a.next(&[b]).failed();
             assert_eq!((failed.op_context as usize, failed.err), (context, FI_ECANCELED as c_int), "{name}");
-            assert_eq!(a.cancel(context), -(FI_ENOENT as isize), "{name}: it has ended");
+            assert_eq!(a.cancel(context), -(FI_ENOENT as isize), "{name}: the operation has ended");
         }
         trigger.add(1);
         silence(rig);

@@ -61,7 +61,7 @@ fn shared(lib: &Lib) {
     assert_eq!(lookup(second, 2).unwrap()[3], 3);
     assert_eq!(opened.av(|attr| named(attr, FI_READ)), Err(FI_ENOENT));
     let fresh = opened.av(|attr| named(attr, 0)).unwrap();
-    assert_eq!(lookup(fresh, 0), Err(-FI_EINVAL), "another vector");
+    assert_eq!(lookup(fresh, 0), Err(-FI_EINVAL), "a new vector of the name");
     short_files(|| {
         assert!(opened.av(|attr| attr.name = c"another name".as_ptr()).is_err(), "no room for a new vector");
         assert!(insert(second, &[socket(6)], numbers.as_mut_ptr(), 0, null_mut()) <= 0, "no room for another row");

@@ -174,7 +174,7 @@ fn sleepers(lib: &Lib, in_calls: bool) {
             });
             assert!(slow < ROUNDS / 10, "{slow} wake-ups came late");
             b.close_ep();
-            assert_eq!(close(set.0), -FI_EBUSY, "its members are open");
+            assert_eq!(close(set.0), -FI_EBUSY, "members are open");
             assert_eq!([close(sent), close(received), close(counted.0), close(set.0)], [0; 4]);
         }
     }
@@ -332,7 +332,7 @@ fn set_back_under_a_sleeper(lib: &Lib) {
         until(|| (set.trywait(&side) == 0).then_some(()));
         assert!(!epoll(set.descriptor(), Duration::ZERO));
         change(cntr);
-        assert!(epoll(set.descriptor(), PATIENCE), "it is {}", cntr.read());
+        assert!(epoll(set.descriptor(), PATIENCE), "the counter is {}", cntr.read());
     }
     assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }

@@ -27,10 +27,10 @@ const SCENES: &[Scene] = &[
     ("bad requests", bad_requests),
     ("full queues", full_queues),
     ("the other queue", the_other_queue),
-    ("things that close", things_that_close),
+    ("closing objects", closing_objects),
     ("regions", regions),
     ("many threads", many_threads),
-    ("a client that sleeps", a_client_that_sleeps),
+    ("a sleeping client", a_sleeping_client),
 ];
 
 pub(crate) fn all(lib: &Lib) {
@@ -350,7 +350,7 @@ fn cancelled_after(lib: &Lib) {
         b.start("fi_trecv", &Args { tag: 6, ..Args::new(long, 0) }, &[a]);
         b.next(&[a]).done();
         done.reaches(1, &rig.sides());
-        assert_eq!(send.control(a, FI_CANCEL_WORK), -FI_ENOENT, "it has ended");
+        assert_eq!(send.control(a, FI_CANCEL_WORK), -FI_ENOENT, "the work has ended");
     });
 }
 
@@ -370,7 +370,7 @@ fn flushed(lib: &Lib) {
         queue(&rig.a, one, 2, None, Work::Add(counted, 1));
         queue(&rig.a, two, 2, None, Work::Send(memory(8), rig.to_b));
         assert_eq!(control(domain, FI_FLUSH_WORK, null_mut()), 0);
-        assert_eq!(control(domain, FI_FLUSH_WORK, null_mut()), 0, "nothing is left");
+        assert_eq!(control(domain, FI_FLUSH_WORK, null_mut()), 0, "no work is left");
         one.add(1);
         two.add(1);
         silence(rig);
@@ -534,7 +534,7 @@ fn the_other_queue(lib: &Lib) {
 }
 
 /// A counter stays open while work refers to it. Closing an endpoint cancels its work.
-fn things_that_close(lib: &Lib) {
+fn closing_objects(lib: &Lib) {
     for model in MODELS {
         let mut rig = Rig::new(lib, model);
         let [trigger, done, counted] = [(); 3].map(|()| rig.cntr(&rig.a));
@@ -615,7 +615,7 @@ fn many_threads(lib: &Lib) {
 
 /// With automatic progress an echo needs no call of its client: a receive, and a send on its completion,
 /// repeatedly.
-fn a_client_that_sleeps(lib: &Lib) {
+fn a_sleeping_client(lib: &Lib) {
     const ROUNDS: u64 = 50;
     let rig = Rig::new(lib, FI_PROGRESS_AUTO);
     let (a, b) = (&rig.a, &rig.b);

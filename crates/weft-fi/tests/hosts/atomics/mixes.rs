@@ -8,7 +8,7 @@ use weft_fi_sys::*;
 use super::KEY;
 use super::calls::{Args, Way};
 use crate::client::{Lib, close};
-use crate::side::{Side, acquaint, memory, pair, until};
+use crate::side::{Side, introduce, memory, pair, until};
 
 /// Writes, atomics and reads of one initiator take effect in the order of their start, including long
 /// atomics.
@@ -55,7 +55,7 @@ pub(crate) fn asleep(lib: &Lib) {
         hints.domain().data_progress = FI_PROGRESS_AUTO;
         hints.domain().control_progress = FI_PROGRESS_AUTO;
     });
-    let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+    let (a, b, to_b, _) = introduce(Side::new(lib), b);
     let target = memory(8);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
     let add = Amo::new(Form::Fetch, Type::Uint64, Op::Sum).unwrap();

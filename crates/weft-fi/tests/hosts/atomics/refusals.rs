@@ -148,7 +148,7 @@ pub(crate) fn refused(lib: &Lib) {
                     // The failure of an inject has no context.
                     let context = if *way == Way::Inject { 0 } else { CONTEXT };
                     assert_eq!(entry.op_context as usize, context, "{what}");
-                    assert!(b.poll().is_none(), "{what}: the target reports it");
+                    assert!(b.poll().is_none(), "{what}: the target reported the refused operation");
                     assert!(addr == end - 4 || is_all(result, 0x5a), "{what}: the result was written to");
                 }
             }

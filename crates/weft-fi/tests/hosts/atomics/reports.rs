@@ -6,7 +6,7 @@ use weft_fi_sys::*;
 use super::KEY;
 use super::calls::{Args, FORMS, Way, ways};
 use crate::client::{Lib, bind, close};
-use crate::side::{Side, acquaint, memory, pair, pattern, works};
+use crate::side::{Side, introduce, memory, pair, pattern, works};
 
 fn value(cntr: *mut fid_cntr) -> u64 {
     unsafe { (*(*cntr).ops).read.unwrap()(cntr) }
@@ -112,7 +112,7 @@ pub(crate) fn quiet(lib: &Lib) {
     assert_eq!(bind(a.ep, a.av, 0), 0);
     assert_eq!(bind(a.ep, a.cq, FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION), 0);
     assert_eq!(a.enable(), 0);
-    let (a, b, to_b, _) = acquaint(a, b);
+    let (a, b, to_b, _) = introduce(a, b);
     let target = memory(64);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
     for form in FORMS {
@@ -134,7 +134,7 @@ pub(crate) fn quiet(lib: &Lib) {
 /// Data is sent only by calls that have a data argument, whatever the endpoint's default flags are.
 pub(crate) fn no_data(lib: &Lib) {
     let a = Side::with(lib, 0, |hints| hints.tx().op_flags = FI_REMOTE_CQ_DATA);
-    let (a, b, to_b, _) = acquaint(a, Side::new(lib));
+    let (a, b, to_b, _) = introduce(a, Side::new(lib));
     let target = memory(64);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
     for form in FORMS {

@@ -35,7 +35,7 @@ impl Queue {
         let mut buffer = [0_u64; 64];
         let read = unsafe { (*(*self.0).ops).read.unwrap() };
         let result = unsafe { read(self.0, &mut event, buffer.as_mut_ptr().cast(), size_of_val(&buffer), 0) };
-        self.understand(result, event, &buffer)
+        self.parse(result, event, &buffer)
     }
 
     /// `fi_eq_sread`.
@@ -45,10 +45,10 @@ impl Queue {
         let sread = unsafe { (*(*self.0).ops).sread.unwrap() };
         let (to, room) = (buffer.as_mut_ptr().cast(), size_of_val(&buffer));
         let result = unsafe { sread(self.0, &mut event, to, room, timeout_ms, 0) };
-        self.understand(result, event, &buffer)
+        self.parse(result, event, &buffer)
     }
 
-    fn understand(self, result: isize, event: u32, buffer: &[u64; 64]) -> Option<Event> {
+    fn parse(self, result: isize, event: u32, buffer: &[u64; 64]) -> Option<Event> {
         if result == err(FI_EAGAIN) {
             return None;
         }
@@ -301,13 +301,13 @@ pub(crate) fn connected<'a>(listener: &Listener<'a>) -> (End<'a>, End<'a>) {
     let (info, _) = listener.called(&a);
     let b = End::answering(listener.lib, info);
     assert_eq!(b.accept(&[]), 0);
-    meet(&a, &b, &[]);
+    await_connection(&a, &b, &[]);
     (a, b)
 }
 
 /// Waits until both ends report the connection.
 #[track_caller]
-pub(crate) fn meet(a: &End<'_>, b: &End<'_>, data: &[u8]) {
+pub(crate) fn await_connection(a: &End<'_>, b: &End<'_>, data: &[u8]) {
     assert_eq!(a.eq.next(&[b.eq]), Event::Connected { ep: a.fid(), data: data.to_vec() });
     assert_eq!(b.eq.next(&[a.eq]), Event::Connected { ep: b.fid(), data: Vec::new() });
 }

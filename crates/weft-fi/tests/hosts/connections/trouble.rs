@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
 
-use super::ends::{End, Event, Listener, Queue, connected, meet};
+use super::ends::{End, Event, Listener, Queue, await_connection, connected};
 use crate::client::Lib;
 use crate::side::{Args, Side, err, memory, pattern, scenes, until};
 
@@ -130,7 +130,7 @@ fn departing_listeners(lib: &Lib) {
     drop(End::answering(lib, unsafe { copy(lib, info) }));
     let d = End::answering(lib, info);
     assert_eq!(d.accept(&[]), 0);
-    meet(&c, &d, &[]);
+    await_connection(&c, &d, &[]);
     // An endpoint that closes after its answer does not, even if the caller has not seen the answer.
     let e = End::new(lib);
     assert_eq!(e.connect(&other.name(), &[]), 0);
@@ -180,18 +180,18 @@ fn wrong_handles(lib: &Lib) {
     assert_eq!(a.connect(&listener.name(), &[]), 0);
     let (info, _) = listener.called(&a);
     let handle = unsafe { (*info).handle };
-    assert_eq!(other.reject(handle, &[]), -FI_EINVAL, "another listener's");
+    assert_eq!(other.reject(handle, &[]), -FI_EINVAL, "the handle belongs to another listener");
     assert_eq!(listener.reject(std::ptr::null_mut(), &[]), -FI_EINVAL);
     let (b, c) = (End::answering(lib, unsafe { copy(lib, info) }), End::answering(lib, info));
     assert_eq!(b.accept(&[]), 0);
     assert_eq!(c.accept(&[]), -(FI_EOPBADSTATE as i32), "another endpoint has answered");
-    meet(&a, &b, &[]);
+    await_connection(&a, &b, &[]);
     a.side.info.get().handle = handle;
     let opened: Result<*mut fid_ep, _> = crate::open!(a.side.opened.domain, endpoint, a.side.info.raw);
     assert_eq!(opened, Err(FI_EINVAL), "answered");
     a.side.info.get().handle = listener.pep.cast();
     let opened: Result<*mut fid_ep, _> = crate::open!(a.side.opened.domain, endpoint, a.side.info.raw);
-    assert_eq!(opened, Err(FI_EBUSY), "it listens");
+    assert_eq!(opened, Err(FI_EBUSY), "the endpoint listens");
     a.side.info.get().handle = std::ptr::null_mut();
 }
 

@@ -198,9 +198,9 @@ fn peek(pair: &Pair<'_>, kind: Kind, len: usize, then: Then, directed: bool, del
     }
     if received {
         assert_eq!(buffer[..room], first[..room]);
-        assert!(is_all(&buffer[room..], 0), "written behind the buffer");
+        assert!(is_all(&buffer[room..], 0), "bytes behind the buffer were written");
     } else {
-        assert!(is_all(buffer, 0), "a discarded message was written somewhere");
+        assert!(is_all(buffer, 0), "a discarded message was written to the buffer");
     }
     if matches!(then, Then::Receive | Then::Discarded) {
         pair.recv(kind, &Args { tag: other, len: 8, ..into(0, 9) }, 0);
@@ -247,7 +247,7 @@ fn multi(pair: &Pair<'_>, kind: Kind, len: usize, early: usize, min: usize) {
     for (message, &(buf, stored, _)) in places.iter().enumerate() {
         assert_eq!(buffer[buf - start..][..stored], source[message..message + stored], "message {message}");
     }
-    assert!(is_all(&buffer[at..], 0), "written behind the messages");
+    assert!(is_all(&buffer[at..], 0), "bytes behind the messages were written");
     if !released {
         // Cancelling the multi-receive releases the buffer.
         assert_eq!(pair.b.cancel(7), 0);

@@ -6,7 +6,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, close};
 use crate::rig::MODELS;
-use crate::side::{Args, Form, PATIENCE, Side, acquaint, err, memory, pattern, works};
+use crate::side::{Args, Form, PATIENCE, Side, err, introduce, memory, pattern, works};
 
 use super::table::{Family, Limits, Operation, operations};
 
@@ -35,7 +35,7 @@ pub(super) fn streams(lib: &Lib, limits: &Limits) -> usize {
     let mut transfers = 0;
     for (auto, model) in MODELS.into_iter().enumerate().take(if simulated { 1 } else { 2 }) {
         let side = || Side::with(lib, 0, |hints| hints.domain().data_progress = model);
-        let (a, b, to_b, to_a) = acquaint(side(), side());
+        let (a, b, to_b, to_a) = introduce(side(), side());
         let total = LENGTH * LONGEST_BYTES;
         let mut stream = Stream { a, b, to_b, auto: auto == 1, source: pattern(total), target: memory(total) };
         for op in operations().iter().filter(|op| !op.is_atomic()) {

@@ -256,8 +256,8 @@ impl Run<'_, '_> {
         }
         self.initiator().count(SEND, true);
         self.target().count(RECV, self.excess() == 0);
-        let told = self.has_rx_entry() || case.is(Axis::Counters);
-        self.finish(told, &target, &self.data[..self.room().min(case.len)]);
+        let reported = self.has_rx_entry() || case.is(Axis::Counters);
+        self.finish(reported, &target, &self.data[..self.room().min(case.len)]);
     }
 
     fn check_received(&self, seen: Seen) {
@@ -325,13 +325,13 @@ impl Run<'_, '_> {
         if self.has_data() {
             self.check_rx(world.wait("data", self.to, 0, self.reader()), FI_RMA | FI_REMOTE_WRITE, case.len);
         }
-        let told = if is_read {
+        let reported = if is_read {
             self.has_tx_entry() || case.is(Axis::Counters)
         } else {
             self.has_data() || self.has_tx_entry() && self.is_delivered() || self.is_counted_remotely()
         };
         self.count_access();
-        self.finish(told, &target, self.data);
+        self.finish(reported, &target, self.data);
     }
 
     /// Whether a counter at the target reports the access.
@@ -384,13 +384,13 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Checks the target: at once if a report has `told` the arrival of the data.
-    fn finish(&self, told: bool, target: &Buffer, expected: &[u8]) {
-        if !told || !(self.has_tx_entry() || self.case.is(Axis::Counters)) {
-            // No report has told the end of the transfer.
+    /// Checks the target: at once if a completion or counter has `reported` the arrival of the data.
+    fn finish(&self, reported: bool, target: &Buffer, expected: &[u8]) {
+        if !reported || !(self.has_tx_entry() || self.case.is(Axis::Counters)) {
+            // No report has shown the end of the transfer.
             self.mark();
         }
-        if told {
+        if reported {
             // Counters report the end as well.
             self.world.settle(self.reader());
         } else {
@@ -509,8 +509,8 @@ impl Run<'_, '_> {
         }
         self.count_access();
         let fetched = form != amo::Form::Base && (self.has_tx_entry() || case.is(Axis::Counters));
-        let told = fetched || self.has_tx_entry() && self.is_delivered() || self.is_counted_remotely();
-        self.finish(told, &buffers[3].0, &after);
+        let reported = fetched || self.has_tx_entry() && self.is_delivered() || self.is_counted_remotely();
+        self.finish(reported, &buffers[3].0, &after);
         for ((buffer, _), expected) in buffers.iter().zip(expected).take(3) {
             assert!(buffer.holds(expected), "{}", buffer.difference(expected));
             buffer.clear("an array");
