@@ -298,12 +298,12 @@ impl Cluster {
         (0..self.processes.len()).filter(|other| self.processes[*other] == self.processes[rank]).collect()
     }
 
-    /// Starts a rank at the place of another one, which must have gone. All address books hold it from then
-    /// on.
+    /// Starts a rank at the place of another one, which must have exited. All address books contain it from
+    /// then on.
     pub fn restart(&mut self, rank: usize) {
         self.roster.known[rank].store(true, Relaxed);
         let name = self.roster.names[rank];
-        // Address books hold contexts by the endpoint's first context.
+        // Address books contain the endpoint's first context for all of its contexts.
         let by_name = self.known_as(rank) == rank && !self.has_connections();
         let others = if by_name { self.live_ranks() } else { Vec::new() };
         for other in others {
@@ -322,7 +322,7 @@ impl Cluster {
         self.places.get(rank).copied().unwrap_or(rank)
     }
 
-    /// Sets whether ranks may be slow. By default a quarter of them is.
+    /// Sets whether ranks may be slow. By default a quarter of them are.
     pub fn set_slow(&mut self, slow: bool) {
         self.slow = slow;
     }
@@ -395,7 +395,7 @@ impl Cluster {
     #[must_use]
     pub fn rank_of(&self, rank: usize, addr: Addr) -> Option<usize> {
         if let Some(partner) = self.partner(rank) {
-            // The source of a connected endpoint has no name.
+            // Completions of a connected endpoint carry no source.
             return (addr == ADDR_NONE).then_some(partner);
         }
         let index = usize::try_from(addr).ok().filter(|index| *index < self.nodes.len())?;

@@ -24,7 +24,7 @@ pub enum Endpoints {
     Shared,
 }
 
-/// Runs of 1000 that have plain endpoints; the other kinds share the rest evenly.
+/// Share of runs with plain endpoints, in thousandths. The other kinds share the remaining runs evenly.
 const PLAIN_PERMILLE: u32 = 667;
 
 impl Endpoints {

@@ -124,8 +124,8 @@ impl State {
         self.violations.push(format!("{} ns, endpoint {ep}: {text}", self.now_ns));
     }
 
-    pub(crate) fn record(&mut self, what: TraceEvent, who: usize, a: u64, b: u64, bytes: &[u8]) {
-        self.trace.record(self.now_ns, what, who, a, b, bytes);
+    pub(crate) fn record(&mut self, event: TraceEvent, ep: usize, a: u64, b: u64, bytes: &[u8]) {
+        self.trace.record(self.now_ns, event, ep, a, b, bytes);
     }
 
     /// Adds an endpoint, at the address of another one (`place`) or at its own. It is dormant until it is
@@ -481,7 +481,7 @@ impl Fabric {
     }
 
     /// Reserves the number and name of an endpoint that starts later. With `place`, it gets that endpoint's
-    /// address; that endpoint must have gone by then.
+    /// address; that endpoint must have exited by then.
     #[must_use]
     pub fn reserve(&self, place: Option<usize>) -> usize {
         self.0.borrow_mut().add_endpoint(place)
@@ -554,7 +554,7 @@ impl Fabric {
         true
     }
 
-    /// Lets time pass.
+    /// Advances time by `ns`.
     pub fn pass(&self, ns: u64) {
         self.0.borrow_mut().advance_by(ns);
     }
@@ -730,8 +730,8 @@ impl Fabric {
     }
 
     /// Adds a record to the trace.
-    pub fn record(&self, what: TraceEvent, who: usize, a: u64, b: u64, bytes: &[u8]) {
-        self.0.borrow_mut().record(what, who, a, b, bytes);
+    pub fn record(&self, event: TraceEvent, ep: usize, a: u64, b: u64, bytes: &[u8]) {
+        self.0.borrow_mut().record(event, ep, a, b, bytes);
     }
 
     /// The hash of the trace so far.

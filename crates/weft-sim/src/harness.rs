@@ -304,7 +304,7 @@ impl Harness {
         let (rank, want) = (peek.rank, peek.want);
         let found = peek.found.iter().flatten().next();
         if found.is_some_and(|found| !self.cluster.is_alive(found.dest)) {
-            // The message has gone with the endpoint that held it.
+            // The message was lost with the endpoint that held it.
             return Ok(());
         }
         let recv = Recv { src: want.src, tag: want.tag, len: len.unwrap_or(0), ..Recv::default() };
@@ -520,8 +520,8 @@ impl Harness {
         self.breaking.push((a, b));
     }
 
-    /// Lets operations count as safe again where both ends know that their link is broken. A connection ends
-    /// with its link.
+    /// Makes operations count as safe again after both ends have learned that their link is broken. A connection
+    /// ends with its link.
     fn mend(&mut self) {
         let Self { breaking, cluster, oracle, .. } = self;
         breaking.retain(|(a, b)| {
@@ -540,7 +540,7 @@ impl Harness {
         self.breaking.push((from, to));
     }
 
-    /// Lets pending and later operations from and to a rank fail.
+    /// Permits pending and later operations from and to a rank to fail.
     fn expect_losses(&mut self, rank: usize) {
         self.oracle.now_ns = self.cluster.fabric().now_ns();
         for other in 0..self.cluster.ranks() {
@@ -635,7 +635,7 @@ fn report(
         let line = [c.tag.to_le_bytes(), c.data.to_le_bytes(), [u8::from(c.fault.is_some()); 8]].concat();
         cluster.fabric().record(TraceEvent::Complete, rank, c.ctx.ptr as u64, kind, &line);
         if c.kind == Kind::Connection {
-            oracle.heard(rank, &c, cluster.connection_event(rank));
+            oracle.check_event(rank, &c, cluster.connection_event(rank));
             continue;
         }
         if let Some(buffer) = oracle.completed(rank, &c, src) {

@@ -194,7 +194,7 @@ impl Run {
         }
     }
 
-    /// Lets time pass until `until_ns` without new operations; pending ones continue.
+    /// Advances time to `until_ns` without new operations; pending ones continue.
     fn compute(&mut self, harness: &mut Harness, until_ns: u64) {
         let now_ns = harness.cluster().fabric().now_ns();
         if now_ns >= until_ns {

@@ -240,7 +240,7 @@ impl State {
             Kind::Get { remote } | Kind::Assist { remote, .. } if !fails => {
                 let owner = self.wires[peer.wire].ends[peer.side.index()].ep;
                 if !self.endpoints.get(owner).is_some_and(|endpoint| endpoint.alive) {
-                    // The peer has gone and does not answer; the end of the link will report it.
+                    // The peer has exited and does not answer; the end of the link will report that.
                     return None;
                 }
                 self.memory.resolve(owner, remote)
@@ -307,7 +307,7 @@ impl State {
                 if self.endpoints.get(end.ep).is_some_and(|endpoint| endpoint.alive) {
                     self.memory.resolve(end.ep, remote)
                 } else {
-                    // The peer has gone and does not answer; the end of the link will report it.
+                    // The peer has exited and does not answer; the end of the link will report that.
                     return;
                 }
             }
@@ -386,7 +386,7 @@ impl State {
         self.transfers.iter().filter(|(_, transfer)| transfer.end == id).map(|(number, _)| *number).collect()
     }
 
-    /// Removes the transfers of a process that has gone.
+    /// Removes the transfers of a process that has exited.
     pub(crate) fn drop_transfers_of(&mut self, ep: usize) {
         let numbers = self.transfers.iter().filter(|(_, transfer)| {
             let id = transfer.end;

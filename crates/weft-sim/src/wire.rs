@@ -59,7 +59,7 @@ pub(crate) enum Phase {
     Waiting,
     /// `up` was called.
     Up,
-    /// `down` or `close` was called, or the endpoint has gone.
+    /// `down` or `close` was called, or the endpoint has died or exited.
     Closed,
 }
 

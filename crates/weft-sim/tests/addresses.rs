@@ -10,7 +10,7 @@ use weft_engine::name::EpName;
 use weft_engine::{Engine, Role};
 use weft_sim::{Fabric, FabricConfig, SimNic};
 
-/// An address vector whose entries come and go.
+/// An address vector with entries that the test adds and removes.
 #[derive(Default)]
 struct Book(Mutex<Vec<Option<EpName>>>);
 
@@ -173,7 +173,7 @@ fn a_stranger_becomes_known_and_unknown_again() {
     assert_eq!(pair.send(1, known, 9), Err(Error::NoSuchAddress));
     pair.recv(1, known, 3, 0);
     pair.drive();
-    assert_eq!(pair.received(1).len(), 2, "nothing comes from an address that is gone");
+    assert_eq!(pair.received(1).len(), 2, "no message comes from a removed address");
     let again = pair.insert(1, a);
     pair.recv(1, again, 4, 0);
     pair.drive();
@@ -230,14 +230,14 @@ fn an_unknown_address_is_refused() {
     assert_eq!(pair.fabric.links(0), 0);
 }
 
-/// After the process behind a service has gone, another process serves it. A client that knows only the
+/// After the process behind a service has died, another process serves it. A client that knows only the
 /// service reaches the successor. Either of the two may call first, and the address need not be inserted again.
 #[test]
 fn a_service_leads_to_its_current_listener() {
-    for (calls_first, inserted_anew, unreliable) in
-        (0..8).map(|n| (n & 1 != 0, n & 2 != 0, n & 4 != 0)).filter(|(_, anew, unreliable)| !(*anew && *unreliable))
+    for (calls_first, inserted_again, unreliable) in
+        (0..8).map(|n| (n & 1 != 0, n & 2 != 0, n & 4 != 0)).filter(|(_, again, unreliable)| !(*again && *unreliable))
     {
-        let what = format!("calls first: {calls_first}, anew: {inserted_anew}, datagrams: {unreliable}");
+        let what = format!("calls first: {calls_first}, inserted again: {inserted_again}, datagrams: {unreliable}");
         let config = Config { role: if unreliable { Role::Datagrams } else { Role::default() }, ..Config::default() };
         let mut pair = Pair::with(FabricConfig::new(1), &config);
         let mut successor = 1;
@@ -253,7 +253,7 @@ fn a_service_leads_to_its_current_listener() {
                 pair.engines[1].bind_book(Arc::clone(&pair.books[1]) as Arc<dyn AddressBook>);
             }
             let [a, b] = pair.names();
-            if process == 0 || inserted_anew {
+            if process == 0 || inserted_again {
                 if process > 0 {
                     pair.remove(0, service);
                 }

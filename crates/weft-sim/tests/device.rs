@@ -313,12 +313,12 @@ fn a_push_follows_the_messages_before_it() {
             bench.fabric.pass(seed * 7);
         }
         bench.drive();
-        let mut said = 0;
+        let mut announced = 0;
         let mut early = false;
         for seen in &bench.notes[1].seen {
             match seen {
-                Seen::Message { bytes, .. } => said = u64::from(bytes[0]) + 1,
-                Seen::Placed { window, .. } => early |= *window >= said,
+                Seen::Message { bytes, .. } => announced = u64::from(bytes[0]) + 1,
+                Seen::Placed { window, .. } => early |= *window >= announced,
                 _ => {}
             }
         }

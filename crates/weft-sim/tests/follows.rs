@@ -104,7 +104,7 @@ impl Sink for Links {
     fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
 }
 
-/// A peer that speaks the protocol by hand to rank 0.
+/// A peer of rank 0 whose protocol messages the test writes itself.
 struct Impostor {
     cluster: Cluster,
     nic: SimNic,

@@ -163,7 +163,7 @@ fn earlier_failures_stay_fixed() {
         (2110, 4, 14, "none", 253),
         // Memory was deregistered while the device still used it.
         (3487, 7, 60_000, "truncate,partial,reset,restart", usize::MAX),
-        // Resent packets delayed the goodbye by 1.6 s, but the oracle demanded that peers know of it earlier.
+        // Resent packets delayed the goodbye by 1.6 s, but the oracle expected peers to learn of it earlier.
         (1_183_551, 7, 3, "drop,delay,partial,slow,departure", 240),
     ];
     play(old.into_iter().map(|(seed, ranks, millis, hazards, ops)| {

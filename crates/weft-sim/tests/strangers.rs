@@ -1,5 +1,5 @@
 //! Peers that are in no address vector. The state that they cause at an endpoint is bounded, and none of it
-//! remains after they have gone.
+//! remains after they have exited.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -393,8 +393,8 @@ impl Harness {
         drop(left);
         let held = (0..self.barriers.len()).find(|n| self.barrier_stands(*n) && self.holds(*n));
         held.map_or(Ok(()), |n| {
-            let who = self.oracle.gate_holds(n);
-            Err(format!("barrier {n} never released ranks {who:?}: {:?}", self.barriers[n]))
+            let missing = self.oracle.gate_holds(n);
+            Err(format!("barrier {n} never released ranks {missing:?}: {:?}", self.barriers[n]))
         })
     }
 }

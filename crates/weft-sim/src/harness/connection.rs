@@ -65,7 +65,7 @@ impl Harness {
         (0..live_ranks.len()).flat_map(pairs).collect()
     }
 
-    /// At rest, ends of connections that miss an event.
+    /// The ends of connections that miss an event when nothing is pending.
     pub(super) fn connection_failures(&self) -> Vec<String> {
         self.oracle.judge_connections(|rank| self.cluster.is_alive(rank))
     }

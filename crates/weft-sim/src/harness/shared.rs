@@ -93,8 +93,8 @@ impl Harness {
         self.oracle.batch_ended();
     }
 
-    /// Lets clients read the completions of shared multi-receives: in order for each endpoint, in any order
-    /// among several. `all` reads everything, otherwise some clients read.
+    /// Makes clients read completions of shared multi-receives: in order for each endpoint, in any order among
+    /// endpoints. With `all`, all clients read; otherwise some do.
     pub(super) fn read_some(&mut self, all: bool) {
         self.turns += 1;
         let bits = self.turns.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 8;
@@ -105,7 +105,7 @@ impl Harness {
         }
     }
 
-    /// Lets a rank's client read all completions that the rank has reported.
+    /// Makes a rank's client read all completions that the rank has reported.
     pub(super) fn read_next(&mut self, rank: usize) {
         if !self.cluster.is_alive(rank) {
             return self.oracle.forget_unread(rank);
@@ -118,7 +118,7 @@ impl Harness {
         }
     }
 
-    /// With nothing pending, no receive is posted in the pools.
+    /// Reports receives that are still posted in pools although nothing is pending.
     pub(super) fn pool_leaks(&self) -> Vec<String> {
         let depth = self.cluster.engine_config().rx_depth;
         let left = |rank: &usize| self.cluster.pool(*rank).map_or(0, |pool| depth - pool.free());

@@ -40,11 +40,11 @@ struct End {
     /// The listener, if this end calls.
     listener: Option<usize>,
     /// The data of its client.
-    said: Vec<u8>,
+    client_data: Vec<u8>,
     stage: ConnStage,
     made: bool,
     /// For a call: whether the listener's client has received it, and the data with which it declined.
-    heard: bool,
+    request_seen: bool,
     declined: Option<Vec<u8>>,
 }
 
@@ -89,28 +89,36 @@ impl Oracle {
     }
 
     /// Records that an end calls a listener; an answering end becomes `peer`.
-    pub(crate) fn calls(&mut self, rank: usize, name: EpName, peer: usize, listener: usize, said: &[u8]) {
-        self.enter(rank, name, peer, Some(listener), said);
+    pub(crate) fn calls(&mut self, rank: usize, name: EpName, peer: usize, listener: usize, client_data: &[u8]) {
+        self.enter(rank, name, peer, Some(listener), client_data);
     }
 
     /// Records that an end answers a call.
-    pub(crate) fn answers(&mut self, rank: usize, name: EpName, request: Request, said: &[u8]) {
-        self.enter(rank, name, request.caller, None, said);
+    pub(crate) fn answers(&mut self, rank: usize, name: EpName, request: Request, client_data: &[u8]) {
+        self.enter(rank, name, request.caller, None, client_data);
         self.answered(request);
     }
 
     /// Records that a listener's client declines a call.
-    pub(crate) fn declines(&mut self, request: Request, said: &[u8]) {
+    pub(crate) fn declines(&mut self, request: Request, client_data: &[u8]) {
         if let Some(end) = self.connections.ends.get_mut(&request.caller) {
-            end.declined = Some(said.to_vec());
+            end.declined = Some(client_data.to_vec());
         }
         self.answered(request);
     }
 
-    fn enter(&mut self, rank: usize, name: EpName, peer: usize, listener: Option<usize>, said: &[u8]) {
-        let said = said.to_vec();
-        let end =
-            End { name, peer, listener, said, stage: ConnStage::Waiting, made: false, heard: false, declined: None };
+    fn enter(&mut self, rank: usize, name: EpName, peer: usize, listener: Option<usize>, client_data: &[u8]) {
+        let client_data = client_data.to_vec();
+        let end = End {
+            name,
+            peer,
+            listener,
+            client_data,
+            stage: ConnStage::Waiting,
+            made: false,
+            request_seen: false,
+            declined: None,
+        };
         self.connections.ends.insert(rank, end);
     }
 
@@ -128,7 +136,7 @@ impl Oracle {
     }
 
     /// Checks a connection event of a rank.
-    pub(crate) fn heard(&mut self, rank: usize, c: &Completion, event: Option<ConnEvent>) {
+    pub(crate) fn check_event(&mut self, rank: usize, c: &Completion, event: Option<ConnEvent>) {
         let text = format!("{event:?}");
         let blank = c.ctx == Context::default() && c.src == ADDR_NONE && c.fault.is_none();
         let announced = holds(blank, "an announcement names an operation");
@@ -151,10 +159,10 @@ impl Oracle {
         let (next, count) = match &event {
             ConnEvent::Connected { peer, data } => {
                 let other = other.ok_or("connected without another end")?;
-                let said = if end.listener.is_some() { &other.said[..] } else { &[] };
+                let expected = if end.listener.is_some() { &other.client_data[..] } else { &[] };
                 holds(end.stage == ConnStage::Waiting, "connected twice, or too late")?;
                 holds(*peer == other.name, "connected with the wrong end")?;
-                holds(**data == *said, "wrong data of the other end")?;
+                holds(**data == *expected, "wrong data of the other end")?;
                 // The end that was called back is the first to learn of the connection.
                 holds(end.listener.is_some() || other.made, "connected before the answering end")?;
                 (ConnStage::Connected, 0)
@@ -164,7 +172,7 @@ impl Oracle {
                 let listener = end.listener.ok_or("declined without a call")?;
                 let crowded = data.is_empty() && self.connections.full.contains(&listener);
                 let declined = end.declined.as_deref() == Some(&data[..]);
-                holds(declined || (crowded && !end.heard), "declined without a cause")?;
+                holds(declined || (crowded && !end.request_seen), "declined without a cause")?;
                 (ConnStage::Over, 1)
             }
             ConnEvent::Failed(_) => {
@@ -191,9 +199,9 @@ impl Oracle {
         let mut ends = self.connections.ends.iter_mut();
         let (caller, end) = ends.find(|(_, end)| end.name == *peer).ok_or("called by an unknown end")?;
         holds(end.listener == Some(listener), "the call is for another listener")?;
-        holds(!end.heard, "the same end called twice")?;
-        holds(data == end.said, "wrong data of the caller")?;
-        end.heard = true;
+        holds(!end.request_seen, "the same end called twice")?;
+        holds(data == end.client_data, "wrong data of the caller")?;
+        end.request_seen = true;
         self.connections.requests.push(Request { listener, call, caller: *caller });
         let waiting = self.connections.waiting.entry(listener).or_insert(0);
         *waiting += 1;
@@ -218,15 +226,15 @@ impl Oracle {
         ends.filter(|(_, end)| end.stage == ConnStage::Connected).map(|(rank, end)| (*rank, end.peer)).collect()
     }
 
-    /// At rest, with all faults off: reports ends that wait for an event in vain, or take a dead connection
-    /// for alive.
+    /// Reports ends that still wait for an event, or whose ended connection is still taken for alive. All faults
+    /// must be off, and nothing may be pending.
     pub(crate) fn judge_connections(&self, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = Vec::new();
         for (rank, end) in self.connections.ends.iter().filter(|(rank, _)| is_alive(**rank)) {
             let other = self.connections.ends.get(&end.peer).filter(|_| is_alive(end.peer));
             let answered = self.connections.ends.contains_key(&end.peer);
             let ignored =
-                end.listener.is_some_and(|listener| end.heard && end.declined.is_none() && is_alive(listener));
+                end.listener.is_some_and(|listener| end.request_seen && end.declined.is_none() && is_alive(listener));
             let wrong = match end.stage {
                 // The answering end may have gone; the caller's client needs a timeout of its own.
                 ConnStage::Waiting if end.listener.is_some() && answered => other.is_some_and(|other| other.made),

@@ -40,7 +40,7 @@ pub(super) struct Message<'a> {
 }
 
 impl Oracle {
-    /// Checks the whole run. `is_alive` tells which ranks are alive.
+    /// Checks the whole run. `is_alive` returns whether a rank is alive.
     #[must_use]
     pub fn verdict(&self, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = self.complaints.clone();

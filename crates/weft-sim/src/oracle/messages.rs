@@ -132,7 +132,7 @@ impl Oracle {
         at: u64,
     ) -> Result<Option<Buffer>, String> {
         let excusable = match fault {
-            // The harness knows whether the receive was canceled; the state tells it.
+            // A cancellation is always accepted: only the harness can request it.
             Fault::Canceled => true,
             // A datagram that has begun to arrive does not fail a receive, nor does a receive depend on one
             // peer.

@@ -263,8 +263,8 @@ impl Oracle {
             let posted_ns = self.posted_ns.get(*op).copied().unwrap_or(0);
             let waits = match record {
                 Record::Recv(recv) => {
-                    let told = self.linked_to_dead.contains(&(rank, recv.rank)) && posted_ns < *died_ns;
-                    told && recv.want.src == Some(rank)
+                    let reported = self.linked_to_dead.contains(&(rank, recv.rank)) && posted_ns < *died_ns;
+                    reported && recv.want.src == Some(rank)
                 }
                 _ => record.target() == Some(rank) && !record.is_quiet(),
             };

@@ -205,16 +205,16 @@ impl Model {
     }
 
     fn cancel(&mut self, wanted: &impl Fn(&Origin) -> bool) -> usize {
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         for list in [&mut self.waiting, &mut self.ready] {
-            gone.extend(list.extract_if(.., |plain| wanted(&plain.origin)));
+            removed.extend(list.extract_if(.., |plain| wanted(&plain.origin)));
         }
-        for plain in &gone {
+        for plain in &removed {
             // The next program of the lane need not wait behind a cancelled one.
             self.blocked.retain(|lane| Some(*lane) != plain.lane());
             self.ended.push((plain.origin, End::Cancelled));
         }
-        gone.len()
+        removed.len()
     }
 }
 
@@ -254,7 +254,7 @@ impl Oracle {
         self.deferred.models[rank] = Some(Model { limit, ..Model::default() });
     }
 
-    /// Removes the model of a rank that has gone.
+    /// Removes the model of a rank that has died or exited.
     pub(crate) fn drop_programs(&mut self, rank: usize) {
         if let Some(model) = self.deferred.models.get_mut(rank) {
             *model = None;
@@ -352,10 +352,10 @@ impl Oracle {
     }
 
     /// Cancels programs in the model, and compares their number with the machine's.
-    pub(crate) fn programs_cancelled(&mut self, rank: usize, wanted: impl Fn(&Origin) -> bool, said: usize) {
+    pub(crate) fn programs_cancelled(&mut self, rank: usize, wanted: impl Fn(&Origin) -> bool, reported: usize) {
         let Some(count) = self.model_of(rank).map(|model| model.cancel(&wanted)) else { return };
-        if count != said {
-            self.complain(format!("rank {rank}: {said} programs were cancelled instead of {count}"));
+        if count != reported {
+            self.complain(format!("rank {rank}: {reported} programs were cancelled instead of {count}"));
         }
     }
 
