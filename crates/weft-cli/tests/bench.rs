@@ -177,7 +177,7 @@ fn mistakes_are_explained() {
     let Some(host) = host() else { return };
     let dir = directory("mistakes");
     let host = host.display();
-    for (line, told) in [
+    for (line, expected) in [
         (format!("pingpong --providers nosuch --libfabric {host}"), "unknown provider `nosuch`"),
         (format!("pingpong --providers weft:FI_X --libfabric {host}"), "weft:FI_WEFT_SHM=0"),
         ("pingpong --libfabric /nonesuch/libfabric.so.1".to_owned(), "there is no such file"),
@@ -190,9 +190,9 @@ fn mistakes_are_explained() {
         ("nosuch".to_owned(), "possible values"),
     ] {
         let output = await_end(weft(&dir, &line).spawn().unwrap());
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{line}: {said}");
-        assert!(said.contains(told), "{line}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {text}");
+        assert!(text.contains(expected), "{line}: {text}");
     }
 }
 

@@ -31,7 +31,7 @@ fn runs_are_counted_and_repeat() {
 
 #[test]
 fn wrong_arguments_are_explained() {
-    for (arguments, told) in [
+    for (arguments, expected) in [
         ("sim faults --ranks 1", "2 to 32"),
         ("sim faults --minutes 0", "more than 0"),
         ("sim faults --faults drop,rust", "unknown fault `rust`"),
@@ -40,6 +40,6 @@ fn wrong_arguments_are_explained() {
     ] {
         let output = weft(arguments);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && text.contains(told), "{arguments}: {text}");
+        assert!(output.status.code() == Some(2) && text.contains(expected), "{arguments}: {text}");
     }
 }

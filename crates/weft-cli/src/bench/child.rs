@@ -61,7 +61,7 @@ pub(crate) fn run(task: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Writes a line to the parent. Errors are ignored: a parent that has gone takes this process with it.
+/// Writes a line to the parent. Errors are ignored: this process ends with its parent.
 fn report(message: &ToParent) {
     if let Ok(line) = serde_json::to_string(message) {
         let mut out = std::io::stdout().lock();
@@ -140,7 +140,7 @@ impl Session {
         let stdin = std::io::stdin();
         let mut alive = true;
         loop {
-            // Some providers report a peer that has gone as an error. That no longer matters.
+            // Some providers report the exit of a peer as an error, which no longer matters here.
             alive = alive && progress().is_ok();
             let pause_ms = if alive { pause_ms } else { 50 };
             let pause = Timespec { tv_sec: pause_ms / 1000, tv_nsec: pause_ms % 1000 * 1_000_000 };

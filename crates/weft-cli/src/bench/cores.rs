@@ -25,7 +25,7 @@ fn spread(allowed: &[usize], siblings: impl Fn(usize) -> String) -> Vec<usize> {
     first
 }
 
-/// The threads of a core's physical core, in the kernel's notation; the core itself if the kernel does not tell.
+/// The threads of a core's physical core, in the kernel's notation; the core itself if that is unknown.
 fn siblings(core: usize) -> String {
     let file = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
     std::fs::read_to_string(file).unwrap_or_else(|_| core.to_string())

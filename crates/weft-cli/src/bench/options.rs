@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Kind {
     /// Time of one operation: half of a round trip (tagged, msg, write) or all of it (read, fetch-add).
     Pingpong,
-    /// Bytes per second with a window of operations under way.
+    /// Bytes per second with a window of pending operations.
     Bandwidth,
-    /// Operations per second with a window of operations under way, one endpoint per thread.
+    /// Operations per second with a window of pending operations, one endpoint per thread.
     Rate,
     /// Share of a transfer's time that remains for computing.
     Overlap,

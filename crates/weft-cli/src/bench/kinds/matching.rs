@@ -43,7 +43,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
     };
     let room = Room { window: BURST, lasting: if posted { depth } else { 1 } };
     let finished =
-        duel(session, room, &|| Matching { depth, posted, wildcard, under_way: [false; BURST as usize], took: None });
+        duel(session, room, &|| Matching { depth, posted, wildcard, pending: [false; BURST as usize], took: None });
     match finished {
         Err(Trouble::Stuck) => Err(Trouble::NotOffered(format!("its queue does not hold {depth} entries"))),
         other => other,
@@ -54,7 +54,7 @@ struct Matching {
     depth: u32,
     posted: bool,
     wildcard: bool,
-    under_way: [bool; BURST as usize],
+    pending: [bool; BURST as usize],
     /// The measured part of a batch's time.
     took: Option<Duration>,
 }
@@ -82,7 +82,7 @@ impl Matching {
         let to = pair.peer.address;
         for at in 0..BURST {
             let (slot, piece) = (pair.out_slot(at), pair.layout.outgoing(at));
-            if std::mem::replace(&mut self.under_way[at as usize], true) {
+            if std::mem::replace(&mut self.pending[at as usize], true) {
                 pair.port.finish(slot)?;
             }
             pair.port.post(|ep| ep.tagged_send(slot, piece, to, SENT))?;

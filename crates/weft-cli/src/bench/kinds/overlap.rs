@@ -96,7 +96,7 @@ struct Overlap {
     steps: u64,
     took: Option<Duration>,
     phases: Vec<Phases>,
-    under_way: bool,
+    pending: bool,
 }
 
 impl Overlap {
@@ -107,7 +107,7 @@ impl Overlap {
 
     fn send(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
         let (slot, piece, to) = (pair.out_slot(0), pair.layout.outgoing(0), pair.peer.address);
-        if std::mem::replace(&mut self.under_way, true) {
+        if std::mem::replace(&mut self.pending, true) {
             pair.port.finish(slot)?;
         }
         pair.port.post(|ep| ep.tagged_send(slot, piece, to, DATA))
@@ -133,7 +133,7 @@ impl Overlap {
         pair.port.finish(slot)?;
         let over = Instant::now();
         if self.sending {
-            self.under_way = false;
+            self.pending = false;
             pair.await_ack()?;
         }
         Ok([start, posted, worked, over])

@@ -43,7 +43,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
     port.add_to(&mut hello);
     let hellos = session.exchange(hello)?;
     let peers: Result<Vec<Peer>, Trouble> = hellos.iter().map(|hello| port.meet(hello, 0)).collect();
-    let mut group = Group { port, peers: peers?, rank: job.rank, under_way: [false; SLOTS as usize] };
+    let mut group = Group { port, peers: peers?, rank: job.rank, pending: [false; SLOTS as usize] };
     let barrier = job.case.variant == Variant::Barrier;
     if job.rank == 0 {
         let sample = Duration::from_millis(job.sample_ms as u64);
@@ -70,12 +70,12 @@ struct Group {
     port: Port,
     peers: Vec<Peer>,
     rank: usize,
-    under_way: [bool; SLOTS as usize],
+    pending: [bool; SLOTS as usize],
 }
 
 impl Group {
     fn send(&mut self, slot: u32, to: usize, tag: u64, value: u64) -> Result<(), Trouble> {
-        if std::mem::replace(&mut self.under_way[slot as usize], true) {
+        if std::mem::replace(&mut self.pending[slot as usize], true) {
             self.port.finish(slot)?;
         }
         let address = self.peers[to].address;

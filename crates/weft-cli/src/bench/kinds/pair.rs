@@ -81,8 +81,8 @@ pub(crate) struct Pair {
     pub(crate) peer: Peer,
     pub(crate) layout: Layout,
     window: u32,
-    control_under_way: bool,
-    ack_under_way: bool,
+    control_pending: bool,
+    ack_pending: bool,
 }
 
 /// The work of both sides in a batch.
@@ -113,7 +113,7 @@ impl Pair {
 
     /// Makes a pair that is ready for [`Pair::announce`] and [`Pair::next_batch`].
     pub(crate) fn new(port: Port, peer: Peer, layout: Layout, window: u32) -> Result<Self, Trouble> {
-        let mut pair = Self { port, peer, layout, window, control_under_way: false, ack_under_way: false };
+        let mut pair = Self { port, peer, layout, window, control_pending: false, ack_pending: false };
         pair.receive_control()?;
         Ok(pair)
     }
@@ -145,7 +145,7 @@ impl Pair {
     /// Announces the number of operations of the next batch to the peer.
     pub(crate) fn announce(&mut self, count: u64) -> Result<(), Trouble> {
         let (slot, to) = (self.extra(0), self.peer.address);
-        if std::mem::replace(&mut self.control_under_way, true) {
+        if std::mem::replace(&mut self.control_pending, true) {
             self.port.finish(slot)?;
         }
         self.port.ep.store(CONTROL_OUT.offset, count)?;
@@ -194,7 +194,7 @@ impl Pair {
     #[inline]
     pub(crate) fn acknowledge(&mut self) -> Result<(), Trouble> {
         let (slot, to) = (self.extra(2), self.peer.address);
-        if std::mem::replace(&mut self.ack_under_way, true) {
+        if std::mem::replace(&mut self.ack_pending, true) {
             self.port.finish(slot)?;
         }
         self.port.post(|ep| ep.tagged_send(slot, ACK_OUT, to, ACK))

@@ -21,7 +21,7 @@ pub(crate) struct PingPong {
     op: Op,
     inject: bool,
     next_out: u32,
-    under_way: [bool; WINDOW as usize],
+    pending: [bool; WINDOW as usize],
     next_in: u32,
     /// Writes with data that have arrived.
     written: u64,
@@ -34,7 +34,7 @@ impl PingPong {
             op: job.case.op,
             inject: job.inject && !job.case.is_remote(),
             next_out: 0,
-            under_way: [false; WINDOW as usize],
+            pending: [false; WINDOW as usize],
             next_in: 0,
             written: 0,
             added: 0,
@@ -46,7 +46,7 @@ impl PingPong {
     fn free_slot(&mut self, pair: &mut Pair) -> Result<u32, Trouble> {
         let at = self.next_out;
         self.next_out = (at + 1) % WINDOW;
-        if std::mem::replace(&mut self.under_way[at as usize], true) {
+        if std::mem::replace(&mut self.pending[at as usize], true) {
             pair.port.finish(pair.out_slot(at))?;
         }
         Ok(pair.out_slot(at))

@@ -17,7 +17,7 @@ pub(crate) struct Stream {
     op: Op,
     window: u32,
     inject: bool,
-    under_way: Vec<bool>,
+    pending: Vec<bool>,
     added: u64,
 }
 
@@ -27,7 +27,7 @@ impl Stream {
             op: job.case.op,
             window,
             inject: job.inject && !job.case.is_remote(),
-            under_way: vec![false; window as usize],
+            pending: vec![false; window as usize],
             added: 0,
         }
     }
@@ -52,7 +52,7 @@ impl Stream {
                 _ => pair.port.post(|ep| ep.tagged_inject(piece, peer.address, DATA)),
             };
         }
-        if std::mem::replace(&mut self.under_way[at as usize], true) {
+        if std::mem::replace(&mut self.pending[at as usize], true) {
             pair.port.finish(slot)?;
         }
         match self.op {
@@ -71,7 +71,7 @@ impl Stream {
     /// Waits for all pending operations.
     fn drain(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
         for at in 0..self.window {
-            if std::mem::take(&mut self.under_way[at as usize]) {
+            if std::mem::take(&mut self.pending[at as usize]) {
                 pair.port.finish(pair.out_slot(at))?;
             }
         }
