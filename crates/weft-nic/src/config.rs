@@ -1,7 +1,7 @@
 //! Settings of an endpoint's devices.
 //!
-//! Place in the data flow: whoever opens an endpoint fills in a [`Config`]; [`crate::Devices`] makes of it
-//! what either device wants to know.
+//! Place in the data flow: the code that opens an endpoint fills in a [`Config`]. [`crate::Devices`] derives the
+//! settings of each device from it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::handshake;
 use crate::shm::ShmConfig;
 use crate::tcp::{TcpConfig, Unsent};
 
-/// Settings of an endpoint's devices. Every default is right for somebody who sets nothing.
+/// Settings of an endpoint's devices. The defaults suit an endpoint without special wishes.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Use shared memory within the host.
@@ -21,45 +21,47 @@ pub struct Config {
     pub tcp: bool,
     /// Move long messages within the host by cross-memory attach where the system allows it.
     pub cma: bool,
-    /// Name or address of the interface to be reached at. `None`: that of the default route.
+    /// Name or address of the interface for incoming connections. `None`: that of the default route.
     pub iface: Option<String>,
-    /// Where to listen: an explicit service, or an address with port 0 for any; `[::]:0` prefers IPv6.
+    /// The address to listen at: an explicit service, or an address with port 0 for any port; `[::]:0` prefers IPv6.
     pub listen: Option<SocketAddr>,
-    /// Whoever knows only address and port may connect too.
+    /// Accept peers that know only the address and port.
     pub open: bool,
-    /// The name to have, but for where it listens: that of a context of a scalable endpoint. `None`: a fresh one.
+    /// The identity within the name: that of a context of a scalable endpoint. `None`: a fresh one.
     pub identity: Option<Identity>,
-    /// What the name says of where it listens, if not that: a context that nobody calls has the socket of its endpoint.
+    /// The socket in the name, if it differs from the listener's. A context that peers never call has its endpoint's
+    /// socket.
     pub named_socket: Option<SocketAddr>,
-    /// A secret of any length that both sides must share, if set.
+    /// An optional secret of any length, which both sides must share.
     pub job_key: Option<Vec<u8>>,
-    /// Encrypt TCP; the same on both sides.
+    /// Encrypt TCP. Both sides must have the same setting.
     pub encrypt: bool,
     /// The traffic class byte of TCP's packets (RFC 2474).
     pub traffic_class: u8,
-    /// Longest time in milliseconds for a connection to be made and, with a service name, for each answer.
+    /// Time limit in milliseconds for making a connection and, with a service name, for each answer.
     pub connect_timeout_ms: u64,
-    /// For so many milliseconds a refused connection is tried again.
+    /// Time in milliseconds during which a refused connection is tried again.
     pub connect_retry_ms: u64,
-    /// Longest time in milliseconds for an endpoint to answer at whose complete name somebody listens: it may
-    /// be computing.
+    /// Time limit in milliseconds for an answer from an endpoint whose complete name is known, and whose host has
+    /// accepted the connection. The endpoint may be busy computing.
     pub answer_timeout_ms: u64,
-    /// A host that acknowledges nothing for so many milliseconds is given up. 0: the kernel's own limits.
+    /// Time in milliseconds after which a host that acknowledges nothing is considered dead. 0: the kernel's own
+    /// limits.
     pub dead_peer_ms: u64,
-    /// For so many milliseconds a peer whose TCP connection broke is called again. 0: not at all.
+    /// Time in milliseconds during which a broken TCP connection is dialled again. 0: it is not.
     pub resume_ms: u64,
-    /// Observe unmapping ([`UnmapWatch`](weft_os::UnmapWatch)), where a device demands registration.
+    /// Observe unmapping ([`UnmapWatch`](weft_os::UnmapWatch)) if a device demands registration.
     pub observe_unmap: bool,
-    /// Longest eager payload in bytes by shared memory. `None`: the device's choice.
+    /// Longest eager payload in bytes over shared memory. `None`: the device's choice.
     pub shm_eager_bytes: Option<usize>,
-    /// Longest eager payload in bytes by TCP. `None`: the device's choice.
+    /// Longest eager payload in bytes over TCP. `None`: the device's choice.
     pub tcp_eager_bytes: Option<usize>,
-    /// Called when the first message is kept to leave together with others ([`Unsent`]). Returns whether a
+    /// Called when the device first defers a message in order to send it with others ([`Unsent`]). Returns whether a
     /// thread will write it.
     pub on_unsent: Option<fn() -> bool>,
 }
 
-/// What makes an endpoint's name, apart from where it is reached.
+/// The part of an endpoint's name that does not depend on its address.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// The capability, from which the endpoint id follows.
@@ -69,10 +71,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A fresh one.
+    /// A random identity.
     ///
     /// # Errors
-    /// There is no randomness.
+    /// The operating system provides no randomness.
     pub fn random() -> Result<Self, NicError> {
         Ok(Self { capability: handshake::random().map_err(|_| NicError::Entropy)?, context: None })
     }
@@ -107,7 +109,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The job key at the length that the handshakes want.
+    /// The job key, derived to the length that the handshakes use.
     fn job_key_bytes(&self) -> Option<[u8; 32]> {
         self.job_key.as_ref().map(|key| blake3::derive_key("weft job key 1", key))
     }
@@ -137,7 +139,7 @@ impl Config {
             service,
             cma: self.cma && Checker::found().is_none(),
             connect_timeout_ms: self.connect_timeout_ms,
-            // A peer that is busy computing answers neither way: what TCP would wait is waited here.
+            // A computing peer answers over neither device, so both devices use the same limit.
             answer_timeout_ms: self.answer_timeout_ms.max(self.connect_timeout_ms),
             eager_bytes: self.shm_eager_bytes,
             job_key: self.job_key_bytes().unwrap_or_default(),

@@ -1,20 +1,19 @@
-//! Both devices of one endpoint behind one [`Nic`]: shared memory where it works, TCP everywhere else.
+//! Both devices of one endpoint behind one [`Nic`]: shared memory if possible, TCP otherwise.
 //!
-//! Place in the data flow: the engine drives [`Devices`]; each call goes to [`Shm`] or [`Tcp`] by a table of links. The
-//! engine's link numbers are ours; the devices' own numbers stay in here.
+//! Place in the data flow: the engine drives [`Devices`], which passes each call to [`Shm`] or [`Tcp`] by a table of
+//! links. The engine uses the link numbers of this module. The devices' own link numbers stay inside it.
 //!
-//! The path is chosen peer by peer when a link is made. A peer of the same host (equal host identities, or a
-//! service name with a local address) is called by shared memory first. If that fails for whatever reason and
-//! TCP is allowed on both sides, the same link is called again by TCP, and the engine hears of nothing. So a
-//! container with its own user, or a host identity that two hosts share by accident, costs a detour and never
-//! a connection.
+//! The device is chosen for each peer when a link is made. A peer of the same host (equal host identities, or a service
+//! name with a local address) is called over shared memory first. If that fails for any reason and both sides allow
+//! TCP, the same link is called again over TCP. The engine does not notice. A container with its own user, or a host
+//! identity that two hosts share by accident, therefore costs a detour and never a connection.
 //!
-//! Invariants: every link of a device that is up belongs to exactly one of ours, and the other way round,
-//! except while an attempt changes the device. A poll of shared memory happens in every call; TCP decides by
-//! itself how often it asks the kernel, and is told when shared memory was fruitful.
+//! Invariants: each link of a device that is up belongs to exactly one link of this module, and vice versa, except
+//! while an attempt changes the device. Every poll polls shared memory. TCP decides by itself how often it polls the
+//! kernel, and is notified when shared memory delivered something.
 //!
-//! Errors: [`NicError`] from [`Devices::new`]. An endpoint whose shared memory (or whose TCP, unless a
-//! service was asked for) cannot be set up still works with the other device; that is logged as a warning.
+//! Errors: [`NicError`] from [`Devices::new`]. If one device cannot be set up, the endpoint works with the other one,
+//! and a warning is logged. If a service was requested, TCP is required.
 
 mod contract;
 mod routes;
@@ -36,7 +35,7 @@ use crate::shm::Shm;
 use crate::tcp::{Tcp, TcpLinkInfo, TcpStats};
 use crate::{Device, NicError};
 
-/// Translates what a device tells into our numbers.
+/// Translates the link numbers in a device's reports.
 struct Relay<'a, S> {
     table: &'a mut Table,
     via: Via,
@@ -115,32 +114,32 @@ impl<S: Sink> Sink for Relay<'_, S> {
     }
 }
 
-/// A peer in a message to the user.
+/// A peer in a log message.
 fn shown(peer: Option<EpName>) -> String {
     peer.map_or_else(|| "a peer".to_owned(), |peer| peer.to_string())
 }
 
-/// What is known of one link, for diagnosis.
+/// A description of one link, for diagnosis.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
-    /// The device that serves it; `None` while an attempt changes the device.
+    /// The device of the link; `None` while an attempt changes the device.
     pub device: Option<&'static str>,
     /// Whether our side connected.
     pub initiator: bool,
     /// Whether it is up.
     pub up: bool,
-    /// Why shared memory, though tried, does not serve the link.
+    /// The error with which shared memory failed before TCP took over.
     pub shm_failed: Option<LinkError>,
-    /// More, where TCP serves it.
+    /// Details of a link over TCP.
     pub tcp: Option<TcpLinkInfo>,
 }
 
-/// What the devices have done so far.
+/// Counters of the devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
-    /// What TCP has done.
+    /// Counters of TCP.
     pub tcp: Option<TcpStats>,
-    /// Attempts that went on by TCP because shared memory failed.
+    /// Attempts that continued over TCP because shared memory failed.
     pub fallbacks: u64,
 }
 
@@ -150,8 +149,8 @@ pub struct Devices {
     tcp: Option<Tcp>,
     table: Table,
     name: EpName,
-    /// Both devices' descriptors. Whoever watches it does so until it is closed, which a copy in a forked
-    /// child would put off.
+    /// Watches both devices' descriptors. A watch ends only when all copies of the epoll descriptor are closed, so a
+    /// forked child must not have one.
     epoll: Unshared,
     fallbacks: u64,
 }
@@ -160,12 +159,12 @@ impl Devices {
     /// Sets up the devices of a new endpoint, with a fresh name.
     ///
     /// # Errors
-    /// See [`NicError`]: the interface does not exist, the service is taken, no device is left, …
+    /// See [`NicError`], for example: the interface does not exist, the service is taken, or no device is left.
     pub fn new(config: &Config) -> Result<Self, NicError> {
         Self::open(config).map(|devices| *devices)
     }
 
-    /// The devices take 2 KB, which are moved nowhere.
+    /// Opens the devices on the heap: they take 2 KB, and the client's stack may be small.
     fn open_boxed(config: &Config) -> Result<Box<Self>, NicError> {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
@@ -183,11 +182,11 @@ impl Devices {
         let checker = Checker::found();
         me.shm &= !config.tcp || checker.is_none_or(Checker::sees_shared_memory);
         if let Some(checker) = checker {
-            log::info!("{checker:?} follows this process: no peer reaches its memory, shm {}", on_off(me.shm));
+            log::info!("{checker:?} follows this process: peers cannot access its memory; shm {}", on_off(me.shm));
         }
         let tcp = if config.tcp { open_tcp(config, &mut me)? } else { None };
         me.socket = config.named_socket.unwrap_or(me.socket);
-        // The name that peers see must say what there is in the end; only shared memory can still fail.
+        // The name that peers see must state the devices that were opened. Only shared memory can still fail here.
         let shm = if me.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
         let tcp = match tcp {
             Some(mut tcp) => {
@@ -214,17 +213,16 @@ impl Devices {
         Box::new(Self { shm, tcp, table: Table::default(), name, epoll, fallbacks: 0 })
     }
 
-    /// Where TCP listens, or would.
+    /// The socket at which TCP listens. If TCP is disabled, the socket at which it would.
     #[must_use]
     pub fn socket(&self) -> SocketAddr {
         self.name.socket()
     }
 
-    /// Sleeps until there is something to do, at most for `timeout` (`None`: without limit).
-    /// Returns whether there is.
+    /// Sleeps until a poll has work, or for `timeout` (`None`: without limit). Returns whether a poll has work.
     ///
     /// # Errors
-    /// Of poll(2); an interruption by a signal is not one, it ends the sleep.
+    /// Those of poll(2). An interruption by a signal ends the sleep without an error.
     pub fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<bool> {
         if !self.park() {
             self.wake();
@@ -240,7 +238,7 @@ impl Devices {
         }
     }
 
-    /// What is known of a link.
+    /// A description of a link; `None` if it does not exist.
     #[must_use]
     pub fn describe(&self, link: LinkId) -> Option<LinkInfo> {
         let route = self.table.routes.get(link.0 as usize).filter(|route| route.stage != Stage::Free)?;
@@ -271,7 +269,7 @@ impl Devices {
         }
     }
 
-    /// Attempts that shared memory gave up go on by TCP.
+    /// Continues over TCP the attempts that failed over shared memory.
     #[cold]
     fn fall_back<S: Sink>(&mut self, sink: &mut S) {
         for (id, why) in std::mem::take(&mut self.table.fallbacks) {
@@ -322,7 +320,7 @@ impl Nic for Devices {
         }
         let Some(tcp) = self.tcp.as_mut().filter(|_| may_tcp) else {
             log::info!(
-                "no way to {peer}: it is on another host, and TCP is disabled here or there; allow it (FI_WEFT_TCP)"
+                "no path to {peer}: it is on another host, and TCP is disabled here or there; allow it (FI_WEFT_TCP)"
             );
             return Err(LinkError::Unreachable);
         };
@@ -337,7 +335,7 @@ impl Nic for Devices {
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm) {
             (Via::Shm, Some(shm)) => shm.send(inner, head, body),
-            // Apart, because all that it needs of the stack would have to be prepared for shared memory, too.
+            // A function of its own, because its stack frame would otherwise be set up for shared memory, too.
             _ => self.send_by_tcp(via, inner, head, body),
         }
     }
@@ -460,8 +458,8 @@ const fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Opens TCP and completes the name's socket. Without it: `None` and a warning, if nobody needs it for certain.
-#[inline(never)] // As above.
+/// Opens TCP and completes the name's socket. If that fails and TCP is optional, returns `None` and logs a warning.
+#[inline(never)] // The device, before it is boxed, is on the stack.
 fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Box<Tcp>>, NicError> {
     match Tcp::new(&config.tcp_config(config.listen.unwrap_or(me.socket)), me).map(Box::new) {
         Ok(tcp) => {
@@ -469,7 +467,7 @@ fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Box<Tcp>>, Nic
             Ok(Some(tcp))
         }
         Err(error) if me.shm && config.listen.is_none_or(|at| at.port() == 0) => {
-            log::warn!("no TCP, only peers on this host are reached: {error}");
+            log::warn!("TCP is not available, only peers on this host can be reached: {error}");
             me.tcp = false;
             Ok(None)
         }
@@ -477,8 +475,8 @@ fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Box<Tcp>>, Nic
     }
 }
 
-/// Opens shared memory. Without it: `None` and a warning, if there is TCP.
-#[inline(never)] // As above.
+/// Opens shared memory. If that fails and TCP is open, returns `None` and logs a warning.
+#[inline(never)] // The device, before it is boxed, is on the stack.
 fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Box<Shm>>, NicError> {
     let port = me.socket.port();
     let service = (config.open && port != 0).then_some(port);
@@ -486,7 +484,7 @@ fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Box
     let open = |service| Shm::new(&config.shm_config(service), name).map(Box::new);
     let opened = match open(service) {
         Err(error) if service.is_some() && error.raw_os_error() == libc::EADDRINUSE => {
-            // Port numbers are one space for all addresses of the host here.
+            // Over shared memory, port numbers are one space for all addresses of the host.
             log::warn!(
                 "another endpoint serves port {port} by shared memory: clients that know only the port use TCP; choose another port for \
                  shared memory"
@@ -498,7 +496,7 @@ fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Box
     match opened {
         Ok(shm) => Ok(Some(shm)),
         Err(error) if tcp => {
-            log::warn!("no shared memory, peers on this host are reached by TCP: {error}");
+            log::warn!("shared memory is not available, peers on this host are reached by TCP: {error}");
             me.shm = false;
             Ok(None)
         }

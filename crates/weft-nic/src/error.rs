@@ -1,8 +1,8 @@
-//! Why devices could not be set up, with what to do about it.
+//! Errors of setting up devices, each with a remedy.
 //!
-//! Place in the data flow: returned by `Devices::new` and what it calls, and by helpers that the system may
-//! refuse (threads, files in memory); weft-fi logs the text and turns the kind into an errno. Errors of a
-//! single link are [`weft_engine::nic::LinkError`].
+//! Place in the data flow: returned by `Devices::new` and by helpers that the operating system may refuse, such as
+//! threads and memory files. weft-fi logs the text and converts the kind into an errno. A single link's errors are
+//! [`weft_engine::nic::LinkError`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,29 +13,29 @@ use weft_os::{SystemError, remedy};
 /// A set-up error. Its text names the cause and, after a semicolon, a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
-    /// The interface that was asked for does not exist.
+    /// The requested interface does not exist.
     #[error(
         "no network interface has the name or address `{name}`; there are: {available}; set FI_WEFT_IFACE to one of them, or unset it"
     )]
     NoSuchInterface {
-        /// What was asked for.
+        /// The requested name or address.
         name: String,
-        /// What there is.
+        /// The existing interfaces.
         available: String,
     },
-    /// The interface that was asked for cannot be used.
+    /// The requested interface cannot be used.
     #[error(
         "network interface `{name}` {problem}; set FI_WEFT_IFACE to another one, or unset it (there are: {available})"
     )]
     UnusableInterface {
-        /// What was asked for.
+        /// The requested name or address.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         problem: &'static str,
-        /// What there is.
+        /// The existing interfaces.
         available: String,
     },
-    /// Both devices are switched off.
+    /// Both devices are disabled.
     #[error(
         "shared memory and TCP are both disabled: nothing is left to communicate with; set FI_WEFT_SHM or FI_WEFT_TCP to yes"
     )]
@@ -43,15 +43,15 @@ pub enum NicError {
     /// The TCP listener could not be bound.
     #[error("cannot listen on {addr}: {source}{}", remedy_of_listening(.source))]
     Listen {
-        /// Where.
+        /// The address.
         addr: SocketAddr,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Shared memory could not be set up, and there is no TCP to fall back to.
+    /// Shared memory could not be set up, and TCP is not available as a fallback.
     #[error("cannot set up shared memory: {0}, or allow TCP as well (FI_WEFT_TCP=yes)")]
     Shm(Box<NicError>),
-    /// The system has no random numbers for us.
+    /// The operating system provides no random numbers.
     #[error(
         "the operating system gives no random numbers (getrandom failed); allow the call in the sandbox, or use Linux 3.17 or newer"
     )]
@@ -62,7 +62,7 @@ pub enum NicError {
 }
 
 impl NicError {
-    /// The system's error number that comes closest.
+    /// The errno value that comes closest.
     #[must_use]
     pub fn raw_os_error(&self) -> i32 {
         match self {
@@ -76,13 +76,13 @@ impl NicError {
         }
     }
 
-    /// For `map_err` after a system call.
+    /// Converts the error of the system call `what`; an argument of `map_err`.
     pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System(SystemError::of(what)(source))
     }
 }
 
-/// The resource that a link lacks, by an answer of the system.
+/// The resource that a link lacks, by the system's error.
 pub(crate) fn shortage(source: impl Into<io::Error>) -> LinkError {
     match source.into().raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => LinkError::Descriptors,
@@ -90,7 +90,7 @@ pub(crate) fn shortage(source: impl Into<io::Error>) -> LinkError {
     }
 }
 
-/// The same as [`remedy`] for a port that cannot be had.
+/// The remedy for a port that cannot be bound.
 fn remedy_of_listening(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
@@ -104,7 +104,7 @@ fn remedy_of_listening(source: &io::Error) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Cause and remedy: there is something on both sides of the first semicolon.
+    /// Checks that the text has a cause and a remedy, separated by the first semicolon.
     #[track_caller]
     fn is_whole(text: &str) {
         let parts = text.split_once("; ").unwrap_or_default();
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn every_set_up_error_has_a_remedy() {
-        // Whatever the system answers, also what no system answers today.
+        // All error numbers, including unassigned ones.
         for errno in 0..200 {
             let source = || io::Error::from_raw_os_error(errno);
             let addr = ([127, 0, 0, 1], 1).into();
@@ -170,7 +170,7 @@ mod tests {
             NicError::Entropy,
         ];
         for error in others {
-            // Who adds one adds it here, or above.
+            // A new error belongs into `others`, or into the loop above.
             match error {
                 NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } => {}
                 NicError::NoDevice | NicError::Entropy => {}

@@ -1,18 +1,17 @@
-//! The keyed challenge by which two endpoints show that they belong together, without sending a secret.
+//! The keyed challenge by which two endpoints prove that they belong together, without sending a secret.
 //!
-//! Place in the data flow: the TCP device's connecting side and accepting side build a [`Key`] each, exchange nonces,
-//! and prove to each other that they hold the same key, before a link comes up. Pure computation: no I/O.
+//! Place in the data flow: the TCP device's initiator and acceptor each build a [`Key`] and exchange nonces. They prove
+//! to each other that they hold the same key before a link comes up. Pure computation: no I/O.
 //!
-//! Whoever was given an endpoint's full name knows its 16-byte capability; the endpoint itself knows it too.
-//! The key is BLAKE3 in its key-derivation mode over the *acceptor's* capability (zeros where the connection
-//! is made with a service name) and the job key, if one is set. A proof is a keyed BLAKE3 over the prover's
-//! role and the whole dialogue so far, which holds a fresh nonce and the name of each side, so a proof is
-//! worth nothing in another dialogue, in the other role, or with another name. Capabilities travel only
-//! sealed: XORed with a keystream from the same key and dialogue, so that the peer learns the full name and a
-//! listener on the wire does not.
+//! An endpoint's full name contains its 16-byte capability, so a peer that was given the full name knows the
+//! capability. The key is BLAKE3 in its key-derivation mode over the *acceptor's* capability and the job key, if one is
+//! set. The capability is zero if the initiator has only a service name. A proof is a keyed BLAKE3 over the prover's
+//! role and the whole dialogue so far. The dialogue holds a fresh nonce and the name of each side, so a proof is
+//! worthless in another dialogue, in the other role, or with another name. Capabilities travel only sealed: XORed with
+//! a keystream from the same key and dialogue. The peer thus learns the full name, and an eavesdropper does not.
 //!
-//! What travels on the link afterwards is neither encrypted nor authenticated by this; where that is wanted,
-//! session keys are agreed upon under the same key and dialogue ([`Key::noise`]).
+//! The proofs neither encrypt nor authenticate later traffic on the link. For encrypted links, session keys are agreed
+//! upon under the same key and dialogue ([`Key::noise`]).
 //!
 //! Sources: the BLAKE3 paper, sections 2.3 (keyed hash) and 2.3 (key derivation).
 
@@ -21,15 +20,15 @@ use weft_engine::nic::LinkError;
 
 /// Random bytes, fresh in each dialogue.
 pub type Nonce = [u8; 16];
-/// What shows possession of the key.
+/// Proves possession of the key.
 pub type Proof = [u8; 32];
 /// The secret part of a full name.
 pub type Capability = [u8; 16];
 
-/// Where the capability lies in a full name.
+/// The offset of the capability in a full name.
 const CAPABILITY_AT: usize = 48;
 
-/// Who speaks.
+/// A side of the dialogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The side that connected.
@@ -49,7 +48,7 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// The key for an acceptor's `capability` (zeros if the initiator was given a service name only).
+    /// The key for an acceptor's `capability`, which is zero if the initiator has only a service name.
     #[must_use]
     pub fn new(capability: &Capability, job_key: Option<&[u8; 32]>) -> Self {
         let job_key = job_key.map_or(&[][..], |key| key);
@@ -67,14 +66,15 @@ impl Key {
         *self.keyed(label, dialogue).as_bytes()
     }
 
-    /// Whether `proof` is the one of `role` over this dialogue. Takes the same time whatever differs.
+    /// Whether `proof` is that of `role` over this dialogue. The time taken does not depend on the difference.
     #[must_use]
     pub fn verify(&self, role: Role, dialogue: &[&[u8]], proof: &Proof) -> bool {
         // `blake3::Hash` compares in constant time.
         blake3::Hash::from(self.proof(role, dialogue)) == blake3::Hash::from(*proof)
     }
 
-    /// The number and the key of the session that begins with this dialogue: by them it is known, and proven, later.
+    /// The number and the key of the session that begins with this dialogue. They identify the session and prove it
+    /// when a connection is resumed.
     #[must_use]
     pub fn session(&self, dialogue: &[&[u8]]) -> (u64, Self) {
         let number = self.keyed(b"session: number ", dialogue);
@@ -82,7 +82,7 @@ impl Key {
         (number, Self(*self.keyed(b"session: secret ", dialogue).as_bytes()))
     }
 
-    /// Seals or opens (the same operation) the capability that `role` sends in this dialogue.
+    /// Seals or opens the capability that `role` sends in this dialogue. Both are the same operation.
     #[must_use]
     pub fn seal(&self, role: Role, dialogue: &[&[u8]], capability: &Capability) -> Capability {
         let label = match role {
@@ -103,15 +103,15 @@ impl Key {
         (*self.keyed(b"noise: key      ", dialogue).as_bytes(), *self.keyed(b"noise: prologue ", dialogue).as_bytes())
     }
 
-    /// The key of a session whose two sides have agreed upon a secret besides: whoever learns this key's
-    /// origins does not know it.
+    /// The key of a session whose two sides have also agreed upon a secret. It does not follow from the key of the
+    /// handshake.
     #[must_use]
     pub fn agreed(&self, secret: &[&[u8]]) -> Self {
         Self(*self.keyed(b"session: agreed ", secret).as_bytes())
     }
 
-    /// Every part is preceded by its length, so that no two dialogues hash the same bytes. The input is put together on
-    /// the heap, because `blake3::Hasher`, which takes input in parts, occupies 2 KB of the client's stack.
+    /// Each part is preceded by its length, so that no two dialogues hash the same bytes. The input is built on the
+    /// heap, because `blake3::Hasher`, which takes input in parts, occupies 2 KB of the client's stack.
     fn keyed(&self, label: &[u8; 16], parts: &[&[u8]]) -> blake3::Hash {
         let mut input = label.to_vec();
         for part in parts {
@@ -133,7 +133,7 @@ pub fn random<const N: usize>() -> Result<[u8; N], LinkError> {
     Ok(bytes)
 }
 
-/// The bytes of a name without its capability: what may travel in the clear.
+/// The bytes of a name without its capability, which may travel in the clear.
 #[must_use]
 pub fn public_part(name: &EpName) -> [u8; NAME_BYTES] {
     let mut bytes = *name.as_bytes();
@@ -141,9 +141,10 @@ pub fn public_part(name: &EpName) -> [u8; NAME_BYTES] {
     bytes
 }
 
-/// The full name made of a public part and a capability; `None` if the public part is not one of a full name,
-/// or its endpoint id is not the one of this capability: nobody speaks for an endpoint of which he has only
-/// seen the public name.
+/// Joins a public part and a capability into a full name.
+///
+/// Returns `None` if the public part is not that of a full name, or if its endpoint id does not follow from this
+/// capability. A peer that has only seen a public name can therefore not impersonate the endpoint.
 #[must_use]
 pub fn with_capability(public: &[u8; NAME_BYTES], capability: &Capability) -> Option<EpName> {
     let mut bytes = *public;
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_travel_sealed() {
+    fn a_sealed_capability_opens_only_in_its_role() {
         let key = Key::new(&[1; 16], None);
         let sealed = key.seal(Role::Initiator, &[b"x"], &[9; 16]);
         assert_ne!(sealed, [9; 16]);
@@ -196,9 +197,9 @@ mod tests {
     fn names_lose_and_regain_their_capability() {
         let public = public_part(&name());
         assert_eq!(with_capability(&public, &[9; 16]), Some(name()));
-        // A name that carries a secret in the clear, or that is not a full one, is not accepted.
+        // A name with a secret in the clear, or one that is not a full name, is not accepted.
         assert_eq!(with_capability(name().as_bytes(), &[9; 16]), None);
-        // Nor one whose id belongs to another capability.
+        // The id of another capability is not accepted either.
         assert_eq!(with_capability(&public, &[8; 16]), None);
         let service = EpName::service("10.0.0.1:7".parse().unwrap());
         assert_eq!(with_capability(&public_part(&service), &[9; 16]), None);

@@ -1,10 +1,10 @@
-//! This host: its identity, its network interfaces, and the address by which others best reach it.
+//! This host: its identity, its network interfaces, and the address by which peers best reach it.
 //!
-//! Place in the data flow: `Devices::new` asks once, before the endpoint has a name, and again when a service
-//! name is met; diagnosing commands show it. Nothing is sent: the route is asked for by connecting a datagram
-//! socket, which only looks it up.
+//! Place in the data flow: `Devices::new` calls this module once before the endpoint has a name, and again for each
+//! service name. Diagnostic commands print its results. Nothing is sent: connecting a datagram socket only looks up the
+//! route.
 //!
-//! Errors: [`NicError`], with the names of the interfaces that exist.
+//! Errors: [`NicError`], which lists the existing interfaces.
 //!
 //! Sources: getifaddrs(3), netdevice(7), network_namespaces(7), `/proc/sys/kernel/random/boot_id`.
 
@@ -17,33 +17,33 @@ use nix::sys::socket::SockaddrStorage;
 
 use crate::NicError;
 
-/// Documentation addresses (RFC 5737, RFC 3849): routed like any other, and nobody's.
+/// Documentation addresses (RFC 5737, RFC 3849): routed like other addresses, but assigned to no host.
 const SOMEWHERE_V4: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
 const SOMEWHERE_V6: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9);
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name, as `ip link` shows it.
+    /// The name, as `ip link` shows it.
     pub name: String,
-    /// Its addresses (the port is 0; IPv6 link-local ones carry their scope).
+    /// The addresses, with port 0. IPv6 link-local addresses carry their scope.
     pub addrs: Vec<SocketAddr>,
     /// Administratively up, and with a carrier.
     pub up: bool,
     /// The loopback interface.
     pub loopback: bool,
-    /// Backed by a device of its own (not a bridge, tunnel or the like).
+    /// Backed by a device of its own, in contrast to a bridge or tunnel.
     pub physical: bool,
-    /// Speed in Mbit/s, where the driver tells.
+    /// The speed in Mbit/s, if the driver reports it.
     pub speed_mbit: Option<u32>,
 }
 
-/// The interfaces of this host (of this network namespace), in the kernel's order.
+/// The interfaces of this host within this network namespace, in the kernel's order.
 ///
 /// # Errors
-/// Of getifaddrs(3).
+/// Those of getifaddrs(3).
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    // Two functions: getifaddrs(3) takes 4 KB of the client's stack, and need not stand below what grouping takes.
+    // Grouping is a separate function because getifaddrs(3) takes 4 KB of the client's stack.
     Ok(group(nix::ifaddrs::getifaddrs()?))
 }
 
@@ -69,7 +69,7 @@ fn describe(name: &str, flags: InterfaceFlags) -> Interface {
         up: flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
         loopback: flags.contains(InterfaceFlags::IFF_LOOPBACK),
         physical: fs::exists(format!("{device}/device")).unwrap_or(false),
-        // Drivers that do not know say -1.
+        // Drivers that do not know the speed report -1.
         speed_mbit: speed.and_then(|text| text.trim().parse().ok()),
     }
 }
@@ -79,22 +79,22 @@ fn internet_addr(addr: &SockaddrStorage) -> Option<SocketAddr> {
     v4.or_else(|| addr.as_sockaddr_in6().map(|v6| SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id()).into()))
 }
 
-/// The address to put into an endpoint's name.
+/// Chooses the address for an endpoint's name.
 ///
-/// `listen`: where the endpoint is to listen; if that is one address, it is the answer, and if it is
-/// unspecified, its family and port count. `iface`: the name of an interface, or one of this host's
-/// addresses. Without either: the source address of the default route, else the first of the best interface
-/// that is up, else loopback; IPv4 before IPv6.
+/// `listen` is the address at which the endpoint listens. A specific address is the result. An unspecified address
+/// determines the family and the port. `iface` is the name of an interface, or one of this host's addresses. Without
+/// either, the result is the first available of: the source address of the default route, the first address of the best
+/// interface that is up, and loopback. IPv4 precedes IPv6.
 ///
 /// # Errors
-/// `iface` names nothing that exists, or something that cannot be used.
+/// `iface` does not exist or cannot be used.
 pub fn choose_address(iface: Option<&str>, listen: Option<SocketAddr>) -> Result<SocketAddr, NicError> {
     if let Some(socket) = listen.filter(|socket| !socket.ip().is_unspecified()) {
         return Ok(socket);
     }
     let all = interfaces().map_err(NicError::system("cannot list the network interfaces"))?;
     let wants = match listen {
-        // Whoever listens on 0.0.0.0 cannot be reached by IPv6; [::] takes both.
+        // A listener on 0.0.0.0 cannot be reached by IPv6; [::] takes both.
         Some(socket) if socket.is_ipv4() => Wants::OnlyV4,
         Some(_) => Wants::V6First,
         None => Wants::V4First,
@@ -107,7 +107,7 @@ pub fn choose_address(iface: Option<&str>, listen: Option<SocketAddr>) -> Result
     Ok(chosen)
 }
 
-/// Which kinds of address will do.
+/// The acceptable kinds of address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wants {
     OnlyV4,
@@ -116,8 +116,8 @@ enum Wants {
 }
 
 impl Wants {
-    /// The lower the better; `None`: unusable. So are link-local addresses: a peer would have to know over which of
-    /// its own interfaces to reach them.
+    /// The rank of an address, lowest first; `None` if the address is unusable. Link-local addresses are unusable
+    /// because a peer would have to choose the interface for them.
     fn rank(self, ip: IpAddr) -> Option<u8> {
         match (ip, self) {
             (IpAddr::V4(v4), _) if v4.is_link_local() => None,
@@ -151,7 +151,7 @@ fn choose_wanted(all: &[Interface], wanted: &str, wants: Wants) -> Result<Socket
         .ok_or_else(|| unusable("has no address of the wanted kind, link-local ones aside"))
 }
 
-/// For messages: ` (10.0.0.1 fe80::1)`.
+/// The addresses of an interface for messages: ` (10.0.0.1 fe80::1)`.
 fn addresses(interface: &Interface) -> String {
     if interface.addrs.is_empty() {
         return String::new();
@@ -166,7 +166,7 @@ fn choose_best(all: &[Interface], wants: Wants) -> SocketAddr {
         return addr;
     }
     let mut others: Vec<&Interface> = all.iter().filter(|known| known.up && !known.loopback).collect();
-    // A stable sort: among equals the kernel's order decides.
+    // The sort is stable: among equals the kernel's order decides.
     others.sort_by_key(|known| std::cmp::Reverse((known.physical, known.speed_mbit)));
     let unrouted = others.iter().find_map(|known| best_addr(&known.addrs, wants));
     unrouted.unwrap_or(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0))
@@ -187,16 +187,16 @@ fn source_towards(to: SocketAddr) -> Option<SocketAddr> {
     (!from.ip().is_unspecified() && !from.ip().is_loopback()).then_some(from)
 }
 
-/// Whether an endpoint can listen at an address: listens there, and closes the socket.
+/// Checks that an endpoint can listen at an address: binds a listener there and closes it.
 ///
 /// # Errors
-/// The address cannot be bound. An interface may list it all the same, as it lists an IPv6 address before the
-/// check for duplicates has ended.
+/// The address cannot be bound. An interface may list such an address, for example an IPv6 address whose check for
+/// duplicates has not ended.
 pub fn try_listen(addr: SocketAddr) -> Result<(), NicError> {
     TcpListener::bind(addr).map(drop).map_err(|source| NicError::Listen { addr, source })
 }
 
-/// Whether the address is one of this host's own (in this network namespace).
+/// Whether the address belongs to this host, within this network namespace.
 #[must_use]
 pub fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback()
@@ -204,8 +204,8 @@ pub fn is_local(ip: IpAddr) -> bool {
         || interfaces().is_ok_and(|all| all.iter().flat_map(|known| &known.addrs).any(|addr| addr.ip() == ip))
 }
 
-/// Tells hosts apart, and network namespaces of one host: equal numbers mean that shared memory is worth trying.
-/// 0: cannot tell.
+/// A number that distinguishes hosts, and network namespaces of one host. Endpoints with equal numbers try shared
+/// memory. Zero: unknown.
 #[must_use]
 pub fn host_id() -> u64 {
     let boot = fs::read("/proc/sys/kernel/random/boot_id");
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chosen_address_is_ours() {
+    fn the_chosen_address_belongs_to_this_host() {
         for listen in [None, Some("0.0.0.0:4711"), Some("[::]:4711")] {
             let listen: Option<SocketAddr> = listen.map(|text| text.parse().unwrap());
             let addr = choose_address(None, listen).unwrap();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn only_addresses_that_can_be_bound_are_listened_at() {
+    fn an_address_that_cannot_be_bound_is_refused() {
         try_listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let text = try_listen(SOMEWHERE_V4).unwrap_err().to_string();
         assert!(text.contains("192.0.2.1") && text.contains("FI_WEFT_IFACE"), "{text}");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_reach_far_are_preferred() {
+    fn routable_addresses_are_preferred() {
         let addrs = interface("eth0", true, None, &["fe80::1", "2001:db8::7", "10.0.0.1"]).addrs;
         assert_eq!(best_addr(&addrs, Wants::V4First).unwrap().ip().to_string(), "10.0.0.1");
         assert_eq!(best_addr(&addrs, Wants::V6First).unwrap().ip().to_string(), "2001:db8::7");

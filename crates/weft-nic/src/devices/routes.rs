@@ -1,6 +1,6 @@
-//! The links of an endpoint's devices, and which device serves each.
+//! The links of an endpoint's devices, with the device of each.
 //!
-//! Place in the data flow: `Devices` looks up the route of a link for each call of the engine; its relay translates the
+//! Place in the data flow: `Devices` looks up the route of a link for each call of the engine. Its relay translates the
 //! devices' link numbers back.
 
 use rustc_hash::FxHashMap;
@@ -8,12 +8,12 @@ use weft_engine::growth;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId};
 
-/// Which device serves a link.
+/// The device that serves a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Via {
     Shm = 0,
     Tcp = 1,
-    /// None at the moment: the number is free, or an attempt changes the device.
+    /// No device: the number is free, or an attempt changes the device.
     Neither = 2,
 }
 
@@ -27,60 +27,59 @@ impl Via {
     }
 }
 
-/// How far a link is.
+/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// There is none with this number.
+    /// No link has this number.
     Free,
-    /// We are connecting.
+    /// This side is connecting.
     Attempt,
     Up,
 }
 
-/// Where the calls for one of our links go, and what else is known of it. Who the peer is the engine knows
-/// ([`Sink::peer`]).
+/// The device of a link, the device's number for it, and its state. The engine keeps the peer's name (`Sink::peer`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
     pub(super) via: Via,
     pub(super) stage: Stage,
     pub(super) initiator: bool,
-    /// Why shared memory, though tried, does not serve the link.
+    /// The error with which shared memory failed before TCP took over.
     pub(super) shm_failed: Option<LinkError>,
     pub(super) inner: LinkId,
 }
 
-// There is one for each peer, and it is looked up for every message.
+// Each peer has one, and each message looks it up.
 const _: () = assert!(size_of::<Route>() == 8);
 
 pub(super) const NOWHERE: Route =
     Route { via: Via::Neither, stage: Stage::Free, initiator: false, shm_failed: None, inner: LinkId(u32::MAX) };
 pub(super) const UNMAPPED: u32 = u32::MAX;
 
-/// What is to be known while we connect.
+/// An attempt to connect.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) peer: EpName,
-    /// TCP may follow if shared memory fails.
+    /// TCP is tried if shared memory fails.
     pub(super) may_fall_back: bool,
 }
 
-/// Our links and the devices'.
+/// The link numbers of the engine and those of the devices.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// By our number.
+    /// By the engine's number.
     pub(super) routes: Vec<Route>,
-    /// Numbers that may be used again.
+    /// Free numbers.
     pub(super) free: Vec<u32>,
-    /// By our number.
+    /// By the engine's number.
     pub(super) attempts: FxHashMap<u32, Attempt>,
-    /// Our number by device and the device's number.
+    /// The engine's number, by device and the device's number.
     pub(super) ours: [Vec<u32>; 2],
-    /// Attempts that shared memory gave up and TCP shall take over.
+    /// Attempts that failed over shared memory and continue over TCP.
     pub(super) fallbacks: Vec<(u32, LinkError)>,
 }
 
 impl Table {
-    /// A number for a new link.
+    /// Assigns a number to a new link.
     pub(super) fn insert(&mut self, initiator: bool, shm_failed: Option<LinkError>) -> u32 {
         let stage = if initiator { Stage::Attempt } else { Stage::Up };
         let route = Route { stage, initiator, shm_failed, ..NOWHERE };
@@ -97,24 +96,24 @@ impl Table {
         }
     }
 
-    /// A number for a link that we make.
+    /// Assigns a number to a link that this side makes.
     pub(super) fn begin(&mut self, attempt: Attempt, shm_failed: Option<LinkError>) -> u32 {
         let id = self.insert(true, shm_failed);
         self.attempts.insert(id, attempt);
         id
     }
 
-    /// An attempt is over.
+    /// Ends an attempt.
     pub(super) fn end_attempt(&mut self, id: u32) -> Option<Attempt> {
         let attempt = self.attempts.remove(&id);
         if self.attempts.is_empty() {
-            // Many may have been made at once.
+            // Releases the memory of many simultaneous attempts.
             self.attempts = FxHashMap::default();
         }
         attempt
     }
 
-    /// There is no such link any more. Returns where it was.
+    /// Removes a link. Returns its route.
     pub(super) fn remove(&mut self, id: u32) -> Route {
         let was = self.unmap(id);
         if was.stage != Stage::Free {
@@ -138,7 +137,7 @@ impl Table {
         ours[inner.0 as usize] = id;
     }
 
-    /// Separates our link from its device's. Returns what it was.
+    /// Separates a link from its device. Returns its former route.
     pub(super) fn unmap(&mut self, id: u32) -> Route {
         let Some(route) = self.routes.get_mut(id as usize) else { return NOWHERE };
         let was = *route;
