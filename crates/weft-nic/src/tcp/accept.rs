@@ -1,7 +1,7 @@
-//! Connections that peers make, until they are links: bounded in number and in time, whoever makes them.
+//! Incoming connections before they are links: bounded in number and in time, whatever the peers do.
 //!
-//! Place in the data flow: [`super::progress`] calls [`Tcp::accept`] and [`Tcp::half_event`] for what epoll
-//! reports, [`super::time`] the rest; what is said in a half-open connection is in [`super::connect`].
+//! Place in the data flow: [`super::progress`] calls [`Tcp::accept`] and [`Tcp::half_event`] for the reports of epoll,
+//! and [`super::time`] calls the timers. The handshake of a half-open connection is in [`super::connect`].
 
 use std::os::fd::AsFd;
 
@@ -13,13 +13,13 @@ use weft_os::Unshared;
 use super::connect::{Found, Half, Source, Step, turn_away};
 use super::{State, Tcp, Token, sys};
 
-/// Connections accepted in one poll, and in one tick of the clock while half-open ones crowd: who floods the
-/// port gets a small part of the time.
+/// Limit of accepted connections in one poll. It also applies to one tick of the clock while half-open connections
+/// crowd, so that a flood of the port takes a small part of the time.
 pub(super) const ACCEPTS: usize = 32;
-/// For so long the listener is set aside when there are too many connections, or no descriptors.
+/// Time in milliseconds for which the listener is paused when there are too many connections, or no descriptors.
 const LISTENER_PAUSE_MS: u64 = 50;
 
-/// How many connections may still be accepted in this tick of the clock.
+/// The connections accepted in the current tick of the clock.
 #[derive(Debug, Default)]
 pub(super) struct Accepts {
     tick_ms: u64,
@@ -27,7 +27,7 @@ pub(super) struct Accepts {
 }
 
 impl Accepts {
-    /// Takes one, if any is left.
+    /// Counts a connection. Returns whether it is within the limit.
     fn take(&mut self, now_ms: u64) -> bool {
         if self.tick_ms != now_ms {
             *self = Self { tick_ms: now_ms, taken: 0 };
@@ -53,11 +53,11 @@ impl Tcp {
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                    // Who has proven nothing is the first to go.
+                    // A half-open connection, which has proven nothing, is dropped first.
                     if !self.make_room(now_ms) || self.halves.is_empty() {
                         self.tell_of_shortage();
                         if let Some(link) = sink.spare_link(&|_| true) {
-                            // The caller that waits may be an expected peer, and has to prove it.
+                            // The waiting caller may be an expected peer, and must prove it.
                             self.discard(link);
                             continue;
                         }
@@ -65,14 +65,14 @@ impl Tcp {
                         return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
                     }
                 }
-                // A connection that died in the queue; errors of the network below it, see accept(2).
+                // The connection died in the queue, or the network below failed; see accept(2).
                 Err(_) => {}
             }
         }
     }
 
-    /// Nobody can be let in: whoever has waited for longest learns it, and calls again some times, before it
-    /// takes us for a host that is silent.
+    /// Rejects the longest-waiting caller, because no connection can be accepted. The caller tries again several times.
+    /// Without an answer it would take this host for unreachable.
     fn hang_up(&mut self) {
         self.spare = None;
         if let Ok((socket, _)) = sys::accept(self.listener.as_fd()) {
@@ -81,20 +81,19 @@ impl Tcp {
         self.spare = self.timer.try_clone().ok();
     }
 
-    /// Once, and not again while it goes on.
+    /// Logs the shortage once while it lasts.
     fn tell_of_shortage(&mut self) {
         if !std::mem::replace(&mut self.short, true) {
             log::warn!("tcp: out of descriptors or memory: new connections wait; raise `ulimit -n`");
         }
     }
 
-    /// Drops a half-open connection. If one source has most of them, the one of its that has waited for
-    /// longest; else the one that has outstayed its grace for longest, if any has. Returns whether there is
-    /// room.
+    /// Drops a half-open connection. If one source has most of them, its oldest one is dropped; otherwise the one whose
+    /// grace period ended first, if any has ended. Returns whether there is room.
     fn make_room(&mut self, now_ms: u64) -> bool {
         let count = |source| self.halves.iter().filter(|(_, half)| half.source == source).count();
         let newest = self.halves.iter().max_by_key(|(_, half)| half.since_ms).map(|(_, half)| half.source);
-        // Whoever has most of them is likely to have the newest one; if not, it will in one of the next calls.
+        // The source of most connections probably also has the newest one; otherwise it will in one of the next calls.
         let flooding = newest.filter(|&source| count(source) * 2 > self.halves.len());
         let candidates = self.halves.iter().filter(|(_, half)| flooding.is_none_or(|source| half.source == source));
         let Some((index, half)) = candidates.min_by_key(|(_, half)| half.yields_at_ms()) else { return true };
@@ -105,7 +104,7 @@ impl Tcp {
         true
     }
 
-    /// The listener would be reported again and again: it is set aside for a while.
+    /// Pauses the listener, which epoll would otherwise report again and again.
     fn pause_listener(&mut self, now_ms: u64, pause_ms: u64) {
         let data = epoll::EventData::new_u64(Token::Listener.pack());
         match epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty()) {
@@ -118,7 +117,7 @@ impl Tcp {
         }
     }
 
-    /// A connection has been made by somebody.
+    /// Begins the handshake of an accepted connection.
     fn greet<S: Sink>(&mut self, socket: Unshared, source: Source, now_ms: u64, sink: &mut S) {
         self.short = false;
         let generation = self.next_generation();
@@ -133,11 +132,11 @@ impl Tcp {
             return;
         }
         self.set_timer(deadline_ms);
-        // The hello is often there already.
+        // The hello has often arrived already.
         self.half_event(id, generation, sink);
     }
 
-    /// Goes on with a handshake that a peer began.
+    /// Continues a handshake that a peer began.
     pub(super) fn half_event<S: Sink>(&mut self, index: u32, generation: u32, sink: &mut S) {
         let at = index as usize;
         let Some(half) = self.halves.get_mut(at).filter(|half| half.generation == generation) else { return };
@@ -150,7 +149,7 @@ impl Tcp {
             Ok(Step::Returns(hello)) => match self.answer_return(&hello, self.halves[at].socket.as_fd()) {
                 Ok(returning) => {
                     self.halves[at].returning = Some(returning);
-                    // The finish is not there yet, or would be missed if it were.
+                    // The finish may have arrived already.
                     self.half_event(index, generation, sink);
                 }
                 Err(why) => self.refuse(at, why),
@@ -160,7 +159,7 @@ impl Tcp {
         }
     }
 
-    /// A half-open connection has become a link.
+    /// Turns a half-open connection into a link.
     #[inline(never)]
     fn adopt<S: Sink>(&mut self, half: Half, found: Found, sink: &mut S) {
         let generation = self.next_generation();
@@ -180,7 +179,7 @@ impl Tcp {
             self.stats.refused += 1;
             let denied = matches!(why, LinkError::Denied | LinkError::Encryption);
             self.stats.denied += u64::from(denied);
-            // Nobody fills the log: the first, second, fourth, eighth, … denial is told.
+            // A flood of denials must not fill the log: only the first, second, fourth, eighth, … denial is a warning.
             let loud = denied && self.stats.denied.is_power_of_two();
             let level = if loud { log::Level::Warn } else { log::Level::Debug };
             log::log!(level, "tcp: a connection from {} was refused: {why}", half.source);
@@ -188,7 +187,7 @@ impl Tcp {
         }
     }
 
-    /// Watches the listener again when it is time to.
+    /// Watches the listener again after its pause.
     pub(super) fn time_listener(&mut self, now_ms: u64) {
         let Some(resume_ms) = self.listener_resume_ms else { return };
         if now_ms < resume_ms {
@@ -207,7 +206,7 @@ impl Tcp {
         }
     }
 
-    /// Drops half-open connections that have taken too long.
+    /// Drops half-open connections whose time limit has passed.
     pub(super) fn time_halves<S: Sink>(&mut self, now_ms: u64, sink: &mut S) {
         let mut late: Vec<(u32, u32)> = Vec::new();
         let mut next_ms = u64::MAX;

@@ -1,7 +1,7 @@
-//! What the TCP device is told, and what it tells of itself.
+//! Settings and counters of the TCP device.
 //!
-//! Place in the data flow: whoever opens a device gives a [`TcpConfig`]; [`super::Tcp::stats`] and
-//! [`super::Tcp::describe`] answer for diagnosis.
+//! Place in the data flow: the code that opens a device gives it a [`TcpConfig`]. [`super::Tcp::stats`] and
+//! [`super::Tcp::describe`] return the other types for diagnosis.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,37 +11,39 @@ use super::Unsent;
 /// Settings of the TCP device. Sizes in bytes, times in milliseconds.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
-    /// Where to listen: an explicit service. `None`: any free port of the address in the endpoint's name.
+    /// The service to listen at. `None`: any free port of the address in the endpoint's name.
     pub bind: Option<SocketAddr>,
-    /// Whoever knows only address and port may connect too.
+    /// Accept peers that know only the address and port.
     pub open: bool,
-    /// Both sides must know it, if set.
+    /// An optional secret, which both sides must share.
     pub job_key: Option<[u8; 32]>,
-    /// Whether connections are encrypted; the same on both sides.
+    /// Encrypt connections. Both sides must have the same setting.
     pub encrypt: bool,
     /// IP_TOS and IPV6_TCLASS.
     pub traffic_class: u8,
-    /// Longest time for a connection to be made and, with a service name, for each answer.
+    /// Time limit for making a connection and, with a service name, for each answer.
     pub connect_timeout_ms: u64,
-    /// For so long a refused connection is tried again.
+    /// Time during which a refused connection is tried again.
     pub connect_retry_ms: u64,
-    /// Longest time for an endpoint whose host has answered to answer itself: it may be computing.
+    /// Time limit for an answer from an endpoint whose host has accepted the connection. The endpoint may be busy
+    /// computing.
     pub answer_timeout_ms: u64,
-    /// A host that acknowledges nothing for so long is given up. 0: the kernel's own limits.
+    /// Time after which a host that acknowledges nothing is considered dead. 0: the kernel's own limits.
     pub dead_peer_ms: u64,
-    /// For so long a peer whose connection broke, and whose host cannot be reached, is called again. 0: not at all.
+    /// Time during which a peer with a broken connection is dialled while its host cannot be reached. 0: it is not
+    /// dialled.
     pub resume_ms: u64,
-    /// SO_SNDBUF, where the kernel's own choice is not wanted.
+    /// SO_SNDBUF. `None`: the kernel's choice.
     pub send_buffer_bytes: Option<usize>,
-    /// SO_RCVBUF, where the kernel's own choice is not wanted.
+    /// SO_RCVBUF. `None`: the kernel's choice.
     pub receive_buffer_bytes: Option<usize>,
     /// Longest eager payload.
     pub eager_bytes: usize,
     /// Payload of one push segment.
     pub segment_bytes: usize,
-    /// Connections of unproven peers at a time.
+    /// Limit of simultaneous half-open connections: those whose peer has not proven itself.
     pub half_open: usize,
-    /// Told of messages that are kept to leave together with others.
+    /// Notes messages that the device defers in order to send them with others.
     pub unsent: Option<Arc<Unsent>>,
 }
 
@@ -68,41 +70,41 @@ impl Default for TcpConfig {
     }
 }
 
-/// What the device has done so far.
+/// Counters of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpStats {
-    /// Calls that received.
+    /// System calls that received.
     pub receive_calls: u64,
-    /// Calls that sent.
+    /// System calls that sent.
     pub send_calls: u64,
-    /// Calls that asked which sockets are ready.
+    /// System calls that waited for ready sockets.
     pub wait_calls: u64,
     /// Links that came up.
     pub links_up: u64,
-    /// Connections that broke and were to be made anew.
+    /// Connections that broke and had to be replaced.
     pub breaks: u64,
-    /// Links that went on with another connection.
+    /// Links that were resumed over another connection.
     pub resumed: u64,
-    /// Connections of peers that did not get past the handshake.
+    /// Incoming connections that failed in the handshake.
     pub refused: u64,
-    /// Those of them whose proof was wrong, or who had none.
+    /// Failed handshakes in which the proof was wrong or missing.
     pub denied: u64,
-    /// Links open now.
+    /// Links that are open now.
     pub links: usize,
-    /// Connections of peers that have not proven anything yet.
+    /// Connections that are half-open now.
     pub half_open: usize,
 }
 
-/// What is known of one link, for diagnosis.
+/// A description of one link, for diagnosis.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpLinkInfo {
-    /// Our end.
+    /// The local socket address.
     pub local: Option<SocketAddr>,
-    /// The peer's end.
+    /// The peer's socket address.
     pub remote: Option<SocketAddr>,
-    /// Bytes of messages that the kernel has not taken yet.
+    /// Bytes of messages that the kernel has not accepted yet.
     pub queued_bytes: usize,
-    /// Bytes of messages that the peer has not acknowledged, with those.
+    /// Bytes of messages that the peer has not acknowledged, including `queued_bytes`.
     pub kept_bytes: usize,
     /// Pushes that are not finished.
     pub pushes: usize,

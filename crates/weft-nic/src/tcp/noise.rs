@@ -1,9 +1,9 @@
 //! The session keys of an encrypted connection, by Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s.
 //!
-//! Place in the data flow: the two messages travel behind the finish and behind the verdict of a handshake
-//! ([`super::connect`], [`super::resume`]); so neither side computes anything for a peer that has not proven
-//! itself. The pre-shared key and the prologue are made of that handshake's key and dialogue, and the second
-//! message vouches for the verdict, which no proof covers. Pure computation: no I/O.
+//! Place in the data flow: the first message follows the finish of a handshake, and the second the verdict
+//! ([`super::connect`], [`super::resume`]). Neither side therefore computes keys for a peer that has not proven itself.
+//! The pre-shared key and the prologue follow from that handshake's key and dialogue. The second message authenticates
+//! the verdict, which no proof covers. Pure computation: no I/O.
 //!
 //! Sources: the Noise protocol framework, revision 34, sections 7.5 and 9.
 
@@ -14,14 +14,14 @@ use super::primitives::Primitives;
 use super::stream::Keys;
 use crate::handshake::{Key, Role};
 
-/// Length of either message: an ephemeral key and a tag, and what it vouches for.
-pub(super) const fn message_bytes(vouched: usize) -> usize {
-    48 + vouched
+/// Length of a message in bytes: an ephemeral key, a tag, and `payload` encrypted bytes.
+pub(super) const fn message_bytes(payload: usize) -> usize {
+    48 + payload
 }
-/// Of the initiator's, which vouches for nothing: the proof before it covers all.
+/// Length of the initiator's message. Its payload is empty because the proof before it covers the whole dialogue.
 pub(super) const FIRST_BYTES: usize = message_bytes(0);
-/// What a message vouches for at most.
-const VOUCHED_BYTES: usize = 16;
+/// Length limit of a payload in bytes.
+const PAYLOAD_MAX_BYTES: usize = 16;
 pub(super) const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
 /// One side's exchange of keys.
@@ -37,15 +37,15 @@ impl std::fmt::Debug for Noise {
 }
 
 impl Noise {
-    /// The exchange that follows a dialogue whose proofs were right, under the key of these.
+    /// Starts the exchange after a dialogue whose proofs were right, under the key of these proofs.
     pub(super) fn new(role: Role, key: &Key, dialogue: &[&[u8]]) -> Result<Self, LinkError> {
         let (psk, prologue) = key.noise(dialogue);
-        // None of these can fail but for want of randomness.
+        // Only missing randomness can make these calls fail.
         let state = builder(&psk, &prologue).and_then(|builder| build(role, builder));
         Ok(Self { role, state: state.map(Box::new).map_err(|_| LinkError::Resources)? })
     }
 
-    /// Our message, which vouches for what was said before it.
+    /// This side's message. It authenticates `said`, the bytes that this side sent before it.
     pub(super) fn write(&mut self, said: &[u8]) -> Result<Vec<u8>, LinkError> {
         let mut message = vec![0; message_bytes(said.len())];
         match self.state.write_message(said, &mut message) {
@@ -54,14 +54,14 @@ impl Noise {
         }
     }
 
-    /// The peer's message, and what it has said before.
+    /// Reads the peer's message and checks that it authenticates `said`, the bytes that the peer sent before it.
     pub(super) fn read(&mut self, message: &[u8], said: &[u8]) -> Result<(), LinkError> {
-        let mut vouched = [0; VOUCHED_BYTES];
-        let len = self.state.read_message(message, &mut vouched).map_err(|_| LinkError::Denied)?;
-        if vouched[..len] == *said { Ok(()) } else { Err(LinkError::Denied) }
+        let mut payload = [0; PAYLOAD_MAX_BYTES];
+        let len = self.state.read_message(message, &mut payload).map_err(|_| LinkError::Denied)?;
+        if payload[..len] == *said { Ok(()) } else { Err(LinkError::Denied) }
     }
 
-    /// The keys, when both messages are over.
+    /// The keys for records, after both messages.
     pub(super) fn keys(&mut self) -> Keys {
         let (from_initiator, from_acceptor) = self.state.dangerously_get_raw_split();
         match self.role {
@@ -70,14 +70,14 @@ impl Noise {
         }
     }
 
-    /// The session's key, by which the link may go on over another connection, when both messages are over.
+    /// The session's key, after both messages. It proves the session when the link is resumed over another connection.
     pub(super) fn session(&mut self, key: &Key) -> Key {
         let (from_initiator, from_acceptor) = self.state.dangerously_get_raw_split();
         key.agreed(&[&from_initiator, &from_acceptor])
     }
 }
 
-// These two are not in line, so that each of their results is on the client's stack once: together they take 1 KB.
+// These two functions are not inlined, so that each result is on the client's stack once: together they take 1 KB.
 #[inline(never)]
 fn builder<'a>(psk: &'a [u8; 32], prologue: &'a [u8]) -> Result<Builder<'a>, snow::Error> {
     Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives)).psk(0, psk)?.prologue(prologue)
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_have_the_same_keys_and_never_the_same_twice() {
+    fn both_sides_have_the_same_keys_and_every_exchange_has_others() {
         let key = Key::new(&[1; 16], None);
         let mut seen = std::collections::HashSet::new();
         for _ in 0..4 {
@@ -117,9 +117,9 @@ mod tests {
         }
     }
 
-    /// Whatever else but its own verdict is put before the acceptor's message is found out.
+    /// Any bytes other than the acceptor's own verdict are rejected.
     #[test]
-    fn the_second_message_vouches_for_the_verdict() {
+    fn the_second_message_authenticates_the_verdict() {
         let key = Key::new(&[1; 16], None);
         for heard in [&b"yes"[..], b"yea", b"ye", b"yes!", b""] {
             let mut a = Noise::new(Role::Initiator, &key, &[b"said"]).unwrap();
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// What is on the wire, or what proves the key, does not give the keys of records; nor does the session's key.
+    /// The keys of records differ from all values on the wire, from the keys of proofs, and from the session's key.
     #[test]
     fn every_key_has_one_use() {
         let key = Key::new(&[1; 16], None);

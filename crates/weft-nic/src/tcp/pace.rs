@@ -1,40 +1,41 @@
-//! How often the device asks the kernel.
+//! The rate of system calls in polls.
 //!
-//! Place in the data flow: the poll of [`super::Tcp`] asks [`Pace::due`] before it makes a system call. An
-//! endpoint polls both its devices; a poll of shared memory costs some tens of nanoseconds, a system call
-//! several times that. So while the other device brings something and this one does not, the interval between
-//! two real polls doubles up to [`MAX_INTERVAL`] calls; it falls back to 1 as soon as anything is sent or
-//! arrives here. Without any connection the listener is looked at every [`IDLE_INTERVAL`] calls, and in vain
-//! ever more seldom, up to [`MAX_IDLE_INTERVAL`]. Whatever the interval, a tick of the coarse clock (1 to 10
-//! ms) makes a poll real, so that a caller who polls seldom waits hardly longer for it; the clock is read
-//! only in every [`CALLS_PER_LOOK`]th call, and not if the other device brought something, because reading it
-//! costs a third of a message by shared memory.
+//! Place in the data flow: the poll of [`super::Tcp`] checks [`Pace::due`] before it makes a system call. An endpoint
+//! polls both its devices, and a system call costs several times as much as a poll of shared memory.
+//!
+//! - While shared memory delivers and TCP does not, the interval between two real polls doubles, up to [`MAX_INTERVAL`]
+//!   calls. It returns to 1 as soon as TCP sends or receives.
+//! - Without any connection, the listener is polled every [`IDLE_INTERVAL`] calls. Each fruitless poll doubles the
+//!   interval, up to [`MAX_IDLE_INTERVAL`].
+//! - A tick of the coarse clock (1 to 10 ms) makes the next poll real, so that a caller that polls rarely waits hardly
+//!   longer. The clock is read only in every [`CALLS_PER_LOOK`]th call, and not if shared memory delivered, because
+//!   reading it is expensive compared to a message over shared memory.
 //!
 //! Pure arithmetic: time is passed in.
 
-/// Longest interval, in calls, with connections.
+/// The longest interval in calls with connections.
 const MAX_INTERVAL: u32 = 32;
-/// The interval without connections, at first.
+/// The first interval in calls without connections.
 const IDLE_INTERVAL: u32 = 64;
-/// The same in the end: some 0.2 ms. A message that arrives by shared memory while the kernel is asked waits
-/// for its answer.
+/// The longest interval in calls without connections. A message that arrives over shared memory during a system call
+/// waits until the call returns.
 const MAX_IDLE_INTERVAL: u32 = 2048;
-/// The clock is read so seldom. A power of two.
+/// The interval between two reads of the clock in calls, a power of two.
 const CALLS_PER_LOOK: u32 = 8;
-/// Fruitful polls of the other device, with none of ours between them, that double the interval.
+/// The number of fruitful polls of the other device, without one of TCP between them, that double the interval.
 const PATIENCE: u32 = 16;
 
-/// See the module.
+/// The rate of one device.
 #[derive(Debug)]
 pub(super) struct Pace {
     interval: u32,
-    /// The same while there are no connections.
+    /// The interval while there are no connections.
     idle_interval: u32,
     /// Calls until the next real poll.
     left: u32,
-    /// Fruitful polls of the other device since ours was.
+    /// Fruitful polls of the other device since the last one of TCP.
     elsewhere: u32,
-    /// The other device brought something in this round.
+    /// The other device delivered something in this round.
     elsewhere_now: bool,
     last_tick_ms: u64,
 }
@@ -44,7 +45,7 @@ impl Pace {
         Self { interval: 1, idle_interval: IDLE_INTERVAL, left: 0, elsewhere: 0, elsewhere_now: false, last_tick_ms: 0 }
     }
 
-    /// Whether this call can be passed over without even a look at the clock.
+    /// Whether this call can be skipped without reading the clock.
     #[inline]
     pub(super) fn pass(&mut self) -> bool {
         let elsewhere = std::mem::take(&mut self.elsewhere_now);
@@ -53,7 +54,7 @@ impl Pace {
         passed
     }
 
-    /// Whether this call is to be a real poll. `busy`: there are connections.
+    /// Whether this call must be a real poll. `busy`: there are connections.
     #[inline]
     pub(super) fn due(&mut self, busy: bool, now_ms: u64) -> bool {
         self.left = self.left.saturating_sub(1);
@@ -69,7 +70,7 @@ impl Pace {
         true
     }
 
-    /// Something was sent, has arrived, or may have happened meanwhile: the next call is real.
+    /// Makes the next call real, because something was sent or received, or may have happened.
     #[inline]
     pub(super) fn wake(&mut self) {
         self.interval = 1;
@@ -78,7 +79,7 @@ impl Pace {
         self.elsewhere = 0;
     }
 
-    /// The other device brought something.
+    /// Notes that the other device delivered something.
     #[inline]
     pub(super) fn elsewhere(&mut self) {
         self.elsewhere_now = true;
@@ -128,9 +129,9 @@ mod tests {
         }
         assert_eq!(passed, MAX_INTERVAL - 1);
         assert!(pace.due(true, 1));
-        assert!(!pace.pass(), "nothing came elsewhere in this round, and it is time for the clock");
+        assert!(!pace.pass(), "the other device delivered nothing, and the clock is due");
         assert!(!pace.due(true, 1));
-        assert!(pace.pass(), "the clock was read in the last round");
+        assert!(pace.pass(), "the clock was read in the previous round");
     }
 
     #[test]

@@ -1,12 +1,11 @@
-//! The primitives of the exchange of keys: those of `ring`, which seals records, too, and BLAKE2s of
-//! `blake2`, which `ring` does not have.
+//! The cryptographic primitives of the key exchange: those of `ring`, which also seals records, and BLAKE2s of
+//! `blake2`, which `ring` lacks.
 //!
-//! Place in the data flow: [`super::noise`] hands [`Primitives`] to `snow`, which asks for what the pattern
-//! names. `ring` gives away no private key and agrees once with each, which is what a pattern without static
-//! keys does.
+//! Place in the data flow: [`super::noise`] gives [`Primitives`] to `snow`, which looks up the primitives that the
+//! pattern names. `ring` exports no private key and uses each for one agreement, which suffices for a pattern without
+//! static keys.
 //!
-//! Errors: `snow::Error` for want of randomness, and for a public key of the peer's that leads to a shared
-//! secret of zeros.
+//! Errors: `snow::Error` if randomness is missing, and for a peer's public key that leads to an all-zero shared secret.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,10 +17,10 @@ use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, RingResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 
-/// Bytes of keys of X25519, and of what two of them agree upon.
+/// The length in bytes of an X25519 key, and of a shared secret.
 const KEY_BYTES: usize = 32;
 
-/// Finds the primitives for `snow`.
+/// Provides `snow` with primitives.
 pub(super) struct Primitives;
 
 impl CryptoResolver for Primitives {
@@ -42,7 +41,7 @@ impl CryptoResolver for Primitives {
     }
 }
 
-/// The hash function. What `snow` builds upon it (HMAC, key derivation) is its own.
+/// The hash function. `snow` builds HMAC and key derivation upon it.
 #[derive(Default)]
 struct Blake2s(Blake2s256);
 
@@ -75,7 +74,7 @@ impl Hash for Blake2s {
 /// An ephemeral key pair of X25519.
 #[derive(Default)]
 struct Ephemeral {
-    /// Gone once it has served; `snow` shares what it holds between threads, hence the lock.
+    /// Taken by the first agreement. The lock is needed because `snow` requires `Sync`.
     private: Mutex<Option<EphemeralPrivateKey>>,
     public: [u8; KEY_BYTES],
 }
@@ -94,7 +93,7 @@ impl Dh for Ephemeral {
     }
 
     fn set(&mut self, _private: &[u8]) {
-        unreachable!("no key pair comes from elsewhere: the pattern has no static keys");
+        unreachable!("the pattern has no static keys");
     }
 
     fn generate(&mut self, _rng: &mut dyn Random) -> Result<(), Error> {
@@ -110,7 +109,7 @@ impl Dh for Ephemeral {
     }
 
     fn privkey(&self) -> &[u8] {
-        unreachable!("asked for only by who makes static keys");
+        unreachable!("only makers of static keys need the private key");
     }
 
     fn dh(&self, theirs: &[u8], out: &mut [u8]) -> Result<(), Error> {
@@ -125,8 +124,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// A first message under a key of sevens and the prologue "weft", as snow's own primitives have made it:
-    /// what is on the wire stays the same.
+    /// A first message under a key of sevens and the prologue "weft", as produced by snow's own primitives: the wire
+    /// format is unchanged.
     #[test]
     fn a_message_of_other_primitives_is_read() {
         const MESSAGE: [u8; 48] = [
@@ -146,8 +145,8 @@ mod tests {
         }
     }
 
-    /// RFC 7748, 6.1, has no private key that `ring` would take; what it leaves to check is that both sides
-    /// agree, once, and not upon zeros.
+    /// The private keys of RFC 7748, section 6.1, cannot be given to `ring`. The test therefore checks that both sides
+    /// agree, only once, and never upon zeros.
     #[test]
     fn a_key_agrees_once_and_not_with_zeros() {
         let mut rng = Primitives.resolve_rng().unwrap();
@@ -165,9 +164,9 @@ mod tests {
         assert!(pair().dh(&[0; KEY_BYTES], &mut ours).is_err(), "a point of low order");
     }
 
-    /// One implementation of each primitive in the provider: `ring`'s, where `ring` has it.
+    /// The provider contains one implementation of each primitive: that of `ring` if it has one.
     #[test]
-    fn there_is_one_stack() {
+    fn each_primitive_has_one_implementation() {
         let lock = include_str!("../../../../Cargo.lock");
         for other in ["aes-gcm", "chacha20poly1305", "curve25519-dalek", "poly1305", "x25519-dalek"] {
             assert!(!lock.contains(&format!("name = \"{other}\"\n")), "{other} does what ring does");

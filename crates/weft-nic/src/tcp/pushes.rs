@@ -1,16 +1,17 @@
-//! The pushes of a link: cut into segments, written from the client's memory, and done when the peer has
-//! acknowledged them.
+//! The pushes of a link: cut into segments, written from the client's memory, and done when the peer has acknowledged
+//! them.
 //!
-//! Place in the data flow: a part of [`super::tx`], which exists only while there are pushes. Nothing is
-//! copied: until the peer's endpoint has said that it has a push, its owner must leave the memory alone, and
-//! it can be written once more. What was written is remembered as [`Mark`]s: where in the stream which bytes
-//! stood.
+//! Place in the data flow: a part of [`super::tx`] that exists only while there are pushes. No payload is copied: until
+//! the peer's endpoint acknowledges a push, its owner must not change the memory, so that it can be written again. A
+//! [`Mark`] for each written segment records its place in the stream.
 //!
-//! Invariants: `segment`, if set, is one of `list[current]`, and the last mark is its. The marks are those of
-//! the segments not acknowledged, in order, and begin in `list[0]` at its `acked`. The peer is asked for an
-//! acknowledgement with the end of the last push that waits, with the segment that makes [`ASK_BYTES`]
-//! together with an end that has not asked, and with every [`ASK_EVERY`]th, so that the marks, of which there
-//! are at most [`MARKS`], never fill up for good.
+//! Invariants: `segment`, if set, belongs to `list[current]`, and the last mark is its mark. The marks are those of the
+//! unacknowledged segments, in order, and begin in `list[0]` at its `acked`. A segment requests an acknowledgement in
+//! three cases, so that the marks, at most [`MARKS`], never stay full:
+//!
+//! - It ends the last push.
+//! - It completes [`ASK_BYTES`] since the last request, together with the end of a push.
+//! - It is the [`ASK_EVERY`]th since the last request.
 
 use std::collections::VecDeque;
 
@@ -20,32 +21,32 @@ use weft_engine::nic::{Full, LinkError};
 use super::mutant::{Mutant, strikes};
 use super::wire::{self, PUSH_HEAD_BYTES};
 
-/// Pushes that may wait on one link.
+/// Limit of unfinished pushes of one link.
 const BULKS: usize = 1024;
-/// Segments that may be without acknowledgement.
+/// Limit of unacknowledged segments of one link.
 const MARKS: usize = 256;
-/// Segments after which an acknowledgement is asked for.
+/// The number of segments after which an acknowledgement is requested.
 const ASK_EVERY: u32 = 16;
-/// Bytes for which the end of a push waits at most, if others follow it: an acknowledgement is a system call
-/// and a packet against the stream.
+/// The number of bytes for which the request of a push may be delayed, if other pushes follow. An acknowledgement costs
+/// a system call, and a packet against the stream's direction.
 const ASK_BYTES: usize = 256 * 1024;
 
-/// What has been written since an acknowledgement was asked for.
+/// Segments that were written after the last request for an acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unasked {
     segments: u32,
-    /// Of payload.
+    /// Bytes of payload.
     bytes: usize,
-    /// The end of a push is among it.
+    /// One of them ends a push.
     ended: bool,
 }
 
-/// A push that is not done.
+/// An unfinished push.
 #[derive(Debug)]
 struct Bulk {
     iov: IovList,
     window: u64,
-    /// Window offset of the first byte.
+    /// The offset of the first byte in the window.
     offset: u64,
     total: usize,
     /// Bytes in segments that have been acknowledged.
@@ -53,29 +54,29 @@ struct Bulk {
     ctx: u64,
 }
 
-/// The segment that has begun to leave, or is about to.
+/// A segment that is being written, or is about to be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub(super) head: [u8; PUSH_HEAD_BYTES],
-    /// Of which push it is, for one that is about to begin.
+    /// The index of its push, for a segment that is about to begin.
     bulk: usize,
-    /// Where its payload begins in the push.
+    /// The offset of its payload in the push.
     at: usize,
     /// Payload bytes.
     len: usize,
-    /// Bytes of header and payload that have left.
+    /// Bytes of header and payload that have been written.
     sent: usize,
-    ack_wanted: bool,
+    ack_requested: bool,
 }
 
-/// A segment that has begun to leave and is not acknowledged.
+/// A segment that is being written or was, and is not acknowledged.
 #[derive(Debug)]
 struct Mark {
-    /// Bytes of messages before it in the stream.
+    /// Bytes of messages before the segment in the stream.
     after: u64,
-    /// Its payload.
+    /// Bytes of payload.
     len: usize,
-    ack_wanted: bool,
+    ack_requested: bool,
 }
 
 impl Mark {
@@ -84,13 +85,13 @@ impl Mark {
     }
 }
 
-/// See the module.
+/// The unfinished pushes of a link.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
     list: VecDeque<Bulk>,
-    /// Which of them is being cut into segments: those before have been written.
+    /// The index of the push that is being cut into segments. Those before it have been written.
     current: usize,
-    /// Bytes of that one in segments that have been written.
+    /// Bytes of the current push in segments that have been written.
     at: usize,
     pub(super) segment: Option<Segment>,
     marks: VecDeque<Mark>,
@@ -102,7 +103,7 @@ impl Pushes {
         self.list.len()
     }
 
-    /// Takes one more.
+    /// Adds a push.
     pub(super) fn add(&mut self, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
         if self.list.len() >= BULKS {
             return Err(Full);
@@ -117,12 +118,12 @@ impl Pushes {
         self.segment.is_none() && self.current == self.list.len()
     }
 
-    /// Whether the socket could be given anything.
+    /// Whether there is anything to write now.
     pub(super) fn has_more(&self) -> bool {
         self.segment.is_some() || (self.current < self.list.len() && self.marks.len() < MARKS)
     }
 
-    /// The segment that begins next, behind the one under way if there is one.
+    /// The next segment, after the current one if there is one.
     pub(super) fn next_segment(&self, segment_bytes: usize) -> Option<Segment> {
         if self.marks.len() >= MARKS {
             return None;
@@ -133,19 +134,19 @@ impl Pushes {
         let push = self.list.get(bulk)?;
         let len = (push.total - at).min(segment_bytes);
         let ends = at + len == push.total;
-        let ack_wanted = ends && bulk + 1 == self.list.len()
+        let ack_requested = ends && bulk + 1 == self.list.len()
             || (ends || self.unasked.ended) && self.unasked.bytes + len >= ASK_BYTES
             || self.unasked.segments + 1 >= ASK_EVERY;
-        let head = wire::push_head(len, push.window, push.offset.wrapping_add(at as u64), ack_wanted);
-        Some(Segment { head, bulk, at, len, sent: 0, ack_wanted })
+        let head = wire::push_head(len, push.window, push.offset.wrapping_add(at as u64), ack_requested);
+        Some(Segment { head, bulk, at, len, sent: 0, ack_requested })
     }
 
-    /// A segment's whole payload.
+    /// The whole payload of a segment.
     pub(super) fn payload(&self, segment: &Segment) -> IovList {
         self.list.get(segment.bulk).map(|push| mem::slice(&push.iov, segment.at, segment.len)).unwrap_or_default()
     }
 
-    /// What has not left of the segment under way.
+    /// The unwritten rest of the current segment: header and payload.
     pub(super) fn rest(&self) -> Option<(&[u8], IovList)> {
         let (segment, push) = (self.segment.as_ref()?, self.list.get(self.current)?);
         let sent = segment.sent.saturating_sub(PUSH_HEAD_BYTES);
@@ -153,13 +154,13 @@ impl Pushes {
         Some((segment.head.get(segment.sent..).unwrap_or_default(), payload))
     }
 
-    /// A segment begins to leave, behind `after` bytes of messages.
+    /// Begins a segment, after `after` bytes of messages.
     pub(super) fn begin(&mut self, segment: Segment, after: u64) {
         debug_assert!(self.segment.is_none() && segment.bulk == self.current);
-        self.marks.push_back(Mark { after, len: segment.len, ack_wanted: segment.ack_wanted });
+        self.marks.push_back(Mark { after, len: segment.len, ack_requested: segment.ack_requested });
         let ends = self.list.get(segment.bulk).is_some_and(|push| segment.at + segment.len == push.total);
         let Unasked { segments, bytes, ended } = self.unasked;
-        self.unasked = if segment.ack_wanted {
+        self.unasked = if segment.ack_requested {
             Unasked::default()
         } else {
             Unasked { segments: segments + 1, bytes: bytes + segment.len, ended: ended || ends }
@@ -167,7 +168,7 @@ impl Pushes {
         self.segment = Some(segment);
     }
 
-    /// So many more bytes of the segment under way have left.
+    /// Notes that `n` more bytes of the current segment have been written.
     pub(super) fn advance(&mut self, n: usize) {
         let Some(segment) = self.segment.as_mut() else { return };
         segment.sent += n;
@@ -182,8 +183,8 @@ impl Pushes {
         }
     }
 
-    /// The peer has what stands before `position`, which does not count the segments acknowledged earlier.
-    /// Returns how many bytes of segments that adds to those.
+    /// Releases the segments before `position`, which the peer has acknowledged. `position` does not count segments
+    /// that were released earlier. Returns the number of bytes in the released segments.
     pub(super) fn acknowledged(&mut self, position: u64, mut done: impl FnMut(u64)) -> u64 {
         let mut bytes = 0;
         while self.marks.len() > usize::from(self.segment.is_some())
@@ -204,7 +205,7 @@ impl Pushes {
         bytes
     }
 
-    /// How many bytes of messages stand before `position`, which does not count the segments acknowledged.
+    /// The bytes of messages before `position`, which does not count released segments.
     pub(super) fn messages_before(&self, position: u64) -> Result<u64, LinkError> {
         let Some(mark) = self.marks.front().filter(|mark| position > mark.after) else { return Ok(position) };
         let written = match &self.segment {
@@ -214,39 +215,38 @@ impl Pushes {
         if position - mark.after > written { Err(LinkError::Protocol) } else { Ok(mark.after) }
     }
 
-    /// The stream goes on at `position`, which does not count the segments acknowledged.
+    /// Continues the stream at `position`, which does not count released segments.
     pub(super) fn rewind(&mut self, position: u64) {
         (self.segment, self.current, self.unasked) = (None, 0, Unasked::default());
         let Some(push) = self.list.front() else { return };
         self.at = push.acked;
         let within = self.marks.front().filter(|mark| position > mark.after && !strikes(Mutant::SegmentAnew));
         self.segment = within.map(|mark| Segment {
-            head: wire::push_head(mark.len, push.window, push.offset.wrapping_add(self.at as u64), mark.ack_wanted),
+            head: wire::push_head(mark.len, push.window, push.offset.wrapping_add(self.at as u64), mark.ack_requested),
             bulk: 0,
             at: self.at,
             len: mark.len,
-            // It lies within the segment, whose length is that of memory.
+            // The position is within the segment, whose length is one of memory.
             #[allow(clippy::cast_possible_truncation)]
             sent: (position - mark.after) as usize,
-            ack_wanted: mark.ack_wanted,
+            ack_requested: mark.ack_requested,
         });
         self.marks.truncate(usize::from(self.segment.is_some()));
     }
 
-    /// The bytes of the segments that have begun and are not acknowledged, and how many bytes of messages
-    /// stand before the end of the last.
+    /// The bytes of the unreleased segments, and the bytes of messages before the last of them.
     pub(super) fn written_bytes(&self) -> (u64, u64) {
         (self.marks.iter().map(Mark::bytes).sum(), self.marks.back().map_or(0, |mark| mark.after))
     }
 
-    /// Lets go of all; their contexts in order.
+    /// Drops all pushes; returns their contexts in order.
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = u64> + use<> {
         std::mem::take(self).list.into_iter().map(|push| push.ctx)
     }
 }
 
 impl Segment {
-    /// Bytes of header and payload that have not left.
+    /// Bytes of header and payload that have not been written.
     pub(super) fn left(&self) -> usize {
         PUSH_HEAD_BYTES + self.len - self.sent
     }

@@ -1,20 +1,22 @@
-//! A connection as [`super::tx`] and [`super::rx`] see it: bytes in order, plain or encrypted.
+//! A connection as [`super::tx`] and [`super::rx`] use it: a stream of bytes, plain or encrypted.
 //!
-//! Place in the data flow: between the frames of a link and [`super::sys`]. A plain connection is its socket.
-//! On an encrypted one whatever is written in one go is cut into *records* of at most [`RECORD_BYTES`], each
-//! a length and the sealed bytes; the keys come from the handshake ([`super::connect`]), anew for every
-//! connection, so that a link that is re-established goes on above this.
+//! Place in the data flow: between the frames of a link and [`super::sys`]. A plain connection is its socket. On an
+//! encrypted one, the bytes of each write are cut into *records* of at most [`RECORD_BYTES`]. A record is a length and
+//! the sealed bytes. The keys come from the handshake ([`super::connect`]) and are new for each connection, so that the
+//! resumption of a link is independent of encryption.
 //!
-//! Invariants: each direction has its own key, which is replaced by a new one every [`KEY_RECORDS`] records,
-//! and a counter of records as nonce, which ends the connection before it could repeat. What has been sealed
-//! is kept until the kernel takes it; while any of it is, nothing more is accepted. Nothing is handed on of a
-//! record that is not genuine. Buffers are lent to connections while something is in them: an idle one has
-//! none.
+//! Invariants:
 //!
-//! Errors: [`Errno::BADMSG`] for a record that is not genuine or too long; otherwise those of the socket.
+//! - Each direction has its own key, which is replaced every [`KEY_RECORDS`] records. The nonce is a counter of
+//!   records, whose end closes the connection before a nonce repeats.
+//! - Sealed bytes are kept until the kernel accepts them. Meanwhile no further bytes are accepted.
+//! - No byte of a record that is not genuine is delivered.
+//! - Buffers are lent to connections while they hold bytes. An idle connection has none.
 //!
-//! Sources: NIST SP 800-38D (AES-GCM; section 8.2.1 for the nonces); RFC 8446, section 5.5 (limits of a key);
-//! the Noise protocol framework, revision 34, section 4.2 (REKEY).
+//! Errors: [`Errno::BADMSG`] for a record that is too long or not genuine; otherwise those of the socket.
+//!
+//! Sources: NIST SP 800-38D (AES-GCM; section 8.2.1 for the nonces); RFC 8446, section 5.5 (limits of a key); the Noise
+//! protocol framework, revision 34, section 4.2 (REKEY).
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -26,27 +28,27 @@ use rustix::io::Errno;
 use super::mutant::{Mutant, strikes};
 use super::sys::{self, Pieces};
 
-/// Plain bytes of a record at most.
+/// Limit of plain bytes in a record.
 pub(super) const RECORD_BYTES: usize = 32 * 1024;
-/// The length before a record.
+/// Bytes of the length before a record.
 const LENGTH_BYTES: usize = 4;
-/// Records under one key: at most 32 GiB, far below what AES-GCM's confidentiality bears (2^31 blocks; TLS
+/// Records under one key: at most 32 GiB. The limit is far below that of AES-GCM's confidentiality (2^31 blocks; TLS
 /// 1.3 allows 2^34.5).
 const KEY_RECORDS: u64 = 1 << 20;
-/// What sealing adds.
+/// Bytes that sealing adds.
 const TAG_BYTES: usize = 16;
-/// A whole record at most.
+/// Limit of bytes in a whole record.
 const SEALED_BYTES: usize = LENGTH_BYTES + RECORD_BYTES + TAG_BYTES;
-/// Sealed bytes that are handed to the kernel in one call.
+/// Limit of sealed bytes that one system call sends.
 const OUT_BYTES: usize = 4 * SEALED_BYTES;
-/// Sealed bytes that are taken from the kernel in one call.
+/// Limit of sealed bytes that one system call receives.
 const IN_BYTES: usize = 2 * SEALED_BYTES;
 
 /// The two keys of one side.
 pub(super) struct Keys {
-    /// For what we send.
+    /// The key for sending.
     pub(super) ours: [u8; 32],
-    /// For what the peer sends.
+    /// The key for receiving.
     pub(super) theirs: [u8; 32],
 }
 
@@ -56,14 +58,14 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// The encrypted connections of a device, by link. Each is borrowed for single calls only.
+/// The encrypted connections of a device, by link. Each is borrowed only for single calls.
 #[derive(Debug, Default)]
 pub(super) struct Secrets {
     links: FxHashMap<u32, RefCell<Secret>>,
     spare: RefCell<Spare>,
 }
 
-/// Buffers that no connection has bytes in: one that is idle holds none.
+/// Buffers that no connection uses now.
 #[derive(Default)]
 struct Spare {
     input: Vec<Vec<u8>>,
@@ -76,10 +78,10 @@ impl std::fmt::Debug for Spare {
     }
 }
 
-/// Buffers of either kind that are kept.
+/// Limit of unused buffers of each kind.
 const SPARE_BUFFERS: usize = 4;
 
-/// A buffer for what comes; `None`: there is no memory for it.
+/// Allocates a receive buffer; `None`: there is no memory.
 #[cold]
 fn new_input() -> Option<Vec<u8>> {
     let mut buffer = Vec::new();
@@ -88,7 +90,7 @@ fn new_input() -> Option<Vec<u8>> {
     Some(buffer)
 }
 
-/// Gives a buffer back.
+/// Returns a buffer.
 fn put_back(spare: &mut Vec<Vec<u8>>, buffer: &mut Vec<u8>) {
     let buffer = std::mem::take(buffer);
     if buffer.capacity() > 0 && spare.len() < SPARE_BUFFERS {
@@ -97,7 +99,7 @@ fn put_back(spare: &mut Vec<Vec<u8>>, buffer: &mut Vec<u8>) {
 }
 
 impl Secrets {
-    /// The link's connection is encrypted from now on, or plain if there are no keys.
+    /// Makes the link's connection encrypted, or plain if there are no keys.
     pub(super) fn set(&mut self, link: u32, keys: Option<&Keys>) {
         match keys {
             Some(keys) => drop(self.links.insert(link, RefCell::new(Secret::new(keys)))),
@@ -105,7 +107,7 @@ impl Secrets {
         }
     }
 
-    /// Memory that records take of which a part has come or left.
+    /// Bytes of memory for records that have been received or sent in part.
     pub(super) fn held_bytes(&self, link: u32) -> usize {
         self.links.get(&link).map_or(0, |secret| {
             let secret = secret.borrow();
@@ -113,19 +115,19 @@ impl Secrets {
         })
     }
 
-    /// How many there are.
+    /// The number of encrypted connections.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.links.len()
     }
 
-    /// What bytes of an encrypted link go through, to its socket.
+    /// The encryption of a link, for one call; `None` if the link is plain.
     pub(super) fn of<'a>(&'a self, link: u32, fd: BorrowedFd<'a>) -> Option<Sealed<'a>> {
         self.links.get(&link).map(|secret| Sealed { fd, secret, spare: &self.spare })
     }
 
-    /// A link's connection is to end: what is still to be written to the socket for `last` to come last.
-    /// Nothing else is sent from now on.
+    /// The bytes that must still be written to the socket before a link's connection ends, with `last` at their end.
+    /// The connection sends nothing else afterwards.
     pub(super) fn finish(&self, link: u32, last: Vec<u8>) -> Vec<u8> {
         match self.links.get(&link) {
             None => last,
@@ -134,24 +136,24 @@ impl Secrets {
     }
 }
 
-/// A connection's two directions, for a call. What is done on links is compiled for either kind, so that
-/// plain ones pay nothing but a look at whether the device encrypts.
+/// The two directions of a connection, for one call. Link operations are compiled for both implementations, so that
+/// plain connections only pay for a check whether the device encrypts.
 pub(super) trait Wire: Copy {
-    /// Whether it takes bytes that have not reached the kernel.
+    /// Whether the connection accepts bytes before the kernel does.
     const HOLDS: bool;
-    /// Sends the pieces. Returns how many of their bytes were taken.
+    /// Sends the pieces. Returns the number of bytes accepted.
     fn send(self, pieces: &Pieces<'_>) -> Result<usize, Errno>;
     /// Sends one buffer.
     fn send_one(self, bytes: &[u8]) -> Result<usize, Errno>;
-    /// Fills the pieces. Returns how many bytes came; 0 is the end. If fewer came than there is room for,
-    /// nothing is left.
+    /// Fills the pieces. Returns the number of bytes received; 0 is the end of the stream. If that is less than the
+    /// space, no byte is left.
     fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno>;
-    /// Fills one buffer from its start. The same.
+    /// Fills one buffer from its start. Returns as [`Wire::receive`] does.
     fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno>;
-    /// Whether bytes that were taken have not reached the kernel.
+    /// Whether accepted bytes have not reached the kernel.
     fn holds(self) -> bool;
-    /// Whether bytes have come that nobody has been given, so that the socket does not tell of them. If so,
-    /// reading goes on until these are given, and takes no more from the kernel before.
+    /// Whether received bytes have not been delivered, so that the socket does not announce them. If so, the caller
+    /// continues reading. Until these bytes are delivered, no more are taken from the kernel.
     fn has_more(self) -> bool;
 }
 
@@ -206,7 +208,7 @@ impl Wire for Sealed<'_> {
     fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
         self.secret.borrow_mut().receive(self.fd, pieces, &mut self.spare.borrow_mut())
     }
-    #[inline(never)] // As above.
+    #[inline(never)] // The list of pieces has room for many.
     fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let mut pieces = Pieces::new();
         pieces.buffer(buffer);
@@ -222,9 +224,9 @@ impl Wire for Sealed<'_> {
 
 /// One direction.
 struct Direction {
-    /// Expanded, half a kilobyte.
+    /// The expanded key, which takes half a kilobyte.
     key: Box<LessSafeKey>,
-    /// Records so far.
+    /// The number of records.
     records: u64,
 }
 
@@ -241,7 +243,7 @@ impl Direction {
         }
     }
 
-    /// A nonce that no other record of this direction has; the key is the one that goes with it.
+    /// A nonce that no other record of this direction has. Replaces the key when it is due.
     fn nonce(&mut self) -> Result<Nonce, Errno> {
         let number = self.records;
         self.records = number.checked_add(1).ok_or(Errno::OVERFLOW)?;
@@ -251,7 +253,7 @@ impl Direction {
         Ok(nonce(number))
     }
 
-    /// The next key, as Noise has it: 32 zero bytes, sealed with the one nonce that no record has.
+    /// Replaces the key as Noise does: 32 zero bytes, sealed with the one nonce that no record has.
     fn rekey(&mut self) -> Result<(), Errno> {
         let mut key = [0; 32];
         let sealed = self.key.seal_in_place_separate_tag(nonce(u64::MAX), Aad::empty(), &mut key);
@@ -269,21 +271,21 @@ fn nonce(number: u64) -> Nonce {
     Nonce::assume_unique_for_key(nonce)
 }
 
-/// What an encrypted connection needs.
+/// The state of an encrypted connection.
 struct Secret {
     seal: Direction,
     open: Direction,
-    /// Sealed bytes, of which the kernel has taken the first `out_at`.
+    /// Sealed bytes. The kernel has accepted the first `out_at` of them.
     out: Vec<u8>,
     out_at: usize,
-    /// From `plain` to `sealed` opened bytes, from `sealed` to `end` bytes as they came.
+    /// The received bytes: opened ones from `plain` to `opened`, and sealed ones from `sealed` to `end`.
     input: Vec<u8>,
     plain: usize,
-    /// Where the opened bytes end; the tag behind them is skipped.
+    /// The end of the opened bytes. The tag behind them is skipped.
     opened: usize,
     sealed: usize,
     end: usize,
-    /// Nothing is taken from the kernel before all that is here has been given.
+    /// No byte is taken from the kernel until all received ones have been delivered.
     drains: bool,
 }
 
@@ -312,7 +314,7 @@ impl Secret {
         self.drains
     }
 
-    /// Seals and writes as long as the kernel takes it.
+    /// Seals and sends as long as the kernel accepts bytes.
     fn send(&mut self, fd: BorrowedFd<'_>, pieces: &Pieces<'_>, spare: &mut Spare) -> Result<usize, Errno> {
         self.flush(fd)?;
         if self.out.capacity() == 0 {
@@ -331,12 +333,12 @@ impl Secret {
             while taken < pieces.len() && self.out.len() + SEALED_BYTES <= OUT_BYTES {
                 match self.seal_record(|buffer| pieces.read(taken, buffer), pieces.len() - taken) {
                     Ok(n) => taken += n,
-                    // The sealed records leave with the next call.
+                    // The sealed records are sent by the next call.
                     Err(_) if taken > 0 => return Ok(taken),
                     Err(errno) => return Err(errno),
                 }
             }
-            // What has been sealed counts as sent even if the connection ends here: the peer may have it. The
+            // Sealed bytes count as sent even if the connection ends here, because the peer may have received them. The
             // next call meets the end again.
             if let Err(errno) = self.flush(fd)
                 && errno != Errno::AGAIN
@@ -350,11 +352,12 @@ impl Secret {
         Ok(taken)
     }
 
-    /// Appends one record of at most `most` bytes, which `read` puts into a buffer.
+    /// Appends one record of at most `most` bytes, which `read` copies into a buffer.
     fn seal_record(&mut self, read: impl FnOnce(&mut [u8]) -> usize, most: usize) -> Result<usize, Errno> {
         let (start, len) = (self.out.len(), most.min(RECORD_BYTES));
         let body = start + LENGTH_BYTES;
-        // A peer that does not read pins no more than what is sealed. Without memory it is as if the socket were full.
+        // The exact reservation bounds the memory for a peer that does not read. Missing memory has the same effect as
+        // a full socket.
         self.out.try_reserve_exact(LENGTH_BYTES + len + TAG_BYTES).map_err(|_| Errno::AGAIN)?;
         let nonce = self.seal.nonce()?;
         self.out.resize(body + len, 0);
@@ -369,7 +372,7 @@ impl Secret {
         Ok(len)
     }
 
-    /// Hands what has been sealed to the kernel. `AGAIN`: not all of it.
+    /// Sends the sealed bytes. `AGAIN`: some are left.
     fn flush(&mut self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         while self.holds() {
             self.out_at += sys::send_one(fd, &self.out[self.out_at..])?;
@@ -379,7 +382,7 @@ impl Secret {
         Ok(())
     }
 
-    /// Takes bytes from the kernel and opens them until the pieces are full, or nothing is left.
+    /// Receives and opens bytes until the pieces are full or no byte is left.
     fn receive(&mut self, fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>, spare: &mut Spare) -> Result<usize, Errno> {
         if self.input.is_empty() {
             self.input = match spare.input.pop() {
@@ -415,14 +418,14 @@ impl Secret {
         }
     }
 
-    /// Gives opened bytes to the pieces, from `at` of them on.
+    /// Copies opened bytes to the pieces, starting at byte `at` of them.
     fn give(&mut self, pieces: &mut Pieces<'_>, at: usize) -> usize {
         let n = pieces.write(at, &self.input[self.plain..self.opened]);
         self.plain += n;
         n
     }
 
-    /// Opens the next record, if it is there as a whole. The one before it has been given away.
+    /// Opens the next record if it is complete. The bytes of the previous one have been delivered.
     fn open_record(&mut self) -> Result<bool, Errno> {
         let rest = &mut self.input[self.sealed..self.end];
         let Some((length, rest)) = rest.split_first_chunk_mut::<LENGTH_BYTES>() else { return Ok(false) };
@@ -439,7 +442,7 @@ impl Secret {
         Ok(true)
     }
 
-    /// Takes more bytes from the kernel, behind those of a record that is not whole.
+    /// Receives more bytes, behind those of an incomplete record.
     fn fill(&mut self, fd: BorrowedFd<'_>) -> Result<usize, Errno> {
         self.input.copy_within(self.sealed..self.end, 0);
         self.end -= self.sealed;
@@ -522,7 +525,7 @@ mod tests {
         (0..len).map(|n| (n * 31 % 251) as u8).collect()
     }
 
-    /// Writes as a link does: what was not taken is offered again.
+    /// Writes as a link does: bytes that were not accepted are offered again.
     fn push(stream: &Stream, rest: &mut &[u8], cut: usize) {
         let (front, back) = rest.split_at(rest.len().min(cut));
         let mut pieces = Pieces::new();
@@ -537,9 +540,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-        /// Whatever is written in whatever portions is read in whatever portions.
+        /// Bytes arrive unchanged, for all sizes of writes and reads.
         #[test]
-        fn bytes_survive(
+        fn bytes_arrive_unchanged(
             len in 1usize..1_500_000,
             writes in prop::collection::vec(prop_oneof![1usize..100, 1..200_000usize], 1..6),
             reads in prop::collection::vec(prop_oneof![1usize..100, 1..200_000usize], 1..6),
@@ -555,7 +558,7 @@ mod tests {
                 match b.wire().receive_one(&mut buffer) {
                     Ok(n) => {
                         prop_assert!(n > 0);
-                        // Less than asked for: nothing is left that the socket would not tell of.
+                        // A short read means that no byte is left that the socket would not announce.
                         prop_assert!(n == buffer.len() || !b.wire().has_more());
                         got.extend_from_slice(&buffer[..n]);
                     }
@@ -565,10 +568,10 @@ mod tests {
             prop_assert!(got == all && rest.is_empty() && !a.wire().holds());
         }
 
-        /// One bit of what is under way is changed, or bytes are repeated, left out or put in: nothing of
-        /// that comes out.
+        /// If a bit is changed, or bytes are repeated, removed or inserted on the way, the altered bytes are not
+        /// delivered.
         #[test]
-        fn changes_are_found(at in 0usize..400, bit in 0u8..8, how in 0u8..4) {
+        fn altered_bytes_are_not_delivered(at in 0usize..400, bit in 0u8..8, how in 0u8..4) {
             let (a, wire) = raw_pair();
             let a = Stream::new(a, Some(&keys(false)));
             for n in 0..4 {
@@ -582,7 +585,7 @@ mod tests {
                 0 => sealed[at] ^= 1 << bit,
                 1 => drop(sealed.remove(at)),
                 2 => sealed.insert(at, 1 << bit),
-                // The second record once more in the place of the third, which has one byte more.
+                // The second record replaces the third one, which is one byte longer.
                 _ => {
                     let second = sealed[100..201].to_vec();
                     sealed.splice(201..303, second);
@@ -606,9 +609,9 @@ mod tests {
         }
     }
 
-    /// What the kernel has not taken is held, and a link that ends gives all of it away.
+    /// The connection holds the bytes that the kernel has not accepted. The end of the link returns all of them.
     #[test]
-    fn nothing_is_lost_at_the_end() {
+    fn the_end_of_a_link_returns_all_held_bytes() {
         let (a, b) = pair();
         let all = bytes(3_000_000);
         let mut rest = &all[..];
@@ -629,26 +632,25 @@ mod tests {
         assert!(got[..taken] == all[..taken] && got[taken..] == *b"goodbye");
     }
 
-    /// The connection breaks within a call, which has brought a part on its way by then: that counts as sent,
-    /// and the next call fails.
+    /// The connection breaks within a call that has already sent a part. That part counts as sent, and the next call
+    /// fails.
     #[test]
-    fn what_may_have_arrived_counts_as_sent() {
+    fn sealed_bytes_count_as_sent_when_the_connection_breaks() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         near.set_nonblocking(true).unwrap();
         drop(listener.accept().unwrap());
         let a = Stream::new(near.into(), Some(&keys(false)));
-        // The peer is gone: what the first call of the kernel's is given is answered by a reset, which the
-        // second one meets.
+        // The peer is gone. The first system call provokes a reset, which the second one meets.
         let all = bytes(4 * OUT_BYTES);
         let sent = a.wire().send_one(&all).unwrap();
         assert!((OUT_BYTES / 2..all.len()).contains(&sent), "{sent}");
         assert!(a.wire().send_one(&all[sent..]).is_err());
     }
 
-    /// Of a peer that does not read, some records are kept, and not a byte of memory more.
+    /// For a peer that does not read, the connection holds a few records and no more memory than these need.
     #[test]
-    fn what_waits_for_the_socket_is_bounded() {
+    fn the_memory_of_a_full_socket_is_bounded() {
         let (a, _unread) = raw_pair();
         let stream = Stream::new(a, Some(&keys(false)));
         let all = bytes(16 * OUT_BYTES);
@@ -661,9 +663,10 @@ mod tests {
         assert!(secret.out.capacity() <= OUT_BYTES, "{}", secret.out.capacity());
     }
 
-    /// The two directions have different keys, and every record another nonce: equal bytes never look equal.
+    /// The two directions have different keys, and every record has its own nonce, so equal bytes are never sealed
+    /// equally.
     #[test]
-    fn equal_bytes_do_not_look_equal() {
+    fn equal_bytes_are_sealed_differently() {
         let (a, b) = raw_pair();
         let (one, two) = (Stream::new(a, Some(&keys(false))), Stream::new(b, Some(&keys(true))));
         let mut seen = std::collections::HashSet::new();
@@ -679,7 +682,7 @@ mod tests {
         }
     }
 
-    /// What we have said is not taken for the peer's.
+    /// Bytes of this side that come back are not accepted as the peer's.
     #[test]
     fn an_echo_is_not_genuine() {
         let (a, mirror) = raw_pair();
@@ -691,8 +694,8 @@ mod tests {
         assert_eq!(a.wire().receive_one(&mut [0; 32]), Err(Errno::BADMSG));
     }
 
-    /// Both sides change to the next key at the same record; the first one opens what came before it, and
-    /// nothing that follows.
+    /// Both sides replace the key at the same record. The first key opens the records before it, and none of the later
+    /// ones.
     #[test]
     fn keys_are_replaced() {
         let ((near, tap), (relay, far)) = (raw_pair(), raw_pair());
@@ -715,9 +718,9 @@ mod tests {
         }
     }
 
-    /// A direction ends before a nonce could come again.
+    /// A direction ends before a nonce repeats.
     #[test]
-    fn nonces_end() {
+    fn a_nonce_never_repeats() {
         let (a, _b) = pair();
         a.secrets.links[&0].borrow_mut().seal.records = u64::MAX - 1;
         assert_eq!(a.wire().send_one(b"last"), Ok(4));

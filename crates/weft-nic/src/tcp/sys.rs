@@ -1,17 +1,17 @@
 //! The system calls of the TCP device: vectored I/O on client memory, socket options, the coarse clock.
 //!
-//! Place in the data flow: between [`super::tx`]/[`super::rx`] and the kernel. Client memory goes to the
-//! kernel as addresses ([`Iov`]), never as slices, because the client may touch it at the same time.
+//! Place in the data flow: between [`super::tx`]/[`super::rx`] and the kernel. The kernel gets client memory as
+//! addresses ([`Iov`]), never as slices, because the client may access it at the same time.
 //!
 //! Errors are [`Errno`]; "would block" and "interrupted" are both [`Errno::AGAIN`]. Times are milliseconds of
-//! CLOCK_MONOTONIC_COARSE, which costs no system call and advances every 1 to 10 ms.
+//! CLOCK_MONOTONIC_COARSE, which needs no system call and advances every 1 to 10 ms.
 //!
-//! What moves data enters the kernel directly: libc's functions are points of cancellation (pthreads(7)), at
-//! which a client's thread must not end while it holds our locks, and take 60 instructions more once a
-//! process has two threads.
+//! Calls that move data enter the kernel directly. libc's functions are cancellation points (pthreads(7)), at which a
+//! client's thread must not end while it holds weft's locks. They also cost 60 more instructions once a process has two
+//! threads.
 //!
-//! Everything that concerns other hosts, and the time, is here, so that tests can have a network of their own
-//! in the kernel's place (`tcp/faults`).
+//! All access to other hosts and to the clock is in this file, so that tests can replace the kernel with a simulated
+//! network (`tcp/faults`).
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -30,19 +30,19 @@ use weft_os::Unshared;
 use super::faults::net;
 use super::{EVENTS, TcpConfig};
 
-/// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
+/// Limit of connections that wait to be accepted; the kernel reduces it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
-/// Most pieces in one vectored call.
+/// Limit of pieces in one vectored call.
 pub(super) const PIECES: usize = 24;
 
-/// Room for what epoll tells at a time. Not on the stack of the client, which may be small.
+/// Space for the events of one epoll call. It is on the heap because the client's stack may be small.
 pub(super) struct Events(Box<[MaybeUninit<epoll::Event>; EVENTS]>);
 
-// SAFETY: an event holds a number of ours, which is a pointer for the type only, and only its reader had it written.
+// SAFETY: an event holds a link's number, which is a pointer only by type. The kernel writes it only for the reader.
 unsafe impl Send for Events {}
 
 impl Events {
-    /// Nothing yet.
+    /// Space without events.
     #[cold]
     pub(super) fn new() -> Self {
         Self(Box::new([MaybeUninit::uninit(); EVENTS]))
@@ -70,19 +70,19 @@ impl<'a> Pieces<'a> {
         Self { list: [const { MaybeUninit::uninit() }; PIECES], count: 0, bytes: 0, life: PhantomData }
     }
 
-    /// Adds bytes to be sent. They must fit: callers bound their number of pieces below [`PIECES`].
+    /// Adds bytes to send. They must fit: callers bound their number of pieces below [`PIECES`].
     #[inline]
     pub(super) fn bytes(&mut self, bytes: &'a [u8]) {
         self.add(bytes.as_ptr().cast_mut(), bytes.len());
     }
 
-    /// Adds a buffer to be filled.
+    /// Adds a buffer to receive into.
     #[inline]
     pub(super) fn buffer(&mut self, buffer: &'a mut [u8]) {
         self.add(buffer.as_mut_ptr(), buffer.len());
     }
 
-    /// Adds client memory, as many of its pieces as leave `reserve` places free. Returns whether all did.
+    /// Adds pieces of client memory while more than `reserve` places are free. Returns whether all were added.
     #[inline]
     pub(super) fn client(&mut self, iov: &[Iov], reserve: usize) -> bool {
         for piece in iov {
@@ -94,7 +94,7 @@ impl<'a> Pieces<'a> {
         true
     }
 
-    /// Copies their bytes from `skip` on to a buffer, as many as there are or as it takes.
+    /// Copies bytes of the pieces, starting at byte `skip`, to a buffer. Returns the number of bytes copied.
     pub(super) fn read(&self, mut skip: usize, into: &mut [u8]) -> usize {
         let mut n = 0;
         for piece in self.iter() {
@@ -104,7 +104,7 @@ impl<'a> Pieces<'a> {
         n
     }
 
-    /// Stores bytes in them from `skip` on, as many as there are or as they take.
+    /// Copies bytes to the pieces, starting at byte `skip`. Returns the number of bytes copied.
     pub(super) fn write(&mut self, mut skip: usize, bytes: &[u8]) -> usize {
         let mut n = 0;
         for piece in self.iter() {
@@ -118,18 +118,18 @@ impl<'a> Pieces<'a> {
         self.list[..self.count].iter().map(|piece| {
             // SAFETY: the first `count` entries are initialised.
             let piece = unsafe { piece.assume_init() };
-            // SAFETY: each is readable, and writable where it is to be filled, for as long as `self` lives.
+            // SAFETY: each piece is readable, and writable if it was added to be filled, for as long as `self` lives.
             unsafe { Iov::new(piece.iov_base.cast(), piece.iov_len) }
         })
     }
 
-    /// Places left.
+    /// The number of pieces that can still be added.
     #[inline]
     pub(super) fn free(&self) -> usize {
         PIECES - self.count
     }
 
-    /// Sum of the lengths.
+    /// The sum of the lengths in bytes.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.bytes
@@ -145,7 +145,7 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// Sends the pieces. Returns how many bytes the kernel took.
+/// Sends the pieces. Returns the number of bytes that the kernel accepted.
 #[inline]
 pub(super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Errno> {
     #[cfg(test)]
@@ -164,7 +164,7 @@ pub(super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Err
     outcome(n)
 }
 
-/// Sends one buffer. Cheaper than the same bytes as pieces.
+/// Sends one buffer. It is cheaper than [`send`].
 #[inline]
 pub(super) fn send_one(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     #[cfg(test)]
@@ -174,7 +174,7 @@ pub(super) fn send_one(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno>
     retried(rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT))
 }
 
-/// Fills the pieces. Returns how many bytes came; 0 is the end of the stream.
+/// Receives into the pieces. Returns the number of bytes; 0 is the end of the stream.
 #[inline]
 pub(super) fn receive(fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
     #[cfg(test)]
@@ -190,7 +190,7 @@ pub(super) fn receive(fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usi
     outcome(n)
 }
 
-/// Fills one buffer from its start. Returns how many bytes came; 0 is the end of the stream.
+/// Receives into a buffer from its start. Returns the number of bytes; 0 is the end of the stream.
 #[inline]
 pub(super) fn receive_one(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     #[cfg(test)]
@@ -200,7 +200,7 @@ pub(super) fn receive_one(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize
     retried(rustix::net::recv(fd, buffer, RecvFlags::DONTWAIT).map(|(n, _)| n))
 }
 
-/// What was interrupted is tried again when it is asked for next.
+/// An interrupted call is repeated by the caller's next attempt.
 #[inline]
 fn retried(result: Result<usize, Errno>) -> Result<usize, Errno> {
     result.map_err(|errno| if errno == Errno::INTR { Errno::AGAIN } else { errno })
@@ -215,7 +215,7 @@ fn last_errno() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Bytes sent and not yet acknowledged by the peer's kernel.
+/// Sent bytes that the peer's kernel has not acknowledged.
 pub(super) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
     #[cfg(test)]
     if let Some(outcome) = net::unacknowledged(fd) {
@@ -227,16 +227,16 @@ pub(super) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
     if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
-/// What the kernel knows of the peer's host.
+/// The kernel's knowledge of the peer's host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Liveness {
-    /// Milliseconds since the last acknowledgement came.
+    /// Milliseconds since the last acknowledgement.
     pub(super) silent_ms: u32,
-    /// Retransmissions and window probes since then without an answer.
+    /// Retransmissions and window probes since then that were not answered.
     pub(super) unanswered: u32,
 }
 
-/// Asks the kernel how alive the peer's host is.
+/// The kernel's knowledge of the peer's host; `None` if the kernel does not provide it.
 pub(super) fn liveness(fd: BorrowedFd<'_>) -> Option<Liveness> {
     #[cfg(test)]
     if let Some(outcome) = net::liveness(fd) {
@@ -253,7 +253,7 @@ pub(super) fn liveness(fd: BorrowedFd<'_>) -> Option<Liveness> {
     if result != 0 {
         return None;
     }
-    // SAFETY: `info` was zeroed, so that what the kernel did not write is valid too: all fields are integers.
+    // SAFETY: `info` was zeroed, so bytes that the kernel did not write are valid, too: all fields are integers.
     let info = unsafe { info.assume_init() };
     Some(Liveness {
         silent_ms: info.tcpi_last_ack_recv,
@@ -275,10 +275,11 @@ pub(super) fn now_ms() -> u64 {
     ms
 }
 
-/// A non-blocking stream socket of the address's family, with all that links have: no Nagle delay, and
-/// keep-alive probes that find a vanished host of an idle link; buffer sizes and the traffic class, which
-/// must be set before it connects or listens, for the window scale to fit and for the handshake to have it,
-/// too.
+/// Creates a non-blocking stream socket of the address's family, with the options of all links.
+///
+/// There is no Nagle delay, and keep-alive probes detect a vanished host on an idle link. Buffer sizes and the traffic
+/// class must be set before the socket connects or listens: the window scale depends on the buffers, and the handshake
+/// must have the class.
 pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Unshared, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::socket() {
@@ -318,7 +319,7 @@ pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(Unshare
     if let Some(listener) = net::listen() {
         return listener;
     }
-    // Accepted sockets inherit what it has.
+    // Accepted sockets inherit the listener's options.
     let listener = stream_socket(wanted, config)?;
     sockopt::set_socket_reuseaddr(&listener, true)?;
     rustix::net::bind(&listener, wanted)?;
@@ -327,7 +328,7 @@ pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(Unshare
     Ok((listener, addr))
 }
 
-/// The next connection that somebody has made, and from where.
+/// Accepts a connection. Returns its socket and the peer's address.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(Unshared, Option<SocketAddr>), Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::accept(listener) {
@@ -356,10 +357,10 @@ pub(super) fn connect(socket: BorrowedFd<'_>, to: &SocketAddr) -> Result<(), Err
     }
 }
 
-/// Whether the kernel has connected the socket; its error if it could not.
+/// Whether the kernel has connected the socket; its error if that failed.
 ///
-/// A call to a port of our own host where nobody listens may leave from that very port, and meets itself
-/// (TCP's simultaneous open). It is refused as from any other port.
+/// A connection to a local port without a listener may originate from that very port, and connect to itself (TCP's
+/// simultaneous open). It is refused like any other connection to the port.
 pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::connected(socket) {
@@ -374,17 +375,18 @@ pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     if there != Some(rustix::net::getsockname(socket)?) {
         return Ok(true);
     }
-    // Closed with a reset: it would keep the port for a minute more (TIME_WAIT), and the late listener off it.
+    // Close with a reset. Otherwise the socket would occupy the port for another minute (TIME_WAIT), and a later
+    // listener could not bind it.
     sockopt::set_socket_linger(socket, Some(Duration::ZERO))?;
     Err(Errno::CONNREFUSED)
 }
 
-/// Where the two ends of a connected socket are on one host: lets the kernel hold little that it has not
-/// sent. Otherwise messages, and answers that let the peer go on, wait behind megabytes of bulk data, and
-/// what the kernel holds falls out of the processor's cache. Between hosts it may hold what it likes, and
-/// goes on sending while the client computes.
+/// Limits the unsent bytes in the kernel if both ends of a connected socket are on one host.
+///
+/// Otherwise messages and acknowledgements wait behind megabytes of bulk data, and the kernel's buffer exceeds the
+/// processor's cache. Between hosts there is no limit, so that the kernel continues to send while the client computes.
 pub(super) fn keep_little_unsent(fd: BorrowedFd<'_>) {
-    /// As much as one segment offloaded to the card.
+    /// The size of one segment that is offloaded to the network card.
     static UNSENT_BYTES: libc::c_int = 64 * 1024;
     let here = rustix::net::getsockname(fd).ok().and_then(|addr| SocketAddr::try_from(addr).ok());
     let there = rustix::net::getpeername(fd).ok().flatten().and_then(|addr| SocketAddr::try_from(addr).ok());
@@ -394,7 +396,7 @@ pub(super) fn keep_little_unsent(fd: BorrowedFd<'_>) {
     }
     let value = &raw const UNSENT_BYTES;
     let len = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(4);
-    // SAFETY: the kernel reads one integer. Where it does not know the option, nothing changes.
+    // SAFETY: the kernel reads one integer. A kernel without the option changes nothing.
     unsafe { libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value.cast(), len) };
 }
 
@@ -411,7 +413,7 @@ pub(super) fn append(queue: &mut Vec<u8>, iov: &[Iov]) {
     }
 }
 
-/// Says that the kernel does not watch a socket as it should.
+/// Warns that epoll does not watch a socket as it must.
 #[cold]
 pub(super) fn cannot_watch(errno: Errno) {
     log::warn!(
@@ -426,10 +428,10 @@ mod tests {
 
     use super::*;
 
-    /// Both ends of a connection have the traffic class of their side and what links have, the accepted one
-    /// by its listener.
+    /// Both ends of a connection have the traffic class of their side and the options of links. An accepted socket gets
+    /// them from its listener.
     #[test]
-    fn accepted_sockets_have_what_their_listener_has() {
+    fn accepted_sockets_inherit_the_listeners_options() {
         let class = |traffic_class| TcpConfig { traffic_class, ..TcpConfig::default() };
         for addr in ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse::<SocketAddr>().unwrap()) {
             let Ok(listener) = stream_socket(&addr, &class(0xb8)) else {
@@ -462,10 +464,9 @@ mod tests {
         }
     }
 
-    /// Who meets itself at a port where nobody listens has met nobody, and leaves the port to the listener
-    /// that may come.
+    /// A socket that connects to itself is refused, and leaves the port to a later listener.
     #[test]
-    fn a_socket_that_meets_itself_is_refused() {
+    fn a_socket_that_connects_to_itself_is_refused() {
         let config = TcpConfig::default();
         let addr = "127.0.0.1:0".parse().unwrap();
         let caller = stream_socket(&addr, &config).unwrap();

@@ -1,13 +1,13 @@
-//! What a device tells of messages that it has taken and not handed to the kernel yet.
+//! A device's note of accepted messages that it has not handed to the kernel.
 //!
-//! Place in the data flow: `Tcp::send` notes here that it keeps bytes; whoever owns the device hands a [`Unsent`] to
-//! somebody who sees to it that they leave even if the client, whose sends are complete, does not come back
+//! Place in the data flow: `Tcp::send` notes here that it defers bytes. The device's owner gives the [`Unsent`] to a
+//! thread that writes the bytes even if the client, whose sends are complete, does not poll again
 //! ([`super::Tcp::drain`]).
 //!
-//! Protocol: [`Unsent::note`] comes from whoever holds the device, [`Unsent::clear`] as well, after it has
-//! seen that nothing is kept. Between the two, the flag is set. The caller of `calls` that is about to sleep
-//! must first say so and then look at the flag, with a fence between; `note` sets the flag and calls then, in
-//! this order. (weft-fi's `tests/loom_flusher.rs` tries the interleavings.)
+//! Protocol: only the holder of the device calls [`Unsent::note`] and [`Unsent::clear`], and `clear` only after no
+//! message is deferred. Between the two calls the flag is set. The thread behind `notify` must announce its sleep
+//! before it checks the flag, with a fence between. `note` first sets the flag and then notifies, with a fence between.
+//! weft-fi's `tests/loom_flusher.rs` tries the interleavings.
 
 use super::sync::{AtomicBool, AtomicU32, Ordering, fence};
 
@@ -16,27 +16,27 @@ use super::sync::{AtomicBool, AtomicU32, Ordering, fence};
 pub struct Unsent {
     kept: AtomicBool,
     times: AtomicU32,
-    calls: fn() -> bool,
+    notify: fn() -> bool,
 }
 
 impl Unsent {
-    /// `calls` is called when there is something, after there was nothing: it must be quick. It returns
-    /// whether the message will be written; `false`: there is no thread that could.
+    /// `notify` is called for the first deferred message after none was deferred; it must be quick. It returns whether
+    /// the message will be written; `false` means that no thread can do so.
     #[must_use]
-    pub fn new(calls: fn() -> bool) -> Self {
-        Self { kept: AtomicBool::new(false), times: AtomicU32::new(0), calls }
+    pub fn new(notify: fn() -> bool) -> Self {
+        Self { kept: AtomicBool::new(false), times: AtomicU32::new(0), notify }
     }
 
-    /// A message is kept. `false`: the device must write it itself, now.
+    /// Notes a deferred message. `false`: the device must write it immediately.
     #[inline]
     pub(super) fn note(&self) -> bool {
-        // Only the holder of the device writes these.
+        // Only the holder of the device writes these fields.
         self.times.store(self.times.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if !self.kept.load(Ordering::Relaxed) {
             self.kept.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            if !(self.calls)() {
-                // The next message asks again.
+            if !(self.notify)() {
+                // The next message notifies again.
                 self.clear();
                 return false;
             }
@@ -44,12 +44,12 @@ impl Unsent {
         true
     }
 
-    /// Nothing is kept any more. Only for the holder of the device.
+    /// Notes that no message is deferred. Only the holder of the device may call this.
     pub fn clear(&self) {
         self.kept.store(false, Ordering::Relaxed);
     }
 
-    /// If something may be kept: a number that changes with every message that was.
+    /// A number that changes with every deferred message; `None` if no message is deferred.
     #[must_use]
     pub fn kept(&self) -> Option<u32> {
         self.kept.load(Ordering::Relaxed).then(|| self.times.load(Ordering::Relaxed))

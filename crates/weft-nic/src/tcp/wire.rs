@@ -1,10 +1,10 @@
-//! What travels over a TCP link: four handshake messages of fixed size, then frames.
+//! The wire format of a TCP link: four handshake messages of fixed size, then frames.
 //!
 //! Place in the data flow: written by [`super::connect`] and [`super::tx`], read by [`super::connect`] and
-//! [`super::rx`]. Integers are little-endian, structures have no padding, and every length is checked here before
-//! anybody uses it. The same layouts are specified in docs/protocol.md.
+//! [`super::rx`]. Integers are little-endian, structures have no padding, and every length is checked here before it is
+//! used. docs/protocol.md specifies the same layouts.
 //!
-//! Errors: a header that breaks a rule decodes to `None`; the link then ends with `LinkError::Protocol`.
+//! Errors: a header that breaks a rule decodes to `None`. The link then ends with `LinkError::Protocol`.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,7 +13,7 @@ use weft_engine::name::NAME_BYTES;
 
 use crate::handshake::{Capability, Nonce, Proof};
 
-/// First bytes of every handshake.
+/// The first bytes of every hello and answer.
 pub(super) const MAGIC: [u8; 8] = *b"weft-tcp";
 /// The version of handshake and frames that this code speaks.
 pub(super) const VERSION: u8 = 2;
@@ -35,39 +35,39 @@ const KIND_PUSH: u8 = 2;
 const KIND_GOODBYE: u8 = 3;
 const KIND_ACK: u8 = 4;
 
-/// In [`FrameHead::flags`] of a push segment: its sender waits for the acknowledgement.
-const ACK_WANTED: u8 = 1;
+/// In [`FrameHead::flags`] of a push segment: the sender requests an acknowledgement.
+const ACK_REQUESTED: u8 = 1;
 
-/// In [`Hello::flags`]: the initiator was given the full name, and the key is made from its capability.
+/// In [`Hello::flags`]: the initiator knows the full name, and the key is made from its capability.
 pub(super) const KNOWS_CAPABILITY: u8 = 1;
-/// In the same: what follows the handshake is to be encrypted.
+/// In [`Hello::flags`]: the traffic after the handshake must be encrypted.
 pub(super) const ENCRYPTS: u8 = 8;
 
-/// The same: a link that had another connection is to go on. Then the name begins with the session's number,
-/// and the rest of it is zeros.
+/// In [`Hello::flags`]: an existing link must be resumed. The name then begins with the session's number, and the rest
+/// of it is zero.
 pub(super) const RETURNS: u8 = 2;
-/// With [`RETURNS`]: the side that made the link speaks.
+/// In [`Hello::flags`], with [`RETURNS`]: the sender is the side that made the link.
 pub(super) const INITIATOR: u8 = 4;
 
-/// In [`Answer::status`] and [`Verdict::status`]: go on.
+/// In [`Answer::status`] and [`Verdict::status`]: success.
 pub(super) const OK: u8 = 0;
-/// The version is not spoken here.
+/// In a status: the version is not supported.
 pub(super) const BAD_VERSION: u8 = 1;
-/// Another endpoint than the one asked for listens here.
+/// In a status: another endpoint than the requested one listens here.
 pub(super) const NOT_HERE: u8 = 2;
-/// The proof is wrong, or a capability is needed.
+/// In a status: the proof is wrong, or a capability is required.
 pub(super) const DENIED: u8 = 3;
-/// Only one of the two sides wants to encrypt.
+/// In a status: only one of the two sides encrypts.
 pub(super) const ENCRYPTION: u8 = 6;
-/// There are no descriptors, or is no memory, for the connection.
+/// In a status: there are no descriptors, or no memory, for the connection.
 pub(super) const NO_ROOM: u8 = 7;
 
-/// No such link: it was closed, or has been given up.
+/// In a status: the link was closed or has been given up.
 pub(super) const UNKNOWN: u8 = 4;
-/// An attempt of the other side goes first.
+/// In a status: an attempt of the other side takes precedence.
 pub(super) const BUSY: u8 = 5;
 
-/// Initiator → acceptor: who I am, and whom I want.
+/// Initiator → acceptor: the names of both sides.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Hello {
@@ -78,11 +78,11 @@ pub(super) struct Hello {
     pub(super) nonce: Nonce,
     /// The initiator's full name, its capability zeroed.
     pub(super) name: [u8; NAME_BYTES],
-    /// The endpoint id that is wanted; zeros with a service name.
+    /// The wanted endpoint id; zero with a service name.
     pub(super) target: [u8; 16],
 }
 
-/// Acceptor → initiator: who I am, with proof.
+/// Acceptor → initiator: the acceptor's name, with its proof.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Answer {
@@ -98,7 +98,7 @@ pub(super) struct Answer {
     pub(super) proof: Proof,
 }
 
-/// Initiator → acceptor: my proof.
+/// Initiator → acceptor: the initiator's proof.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Finish {
@@ -107,7 +107,7 @@ pub(super) struct Finish {
     pub(super) proof: Proof,
 }
 
-/// Acceptor → initiator: the link is up, or not. Frames follow.
+/// Acceptor → initiator: the result. After success, frames follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Verdict {
@@ -115,13 +115,13 @@ pub(super) struct Verdict {
     pub(super) reserved: [u8; 7],
 }
 
-/// The verdict where a link is to go on.
+/// The verdict on a link that is resumed.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct ReturnVerdict {
     pub(super) status: u8,
     pub(super) reserved: [u8; 7],
-    /// Bytes of the stream to here that have been taken.
+    /// The position in the stream up to which the acceptor has received.
     pub(super) position: U64,
 }
 
@@ -135,7 +135,7 @@ const _: () = assert!(HEAD_BYTES == 8 && PUSH_HEAD_BYTES == 24);
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct FrameHead {
-    /// Bytes that follow these eight.
+    /// The number of bytes after this header.
     len: U32,
     kind: u8,
     flags: u8,
@@ -154,13 +154,14 @@ struct PushHead {
 /// A frame's header, decoded and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A message of so many bytes follows.
+    /// A message; its length in bytes.
     Message(usize),
-    /// A push segment: 16 more header bytes, then so many bytes of payload; and whether an acknowledgement is wanted.
+    /// A push segment: 16 more header bytes, then the payload. The payload's length in bytes, and whether an
+    /// acknowledgement is requested.
     Push(usize, bool),
-    /// An acknowledgement: 8 more bytes.
+    /// An acknowledgement, with 8 more bytes.
     Ack,
-    /// The peer closes in an orderly way; nothing follows.
+    /// The peer closes the link in an orderly way; nothing follows.
     Goodbye,
 }
 
@@ -169,7 +170,7 @@ pub(super) enum Frame {
 pub(super) fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Frame> {
     let head = FrameHead::ref_from_bytes(bytes).ok()?;
     let len = usize::try_from(head.len.get()).ok()?;
-    // Mostly it is a message, and no other: one comparison.
+    // One comparison recognizes messages, the most frequent kind.
     if bytes[4..] == [KIND_MESSAGE, 0, 0, 0] && len <= MAILBOX_BYTES {
         return Some(Frame::Message(len));
     }
@@ -181,9 +182,9 @@ fn decode_other(head: &FrameHead, len: usize) -> Option<Frame> {
         return None;
     }
     match (head.kind, head.flags) {
-        (KIND_PUSH, 0 | ACK_WANTED) => {
+        (KIND_PUSH, 0 | ACK_REQUESTED) => {
             let payload = len.checked_sub(PUSH_HEAD_BYTES - HEAD_BYTES)?;
-            (1..=SEGMENT_MAX_BYTES).contains(&payload).then_some(Frame::Push(payload, head.flags == ACK_WANTED))
+            (1..=SEGMENT_MAX_BYTES).contains(&payload).then_some(Frame::Push(payload, head.flags == ACK_REQUESTED))
         }
         (KIND_ACK, 0) if len == ACK_BYTES - HEAD_BYTES => Some(Frame::Ack),
         (KIND_GOODBYE, 0) if len == 0 => Some(Frame::Goodbye),
@@ -208,11 +209,11 @@ pub(super) fn message_head(len: usize) -> [u8; HEAD_BYTES] {
 }
 
 /// The header of a push segment of `payload` bytes, which is at most [`SEGMENT_MAX_BYTES`].
-pub(super) fn push_head(payload: usize, window: u64, offset: u64, ack_wanted: bool) -> [u8; PUSH_HEAD_BYTES] {
+pub(super) fn push_head(payload: usize, window: u64, offset: u64, ack_requested: bool) -> [u8; PUSH_HEAD_BYTES] {
     debug_assert!((1..=SEGMENT_MAX_BYTES).contains(&payload));
     let mut bytes = [0; PUSH_HEAD_BYTES];
     let len = payload + PUSH_HEAD_BYTES - HEAD_BYTES;
-    bytes[..HEAD_BYTES].copy_from_slice(&head(len, KIND_PUSH, u8::from(ack_wanted) * ACK_WANTED));
+    bytes[..HEAD_BYTES].copy_from_slice(&head(len, KIND_PUSH, u8::from(ack_requested) * ACK_REQUESTED));
     bytes[HEAD_BYTES..HEAD_BYTES + 8].copy_from_slice(&window.to_le_bytes());
     bytes[HEAD_BYTES + 8..].copy_from_slice(&offset.to_le_bytes());
     bytes
@@ -223,7 +224,7 @@ pub(super) fn goodbye() -> [u8; HEAD_BYTES] {
     head(0, KIND_GOODBYE, 0)
 }
 
-/// A whole acknowledgement: so many bytes of the stream have been taken.
+/// The whole acknowledgement frame for a position in the stream.
 pub(super) fn ack(position: u64) -> [u8; ACK_BYTES] {
     let mut bytes = [0; ACK_BYTES];
     bytes[..HEAD_BYTES].copy_from_slice(&head(ACK_BYTES - HEAD_BYTES, KIND_ACK, 0));
@@ -231,7 +232,7 @@ pub(super) fn ack(position: u64) -> [u8; ACK_BYTES] {
     bytes
 }
 
-/// The position that an acknowledgement tells.
+/// The position in an acknowledgement.
 pub(super) fn decode_ack(bytes: &[u8; ACK_BYTES]) -> u64 {
     bytes.last_chunk().map_or(0, |position| u64::from_le_bytes(*position))
 }
@@ -289,8 +290,8 @@ mod tests {
         assert_eq!(wild(7, KIND_ACK, 0), None);
         assert_eq!(wild(9, KIND_ACK, 0), None);
         for kind in [KIND_MESSAGE, KIND_PUSH, KIND_GOODBYE, KIND_ACK] {
-            assert!((0..64).all(|len| decode(&head(len, kind, ACK_WANTED << 1)).is_none()));
-            assert!(kind == KIND_PUSH || (0..64).all(|len| decode(&head(len, kind, ACK_WANTED)).is_none()));
+            assert!((0..64).all(|len| decode(&head(len, kind, ACK_REQUESTED << 1)).is_none()));
+            assert!(kind == KIND_PUSH || (0..64).all(|len| decode(&head(len, kind, ACK_REQUESTED)).is_none()));
         }
         assert_eq!(decode_push(&push_head(2, 0, u64::MAX - 1, false), 2), None);
     }
