@@ -184,7 +184,7 @@ params! {
     matching: Matching = "auto", "name", "MATCH",
         "Search structure for the queues of receives and unexpected messages: list, hash, tree, or auto, which walks short queues and chooses an index for deep ones.";
     mr_cache: bool = "yes", "yes/no", "MR_CACHE",
-        "Share memory registrations and keep unused ones, if a device requires registration. (Shared memory and TCP do not.)";
+        "Share memory registrations and keep unused ones, if a device requires registration. Shared memory and TCP do not require it.";
     mr_cache_entries: usize = "4096", "count", "MR_CACHE_ENTRIES",
         "Registrations that an endpoint may have.";
     mr_cache_bytes: Option<u64> = "", "bytes", "MR_CACHE_BYTES",
