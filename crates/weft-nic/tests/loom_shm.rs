@@ -159,14 +159,14 @@ mod lines {
 
 #[path = "../src/shm/page.rs"]
 mod page;
-#[path = "../src/shm/rest.rs"]
-mod rest;
 #[path = "../src/shm/ring.rs"]
 mod ring;
+#[path = "../src/shm/sleep_protocol.rs"]
+mod sleep_protocol;
 
-use page::{Bed, Page};
-use rest::{Rest, Sleeper};
+use page::{Page, SleepPage};
 use ring::{Record, Rx, Tx};
+use sleep_protocol::{SleepLevel, Sleeper};
 
 /// What passes a ring.
 #[derive(Clone, Copy)]
@@ -256,7 +256,7 @@ fn listen(page: &Page, cells: &[AtomicU32]) -> u32 {
 /// One producer's end of a doorbell.
 struct Ringer {
     page: Arc<Page>,
-    bed: Arc<Bed>,
+    sleep_page: Arc<SleepPage>,
     wakes: Arc<Socket>,
     ended: Cell<u64>,
 }
@@ -264,7 +264,7 @@ struct Ringer {
 impl Ringer {
     /// `Bell::ring`.
     fn ring(&self, slot: u32) {
-        self.bed.ring(&self.page, slot, &self.ended, || self.wakes.send());
+        self.sleep_page.ring(&self.page, slot, &self.ended, || self.wakes.send());
     }
 }
 
@@ -301,29 +301,34 @@ impl Socket {
 /// The consumer's end.
 struct Door {
     page: Arc<Page>,
-    bed: Arc<Bed>,
+    sleep_page: Arc<SleepPage>,
     wakes: Arc<Socket>,
     sleeps: u64,
 }
 
 impl Door {
     fn new() -> Self {
-        Self { page: Arc::new(Page::new()), bed: Arc::new(Bed::new()), wakes: Arc::default(), sleeps: 0 }
+        Self { page: Arc::new(Page::new()), sleep_page: Arc::new(SleepPage::new()), wakes: Arc::default(), sleeps: 0 }
     }
 
     fn ringer(&self) -> Ringer {
-        Ringer { page: self.page.clone(), bed: self.bed.clone(), wakes: self.wakes.clone(), ended: Cell::new(0) }
+        Ringer {
+            page: self.page.clone(),
+            sleep_page: self.sleep_page.clone(),
+            wakes: self.wakes.clone(),
+            ended: Cell::new(0),
+        }
     }
 
     fn park(&mut self) -> bool {
         self.sleeps += 1;
-        self.bed.park(self.sleeps, &self.page)
+        self.sleep_page.park(self.sleeps, &self.page)
     }
 
     /// Takes wake-ups off the sockets. (`Shm::hear`.)
     fn hear(&self) {
         if self.wakes.take() > 0 {
-            self.bed.unpark();
+            self.sleep_page.unpark();
         }
     }
 
@@ -404,7 +409,7 @@ struct Side {
 /// A device with one link, at both of whose rings it has an end.
 struct Device {
     door: Door,
-    rest: Rest,
+    sleep_level: SleepLevel,
     side: Arc<Side>,
     /// The link is looked at in every poll.
     hot: bool,
@@ -429,8 +434,16 @@ impl Device {
     fn new() -> (Self, Tx, Rx) {
         let ((far, rx), (tx, other)) = (ring(4), ring(4));
         let side = Arc::new(Side { polled: AtomicU32::new(1), ..Side::default() });
-        let device =
-            Self { door: Door::new(), rest: Rest::Awake, side, hot: true, rx, tx, waiting: false, taken: Vec::new() };
+        let device = Self {
+            door: Door::new(),
+            sleep_level: SleepLevel::Awake,
+            side,
+            hot: true,
+            rx,
+            tx,
+            waiting: false,
+            taken: Vec::new(),
+        };
         (device, far, other)
     }
 
@@ -451,8 +464,8 @@ impl Device {
 
     /// `Shm::poll`, with a look at the sockets.
     fn poll(&mut self) {
-        if self.rest == Rest::UntilPoll {
-            rest::wake(self);
+        if self.sleep_level == SleepLevel::Parked {
+            sleep_protocol::wake(self);
         }
         if self.hot {
             self.look();
@@ -472,24 +485,24 @@ impl Device {
 
     /// `Shm::arm`.
     fn arm(&mut self) -> bool {
-        let parked = rest::park(self);
+        let parked = sleep_protocol::park(self);
         if parked {
-            self.rest = Rest::Held;
+            self.sleep_level = SleepLevel::Armed;
         }
         parked
     }
 
     /// Sleeps, if it may.
     fn sleep(&mut self) {
-        if rest::park(self) {
+        if sleep_protocol::park(self) {
             self.door.wakes.wait();
         }
     }
 }
 
 impl Sleeper for Device {
-    fn rest(&mut self) -> &mut Rest {
-        &mut self.rest
+    fn sleep_level(&mut self) -> &mut SleepLevel {
+        &mut self.sleep_level
     }
 
     fn is_rung(&self) -> bool {
@@ -501,22 +514,22 @@ impl Sleeper for Device {
     }
 
     fn is_announced(&self) -> bool {
-        self.door.bed.parked()
+        self.door.sleep_page.parked()
     }
 
     fn withdraw(&self) {
-        self.door.bed.unpark();
+        self.door.sleep_page.unpark();
     }
 
     fn set_hot_polled(&self, polled: bool) {
         if self.hot {
-            rest::set(&self.side.polled, polled);
+            sleep_protocol::set(&self.side.polled, polled);
         }
     }
 
     fn set_waiting_wants(&self, wants: bool) {
         if self.waiting {
-            rest::set(&self.side.wants_space, wants);
+            sleep_protocol::set(&self.side.wants_space, wants);
         }
     }
 
@@ -538,7 +551,7 @@ impl Sleeper for Device {
         let freed = self.waiting && self.tx.has_space(1);
         if freed {
             self.waiting = false;
-            rest::set(&self.side.wants_space, false);
+            sleep_protocol::set(&self.side.wants_space, false);
         }
         // The look at the sockets takes wake-ups off them.
         let called = self.door.called();
@@ -556,7 +569,7 @@ fn sends(mut tx: Tx, device: &Device, messages: u8, must_fence: bool) -> loom::t
     loom::thread::spawn(move || {
         for n in 0..messages {
             tx.send(&[n], &[]).unwrap();
-            if !rest::is_set(&side.polled, must_fence) {
+            if !sleep_protocol::is_set(&side.polled, must_fence) {
                 ringer.ring(SLOT);
             }
         }
@@ -571,7 +584,7 @@ fn takes(mut rx: Rx, device: &Device, messages: u8, must_fence: bool) -> loom::t
             assert_eq!(rx.peek_line(), Some(&[n][..]));
             rx.advance(1);
             rx.release();
-            if rx.take_released() && rest::is_set(&side.wants_space, must_fence) {
+            if rx.take_released() && sleep_protocol::is_set(&side.wants_space, must_fence) {
                 ringer.ring(SLOT);
             }
         }
@@ -608,7 +621,7 @@ fn going_cold_loses_nothing() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
         let producer = sends(tx, &device, 2, must_fence);
-        assert!(rest::stop_looking(&device.side.polled, true, || device.fence()));
+        assert!(sleep_protocol::stop_looking(&device.side.polled, true, || device.fence()));
         device.hot = false;
         device.look();
         while device.taken.len() < 2 {
@@ -630,7 +643,7 @@ fn holding_anew_loses_nothing() {
         // A poll of the client's. Before it leaves it asks whether the sleeper will be woken for what comes
         // from now on (`Shm::is_armed`); if not, it parks again, or calls it.
         device.poll();
-        let asleep = device.door.bed.parked() || device.arm();
+        let asleep = device.door.sleep_page.parked() || device.arm();
         producer.join().unwrap();
         assert!(
             !asleep || device.taken.len() == 2 || device.door.called(),

@@ -29,8 +29,8 @@ use weft_os::Unshared;
 use super::doorbell::{Barriers, Bell};
 use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, Offer, Step};
 use super::link::{self, Link, Parts};
-use super::rest::Rest;
 use super::segment::Role;
+use super::sleep_protocol::SleepLevel;
 use super::{Event, Shm, ShmConfig, Slot, cma, page, rights};
 use crate::NicError;
 use crate::error::shortage;
@@ -301,7 +301,7 @@ impl Shm {
                     self.end(id, why);
                 }
                 self.attention = ATTENTION;
-                if self.rest != Rest::Awake {
+                if self.sleep_level != SleepLevel::Awake {
                     // Another thread sleeps until its sockets stir, or the timer.
                     self.arm_timer();
                 }

@@ -1,7 +1,7 @@
 //! Our doorbell, the peers' doorbells, and the asymmetric fence that keeps the fast side cheap.
 //!
 //! Place in the data flow: a producer publishes a record, looks at one word (`SideBlock::polled`), and goes
-//! on if the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if its [`Bed`]
+//! on if the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if its [`SleepPage`]
 //! says that it sleeps.
 //!
 //! Waking is one byte on the link's Unix socket, and not a futex, because a thread must be able to sleep on shared
@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::SendFlags;
 use rustix::thread::MembarrierCommand;
 
-use super::page::{Bed, Page};
+use super::page::{Page, SleepPage};
 use super::segment::{Mapping, second_at};
 use crate::NicError;
 
@@ -36,7 +36,7 @@ const PAGE_FILE_BYTES: usize = 4096;
 /// What is sent to wake a peer.
 const WAKE: &[u8] = &[1];
 
-const _: () = assert!(size_of::<Page>() <= PAGE_FILE_BYTES && size_of::<Bed>() <= PAGE_FILE_BYTES);
+const _: () = assert!(size_of::<Page>() <= PAGE_FILE_BYTES && size_of::<SleepPage>() <= PAGE_FILE_BYTES);
 
 /// Whether this process takes part in asymmetric fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub(super) struct Door {
     /// What peers write.
     page: Mapping,
     /// What they only read.
-    bed: Mapping,
+    sleep_page: Mapping,
     /// Number of the last sleep that was announced.
     sleeps: u64,
 }
@@ -84,11 +84,11 @@ impl Door {
     /// A new one.
     pub(super) fn new() -> Result<Self, NicError> {
         let (page_file, page) = Mapping::create(c"weft-doorbell", PAGE_FILE_BYTES)?;
-        let (bed_file, bed) = Mapping::create_for_readers(c"weft-sleep", PAGE_FILE_BYTES)?;
-        for file in [&page, &bed] {
+        let (sleep_file, sleep_page) = Mapping::create_for_readers(c"weft-sleep", PAGE_FILE_BYTES)?;
+        for file in [&page, &sleep_page] {
             file.populate(0, PAGE_FILE_BYTES).map_err(NicError::system("the pages of a memfd"))?;
         }
-        Ok(Self { files: [page_file, bed_file], page, bed, sleeps: 0 })
+        Ok(Self { files: [page_file, sleep_file], page, sleep_page, sleeps: 0 })
     }
 
     /// The files to pass to peers.
@@ -102,25 +102,25 @@ impl Door {
         page(&self.page)
     }
 
-    fn bed(&self) -> &Bed {
-        bed(&self.bed, 0)
+    fn sleep_page(&self) -> &SleepPage {
+        sleep_page(&self.sleep_page, 0)
     }
 
     /// Announces that we will sleep. False, and not announced, if somebody has rung.
     #[must_use]
     pub(super) fn park(&mut self) -> bool {
         self.sleeps += 1;
-        self.bed().park(self.sleeps, self.page())
+        self.sleep_page().park(self.sleeps, self.page())
     }
 
     /// Whether we have announced to sleep, and have taken no wake-up since.
     pub(super) fn parked(&self) -> bool {
-        self.bed().parked()
+        self.sleep_page().parked()
     }
 
     /// We do not sleep (any more).
     pub(super) fn unpark(&self) {
-        self.bed().unpark();
+        self.sleep_page().unpark();
     }
 }
 
@@ -142,7 +142,7 @@ impl Bell {
     /// `socket` if it sleeps.
     #[cold]
     pub(super) fn ring(&self, slot: u32, socket: BorrowedFd<'_>) {
-        bed(&self.map, second_at(PAGE_FILE_BYTES)).ring(page(&self.map), slot, &self.ended, || {
+        sleep_page(&self.map, second_at(PAGE_FILE_BYTES)).ring(page(&self.map), slot, &self.ended, || {
             // A full socket buffer means that wakes are waiting there already; a broken socket is noticed elsewhere.
             let _ = rustix::net::send(socket, WAKE, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         });
@@ -164,9 +164,9 @@ fn page(map: &Mapping) -> &Page {
 }
 
 /// The other page, `offset` bytes into a mapping.
-fn bed(map: &Mapping, offset: usize) -> &Bed {
-    debug_assert!(map.len() >= offset + size_of::<Bed>());
-    let at = map.base().as_ptr().wrapping_add(offset).cast::<Bed>();
+fn sleep_page(map: &Mapping, offset: usize) -> &SleepPage {
+    debug_assert!(map.len() >= offset + size_of::<SleepPage>());
+    let at = map.base().as_ptr().wrapping_add(offset).cast::<SleepPage>();
     // SAFETY: as for `page`. Where it is mapped for reading only, in a bell, it is only read.
     unsafe { &*at }
 }

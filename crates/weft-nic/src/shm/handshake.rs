@@ -392,12 +392,12 @@ impl Handshake {
         if !self.key(local).verify(handshake::Role::Initiator, &self.dialogue(), &frame.proof) {
             return Err(LinkError::Denied);
         }
-        let [file, page, bed] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
+        let [file, page, sleep_page] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
         if !frame.lines.is_power_of_two() || !(MIN_LINES..=MAX_LINES).contains(&frame.lines) {
             return Err(LinkError::Protocol);
         }
         let map = Mapping::adopt(file.as_fd(), segment_bytes(frame.lines)).map_err(adoption_error)?;
-        self.ready(frame, map, frame.lines, [page, bed])
+        self.ready(frame, map, frame.lines, [page, sleep_page])
     }
 
     #[inline(never)]

@@ -20,10 +20,10 @@ use weft_os::Unshared;
 use super::cma::Span;
 use super::doorbell::Bell;
 use super::lines::Lines;
-use super::rest;
 use super::ring::{PIECE_BYTES, Record, Rx, Tx};
 use super::segment::{Mapping, Role};
 use super::share::SHARE_BYTES;
+use super::sleep_protocol;
 use super::sync::{AtomicU32, Ordering};
 use super::transfer::{Help, Slots, Step, Transfer};
 
@@ -364,7 +364,7 @@ impl Link {
             self.rx.advance(need);
         }
         self.rx.release();
-        if self.rx.take_released() && rest::is_set(&self.peer_side().wants_space.0, self.must_fence) {
+        if self.rx.take_released() && sleep_protocol::is_set(&self.peer_side().wants_space.0, self.must_fence) {
             self.bell.ring(self.slot, self.socket.as_fd());
         }
         look
@@ -475,7 +475,7 @@ impl Link {
     /// After a publication: rings the peer's doorbell unless the peer looks at this ring in every poll.
     #[inline(always)]
     fn announce(&self) {
-        if !rest::is_set(&self.peer_side().polled.0, self.must_fence) {
+        if !sleep_protocol::is_set(&self.peer_side().polled.0, self.must_fence) {
             self.bell.ring(self.slot, self.socket.as_fd());
         }
     }
@@ -483,7 +483,7 @@ impl Link {
     /// Tells the peer whether we look at its ring in every poll. Before relying on its doorbell: fence, then
     /// look once more.
     pub(super) fn set_polled(&self, polled: bool) {
-        rest::set(self.polled(), polled);
+        sleep_protocol::set(self.polled(), polled);
     }
 
     /// The word that tells it.
@@ -493,7 +493,7 @@ impl Link {
 
     /// Tells the peer whether we want to be rung when it releases space.
     pub(super) fn set_wants_space(&self, wants: bool) {
-        rest::set(&self.map.side(self.role).wants_space.0, wants);
+        sleep_protocol::set(&self.map.side(self.role).wants_space.0, wants);
     }
 
     /// Whether something of ours waits for space in the outgoing ring.

@@ -5,7 +5,7 @@
 //! Where to read what:
 //! - `segment.rs`: sealed memfds and what lies where in them; `lines.rs`, `ring.rs`: one direction of a pair;
 //! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
-//!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping, `rest.rs`: its steps in their order;
+//!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping, `sleep_protocol.rs`: its steps in their order;
 //! - `accept.rs`, `handshake.rs`: how a pair comes about, `rights.rs`: without a foreign user's descriptors;
 //!   `control.rs`: sockets, time-outs, links that end;
 //! - `link.rs`: one end of a pair; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both
@@ -36,12 +36,12 @@ mod lines;
 mod link;
 mod page;
 mod probe;
-mod rest;
 mod rights;
 mod ring;
 mod segment;
 mod share;
 mod sleep;
+mod sleep_protocol;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -71,10 +71,10 @@ use cma::Span;
 use doorbell::{Barriers, Door};
 use handshake::Handshake;
 use link::{Begun, Link};
-use rest::Rest;
 pub(crate) use ring::MAILBOX_BYTES;
 use ring::{INLINE_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
+use sleep_protocol::SleepLevel;
 
 use crate::NicError;
 
@@ -161,7 +161,7 @@ pub struct Shm {
     dying: Vec<u32>,
     events: VecDeque<Event>,
     /// Whether the peers were told that nobody polls.
-    rest: Rest,
+    sleep_level: SleepLevel,
     /// Look at the sockets in the next poll.
     control_due: bool,
     /// So many more looks at the sockets are made early, because a handshake is getting on.
@@ -211,7 +211,7 @@ impl Shm {
             busy: VecDeque::new(),
             dying: Vec::new(),
             events: VecDeque::new(),
-            rest: Rest::Awake,
+            sleep_level: SleepLevel::Awake,
             control_due: true,
             attention: 0,
             waiting: Vec::new(),
@@ -436,7 +436,7 @@ impl Nic for Shm {
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.polls += 1;
         let mut calls = 0;
-        if self.rest == Rest::UntilPoll {
+        if self.sleep_level == SleepLevel::Parked {
             self.wake();
         }
         // By index: a link may leave the list while it is looked at.

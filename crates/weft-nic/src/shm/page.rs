@@ -52,7 +52,7 @@ pub(super) struct Page {
 
 /// The page that only its owner writes. All zero at the start.
 #[repr(C)]
-pub(super) struct Bed {
+pub(super) struct SleepPage {
     /// 0: the consumer is awake. Else which of its sleeps this is; none has the number of an earlier one.
     sleep: AtomicU64,
 }
@@ -60,7 +60,7 @@ pub(super) struct Bed {
 #[cfg(not(test))]
 const _: () = {
     // As docs/protocol.md says.
-    assert!(std::mem::offset_of!(Page, words) == 128 && std::mem::offset_of!(Bed, sleep) == 0);
+    assert!(std::mem::offset_of!(Page, words) == 128 && std::mem::offset_of!(SleepPage, sleep) == 0);
 };
 
 impl Page {
@@ -71,7 +71,7 @@ impl Page {
         Self { summary: Padded::default(), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Producer: there is something on the link with this slot. If the consumer may sleep: [`Bed::ring`].
+    /// Producer: there is something on the link with this slot. If the consumer may sleep: [`SleepPage::ring`].
     pub(super) fn ring(&self, slot: u32) {
         fence(Ordering::SeqCst);
         let index = slot / 64 % (SLOTS / 64);
@@ -107,7 +107,7 @@ impl Page {
     }
 }
 
-impl Bed {
+impl SleepPage {
     /// A page outside shared memory, for the model checker.
     #[cfg(test)]
     #[allow(dead_code)]

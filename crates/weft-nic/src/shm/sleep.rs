@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use weft_engine::nic::{LinkId, Sink};
 
-use super::rest::{self, Rest, Sleeper};
+use super::sleep_protocol::{self, SleepLevel, Sleeper};
 use super::{HOT_LINKS, Shm, Slot, page};
 
 /// A hot link that was quiet for so many polls may be moved out for another.
@@ -35,10 +35,10 @@ impl Shm {
     /// nothing is announced. After sleeping: `wake` (or simply `poll`).
     #[must_use]
     pub fn park(&mut self) -> bool {
-        if self.rest == Rest::UntilPoll {
+        if self.sleep_level == SleepLevel::Parked {
             return true;
         }
-        if !self.events.is_empty() || !self.dying.is_empty() || !rest::park(self) {
+        if !self.events.is_empty() || !self.dying.is_empty() || !sleep_protocol::park(self) {
             return false;
         }
         self.arm_timer();
@@ -50,7 +50,7 @@ impl Shm {
     pub fn arm(&mut self) -> bool {
         let parked = self.park();
         if parked {
-            self.rest = Rest::Held;
+            self.sleep_level = SleepLevel::Armed;
         }
         parked
     }
@@ -73,13 +73,13 @@ impl Shm {
 
     /// The caller of [`Shm::arm`] is awake, and about to poll.
     pub fn wake_listener(&mut self) {
-        rest::rouse(self);
+        sleep_protocol::rouse(self);
     }
 
     /// The caller is awake.
     pub fn wake(&mut self) {
-        if self.rest != Rest::Awake {
-            rest::wake(self);
+        if self.sleep_level != SleepLevel::Awake {
+            sleep_protocol::wake(self);
         }
     }
 
@@ -126,7 +126,7 @@ impl Shm {
         if draining || (self.hot.len() >= HOT_LINKS && !self.make_room(sink)) {
             return;
         }
-        let polled = self.rest == Rest::Awake;
+        let polled = self.sleep_level == SleepLevel::Awake;
         if let Some(link) = self.link(LinkId(id)) {
             link.hot = true;
             link.last_active = polls;
@@ -150,7 +150,9 @@ impl Shm {
             return false;
         }
         let Some(Slot::Up(link)) = self.links.get(quietest as usize) else { return false };
-        if !rest::stop_looking(link.polled(), self.rest == Rest::Awake, || self.barriers.fence().is_ok()) {
+        if !sleep_protocol::stop_looking(link.polled(), self.sleep_level == SleepLevel::Awake, || {
+            self.barriers.fence().is_ok()
+        }) {
             return false;
         }
         self.cool(quietest);
@@ -171,10 +173,10 @@ impl Shm {
     }
 }
 
-/// What the steps of `rest.rs` are for a device with all its links.
+/// What the steps of `sleep_protocol.rs` are for a device with all its links.
 impl Sleeper for Shm {
-    fn rest(&mut self) -> &mut Rest {
-        &mut self.rest
+    fn sleep_level(&mut self) -> &mut SleepLevel {
+        &mut self.sleep_level
     }
 
     fn is_rung(&self) -> bool {

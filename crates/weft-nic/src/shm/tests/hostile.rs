@@ -97,9 +97,9 @@ fn a_spoiled_doorbell_silences_nobody() {
         assert_eq!(victim.inbox.messages.len(), turn);
     }
     assert!(victim.inbox.down.is_empty());
-    let bed = bell.base().as_ptr().wrapping_add(second_at(4096));
+    let sleep_page = bell.base().as_ptr().wrapping_add(second_at(4096));
     // SAFETY: changes how a page that is mapped there may be used, if it is allowed.
-    let writable = unsafe { libc::mprotect(bed.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) };
+    let writable = unsafe { libc::mprotect(sleep_page.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) };
     assert_eq!(writable, -1);
     let [_, file] = victim.nic.door.files();
     // SAFETY: a new mapping touches no existing memory.

@@ -13,13 +13,13 @@ use super::sync::{AtomicU32, Ordering, fence, light_fence};
 
 /// Whether the peers were told that nobody polls, and until when.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rest {
+pub(super) enum SleepLevel {
     /// They were not: hot links are looked at.
     Awake,
     /// Until the next poll.
-    UntilPoll,
+    Parked,
     /// Polls are made now and then, but nobody relies on them.
-    Held,
+    Armed,
 }
 
 /// The frequent side, after a publication or a release of space: whether the peer has set `word`.
@@ -53,7 +53,7 @@ pub(super) fn stop_looking(polled: &AtomicU32, awake: bool, fence: impl FnOnce()
 /// A device, as far as it is concerned with sleep.
 pub(super) trait Sleeper {
     /// Whether the peers were told that nobody polls.
-    fn rest(&mut self) -> &mut Rest;
+    fn sleep_level(&mut self) -> &mut SleepLevel;
     /// Whether a peer has rung.
     fn is_rung(&self) -> bool;
     /// Announces a sleep. False, and not announced, if somebody has rung.
@@ -81,29 +81,29 @@ pub(super) fn park(device: &mut impl Sleeper) -> bool {
     if device.is_rung() {
         return false;
     }
-    let was = std::mem::replace(device.rest(), Rest::UntilPoll);
-    if was == Rest::Awake {
+    let was = std::mem::replace(device.sleep_level(), SleepLevel::Parked);
+    if was == SleepLevel::Awake {
         device.set_hot_polled(false);
     }
     device.set_waiting_wants(true);
     // The announcement comes before the fence, the looks after it. Of a device that is held the peers have
     // known since an earlier fence that nobody looks at their rings; only what waits for space is news.
     let announced = device.announce();
-    let news = was == Rest::Awake || device.may_wait_for_space();
+    let news = was == SleepLevel::Awake || device.may_wait_for_space();
     let fenced = announced && (!news || device.fence());
     let busy = !fenced || device.something_came() || device.is_rung();
     // A wake-up that the look has taken off a socket may have been for this sleep, and its sender will send
     // no other: for a new one it will. Its bit was set before, and is seen now.
     if busy || !(device.is_announced() || device.announce()) {
-        *device.rest() = was;
+        *device.sleep_level() = was;
         match was {
-            Rest::Held => rouse(device),
+            SleepLevel::Armed => rouse(device),
             _ => wake(device),
         }
         return false;
     }
-    if was == Rest::Held {
-        *device.rest() = was;
+    if was == SleepLevel::Armed {
+        *device.sleep_level() = was;
     }
     true
 }
@@ -116,7 +116,7 @@ pub(super) fn rouse(device: &mut impl Sleeper) {
 
 /// Hot links are looked at again.
 pub(super) fn wake(device: &mut impl Sleeper) {
-    *device.rest() = Rest::Awake;
+    *device.sleep_level() = SleepLevel::Awake;
     device.withdraw();
     device.set_hot_polled(true);
     device.set_waiting_wants(false);
