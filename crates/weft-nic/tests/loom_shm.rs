@@ -242,7 +242,7 @@ fn pushes_pass_a_ring_that_grows_and_its_end() {
 
 /// One consumer's round of listening: takes the bits, then looks at the cells.
 fn listen(page: &Page, cells: &[AtomicU32]) -> u32 {
-    if !page.rung() {
+    if !page.is_rung() {
         return 0;
     }
     let mut summary = page.take_summary();
@@ -328,7 +328,7 @@ impl Door {
     /// Takes wake-ups off the sockets. (`Shm::hear`.)
     fn hear(&self) {
         if self.wakes.take() > 0 {
-            self.sleep_page.unpark();
+            self.sleep_page.wake();
         }
     }
 
@@ -356,7 +356,7 @@ fn bits_and_summary_lose_nothing() {
             for producer in producers {
                 producer.join().unwrap();
             }
-            assert!(seen == 2 || page.rung());
+            assert!(seen == 2 || page.is_rung());
             // And what it says is true: the next round sees all.
             assert!(seen == 2 || listen(&page, &cells[..]) == 2);
         });
@@ -470,7 +470,7 @@ impl Device {
         if self.hot {
             self.look();
         }
-        if self.door.page.rung() {
+        if self.door.page.is_rung() {
             let mut summary = self.door.page.take_summary();
             while summary != 0 {
                 let word = summary.trailing_zeros();
@@ -506,19 +506,19 @@ impl Sleeper for Device {
     }
 
     fn is_rung(&self) -> bool {
-        self.door.page.rung()
+        self.door.page.is_rung()
     }
 
-    fn announce(&mut self) -> bool {
+    fn park_door(&mut self) -> bool {
         self.door.park()
     }
 
-    fn is_announced(&self) -> bool {
-        self.door.sleep_page.parked()
+    fn is_door_parked(&self) -> bool {
+        self.door.sleep_page.is_parked()
     }
 
-    fn withdraw(&self) {
-        self.door.sleep_page.unpark();
+    fn wake_door(&self) {
+        self.door.sleep_page.wake();
     }
 
     fn set_hot_polled(&self, polled: bool) {
@@ -544,7 +544,7 @@ impl Sleeper for Device {
         true
     }
 
-    fn something_came(&mut self) -> bool {
+    fn has_work(&mut self) -> bool {
         if self.hot && self.rx.ready() {
             return true;
         }
@@ -559,11 +559,11 @@ impl Sleeper for Device {
         freed || called
     }
 
-    fn note_sockets(&mut self) {}
+    fn check_sockets_soon(&mut self) {}
 }
 
 /// The other side of a device's link: sends so many messages, and rings where the device does not look.
-/// (`Link::announce`.)
+/// (`Link::notify_peer`.)
 fn sends(mut tx: Tx, device: &Device, messages: u8, must_fence: bool) -> loom::thread::JoinHandle<()> {
     let (ringer, side) = (device.door.ringer(), Arc::clone(&device.side));
     loom::thread::spawn(move || {
@@ -621,7 +621,7 @@ fn going_cold_loses_nothing() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
         let producer = sends(tx, &device, 2, must_fence);
-        assert!(sleep_protocol::stop_looking(&device.side.polled, true, || device.fence()));
+        assert!(sleep_protocol::stop_polling(&device.side.polled, true, || device.fence()));
         device.hot = false;
         device.look();
         while device.taken.len() < 2 {
@@ -643,7 +643,7 @@ fn holding_anew_loses_nothing() {
         // A poll of the client's. Before it leaves it asks whether the sleeper will be woken for what comes
         // from now on (`Shm::is_armed`); if not, it parks again, or calls it.
         device.poll();
-        let asleep = device.door.sleep_page.parked() || device.arm();
+        let asleep = device.door.sleep_page.is_parked() || device.arm();
         producer.join().unwrap();
         assert!(
             !asleep || device.taken.len() == 2 || device.door.called(),

@@ -253,7 +253,7 @@ impl Shm {
         for _ in 0..8 {
             match rustix::net::recv(link.socket(), &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((_, 1)) => {
-                    self.door.unpark();
+                    self.door.wake();
                     // Its bit is set, unless another peer has cleared it.
                     if link.ready() {
                         self.door.page().ring(id % page::SLOTS);

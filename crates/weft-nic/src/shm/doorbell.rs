@@ -114,13 +114,13 @@ impl Door {
     }
 
     /// Whether we have announced to sleep, and have taken no wake-up since.
-    pub(super) fn parked(&self) -> bool {
-        self.sleep_page().parked()
+    pub(super) fn is_parked(&self) -> bool {
+        self.sleep_page().is_parked()
     }
 
     /// We do not sleep (any more).
-    pub(super) fn unpark(&self) {
-        self.sleep_page().unpark();
+    pub(super) fn wake(&self) {
+        self.sleep_page().wake();
     }
 }
 

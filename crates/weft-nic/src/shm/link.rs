@@ -236,7 +236,7 @@ impl Link {
     pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         match self.tx.send(head, body) {
             Ok(()) => {
-                self.announce();
+                self.notify_peer();
                 Ok(())
             }
             Err(Full) => {
@@ -393,7 +393,7 @@ impl Link {
                 sink.done(id, ctx, Ok(()));
                 calls += 1;
             }
-            self.announce();
+            self.notify_peer();
         }
         let pushed = moved;
         let (copies, copied) = self.copy(&mut bulk, id, sink, budget);
@@ -431,13 +431,13 @@ impl Link {
                 Step::Moved(bytes) => {
                     moved += bytes.max(1024);
                     // The owner may have gone to sleep until this.
-                    self.announce();
+                    self.notify_peer();
                 }
                 Step::Ended(_, copied) => {
                     let ctx = help.ctx;
                     bulk.helps.pop_front();
                     if copied.is_err() {
-                        self.announce();
+                        self.notify_peer();
                     }
                     sink.done(id, ctx, Ok(()));
                     calls += 1;
@@ -474,7 +474,7 @@ impl Link {
 
     /// After a publication: rings the peer's doorbell unless the peer looks at this ring in every poll.
     #[inline(always)]
-    fn announce(&self) {
+    fn notify_peer(&self) {
         if !sleep_protocol::is_set(&self.peer_side().polled.0, self.must_fence) {
             self.bell.ring(self.slot, self.socket.as_fd());
         }

@@ -278,7 +278,7 @@ impl Shm {
             self.fail(id, why);
         } else if !look.drained && !self.is_hot(id) {
             // The rest is taken in a later poll: ring our own doorbell, unless the link is looked at anyhow.
-            self.door.unpark();
+            self.door.wake();
             self.door.page().ring(id % page::SLOTS);
         }
         look.calls
@@ -449,7 +449,7 @@ impl Nic for Shm {
             }
             at += 1;
         }
-        if self.door.page().rung() {
+        if self.door.page().is_rung() {
             calls += self.answer_door(sink);
         }
         if !self.busy.is_empty() {

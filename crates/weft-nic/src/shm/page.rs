@@ -90,7 +90,7 @@ impl Page {
 
     /// Consumer: whether any bit is set. One load.
     #[inline(always)]
-    pub(super) fn rung(&self) -> bool {
+    pub(super) fn is_rung(&self) -> bool {
         self.summary.0.load(Ordering::Relaxed) != 0
     }
 
@@ -119,7 +119,7 @@ impl SleepPage {
     /// `ended`: the one that was ended last.
     pub(super) fn ring(&self, page: &Page, slot: u32, ended: &Cell<u64>, wake: impl FnOnce()) {
         page.ring(slot);
-        if let Some(sleep) = self.to_end(ended.get()) {
+        if let Some(sleep) = self.sleep_to_end(ended.get()) {
             wake();
             ended.set(sleep);
         }
@@ -127,7 +127,7 @@ impl SleepPage {
 
     /// Producer, after [`Page::ring`]: the sleep from which the consumer must be woken, if it is not the one
     /// that was `ended` last.
-    fn to_end(&self, ended: u64) -> Option<u64> {
+    fn sleep_to_end(&self, ended: u64) -> Option<u64> {
         let sleep = self.sleep.load(Ordering::SeqCst);
         (sleep != 0 && sleep != ended).then_some(sleep)
     }
@@ -138,19 +138,19 @@ impl SleepPage {
         self.sleep.store(number, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if page.summary.0.load(Ordering::SeqCst) != 0 {
-            self.unpark();
+            self.wake();
             return false;
         }
         true
     }
 
     /// Consumer: whether it has announced to sleep, and has taken no wake-up since.
-    pub(super) fn parked(&self) -> bool {
+    pub(super) fn is_parked(&self) -> bool {
         self.sleep.load(Ordering::Relaxed) != 0
     }
 
     /// Consumer: does not sleep (any more).
-    pub(super) fn unpark(&self) {
+    pub(super) fn wake(&self) {
         self.sleep.store(0, Ordering::SeqCst);
     }
 }

@@ -58,7 +58,7 @@ impl Shm {
     /// Whether peers will wake whoever sleeps on [`Shm::wait_fd`], and there is nothing to do before.
     #[must_use]
     pub fn is_armed(&self) -> bool {
-        self.has_nothing() && self.door.parked()
+        self.has_nothing() && self.door.is_parked()
     }
 
     /// Whether there is nothing to do until something comes, and peers were told what to tell, if the caller sleeps.
@@ -73,7 +73,7 @@ impl Shm {
 
     /// The caller of [`Shm::arm`] is awake, and about to poll.
     pub fn wake_listener(&mut self) {
-        sleep_protocol::rouse(self);
+        sleep_protocol::wake_listener(self);
     }
 
     /// The caller is awake.
@@ -150,7 +150,7 @@ impl Shm {
             return false;
         }
         let Some(Slot::Up(link)) = self.links.get(quietest as usize) else { return false };
-        if !sleep_protocol::stop_looking(link.polled(), self.sleep_level == SleepLevel::Awake, || {
+        if !sleep_protocol::stop_polling(link.polled(), self.sleep_level == SleepLevel::Awake, || {
             self.barriers.fence().is_ok()
         }) {
             return false;
@@ -180,19 +180,19 @@ impl Sleeper for Shm {
     }
 
     fn is_rung(&self) -> bool {
-        self.door.page().rung()
+        self.door.page().is_rung()
     }
 
-    fn announce(&mut self) -> bool {
+    fn park_door(&mut self) -> bool {
         self.door.park()
     }
 
-    fn is_announced(&self) -> bool {
-        self.door.parked()
+    fn is_door_parked(&self) -> bool {
+        self.door.is_parked()
     }
 
-    fn withdraw(&self) {
-        self.door.unpark();
+    fn wake_door(&self) {
+        self.door.wake();
     }
 
     fn may_wait_for_space(&self) -> bool {
@@ -203,11 +203,11 @@ impl Sleeper for Shm {
         self.barriers.fence().is_ok()
     }
 
-    fn note_sockets(&mut self) {
+    fn check_sockets_soon(&mut self) {
         self.control_due = true;
     }
 
-    fn something_came(&mut self) -> bool {
+    fn has_work(&mut self) -> bool {
         if self.hot.iter().any(|&id| matches!(&self.links[id as usize], Slot::Up(link) if link.ready())) {
             return true;
         }

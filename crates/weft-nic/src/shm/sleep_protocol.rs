@@ -41,7 +41,7 @@ pub(super) fn set(word: &AtomicU32, to: bool) {
 
 /// Tells the peer that its ring is not looked at in every poll any more: look once more after this. False: it
 /// is, for there is no fence.
-pub(super) fn stop_looking(polled: &AtomicU32, awake: bool, fence: impl FnOnce() -> bool) -> bool {
+pub(super) fn stop_polling(polled: &AtomicU32, awake: bool, fence: impl FnOnce() -> bool) -> bool {
     set(polled, false);
     let fenced = fence();
     if !fenced {
@@ -57,11 +57,11 @@ pub(super) trait Sleeper {
     /// Whether a peer has rung.
     fn is_rung(&self) -> bool;
     /// Announces a sleep. False, and not announced, if somebody has rung.
-    fn announce(&mut self) -> bool;
+    fn park_door(&mut self) -> bool;
     /// Whether a sleep is announced, and no wake-up was taken since.
-    fn is_announced(&self) -> bool;
+    fn is_door_parked(&self) -> bool;
     /// Takes the announcement back.
-    fn withdraw(&self);
+    fn wake_door(&self);
     /// Sets `polled` of all links that are looked at in every poll.
     fn set_hot_polled(&self, polled: bool);
     /// Sets `wants_space` of all links that may wait for space, if they do.
@@ -71,9 +71,9 @@ pub(super) trait Sleeper {
     /// The rare side's fence. False: it is refused.
     fn fence(&self) -> bool;
     /// A last look before sleeping: whether something has come meanwhile.
-    fn something_came(&mut self) -> bool;
+    fn has_work(&mut self) -> bool;
     /// Has the next poll look at the sockets: there are wake-ups, and whatever else has ended a sleep.
-    fn note_sockets(&mut self);
+    fn check_sockets_soon(&mut self);
 }
 
 /// Announces a sleep. False: there is something to poll, and nothing is announced.
@@ -88,16 +88,16 @@ pub(super) fn park(device: &mut impl Sleeper) -> bool {
     device.set_waiting_wants(true);
     // The announcement comes before the fence, the looks after it. Of a device that is held the peers have
     // known since an earlier fence that nobody looks at their rings; only what waits for space is news.
-    let announced = device.announce();
+    let announced = device.park_door();
     let news = was == SleepLevel::Awake || device.may_wait_for_space();
     let fenced = announced && (!news || device.fence());
-    let busy = !fenced || device.something_came() || device.is_rung();
+    let busy = !fenced || device.has_work() || device.is_rung();
     // A wake-up that the look has taken off a socket may have been for this sleep, and its sender will send
     // no other: for a new one it will. Its bit was set before, and is seen now.
-    if busy || !(device.is_announced() || device.announce()) {
+    if busy || !(device.is_door_parked() || device.park_door()) {
         *device.sleep_level() = was;
         match was {
-            SleepLevel::Armed => rouse(device),
+            SleepLevel::Armed => wake_listener(device),
             _ => wake(device),
         }
         return false;
@@ -109,16 +109,16 @@ pub(super) fn park(device: &mut impl Sleeper) -> bool {
 }
 
 /// The caller of a [`park`] that is held is awake, and about to poll.
-pub(super) fn rouse(device: &mut impl Sleeper) {
-    device.withdraw();
-    device.note_sockets();
+pub(super) fn wake_listener(device: &mut impl Sleeper) {
+    device.wake_door();
+    device.check_sockets_soon();
 }
 
 /// Hot links are looked at again.
 pub(super) fn wake(device: &mut impl Sleeper) {
     *device.sleep_level() = SleepLevel::Awake;
-    device.withdraw();
+    device.wake_door();
     device.set_hot_polled(true);
     device.set_waiting_wants(false);
-    device.note_sockets();
+    device.check_sockets_soon();
 }
