@@ -325,15 +325,15 @@ impl Door {
         self.sleep_page.park(self.sleeps, &self.page)
     }
 
-    /// Takes wake-ups off the sockets. (`Shm::hear`.)
-    fn hear(&self) {
+    /// Takes wake-ups off the sockets. (`Shm::read_wake_ups`.)
+    fn read_wake_ups(&self) {
         if self.wakes.take() > 0 {
             self.sleep_page.wake();
         }
     }
 
     /// Whether a sleep ends at once.
-    fn called(&self) -> bool {
+    fn is_called(&self) -> bool {
         self.wakes.bytes() > 0
     }
 }
@@ -378,7 +378,7 @@ fn a_sleeper_is_woken() {
                 producer.join().unwrap();
             }
             assert!(door.wakes.bytes() <= 2);
-            assert!(!asleep || door.called(), "asleep, and nobody rings");
+            assert!(!asleep || door.is_called(), "asleep, and nobody rings");
         });
     }
 }
@@ -395,7 +395,7 @@ fn a_wake_up_that_fails_leaves_the_others() {
         for producer in producers {
             producer.join().unwrap();
         }
-        assert!(!asleep || door.called(), "asleep, and nobody rings");
+        assert!(!asleep || door.is_called(), "asleep, and nobody rings");
     });
 }
 
@@ -454,8 +454,8 @@ impl Device {
         sent
     }
 
-    /// `Link::look`, without saying anything of space.
-    fn look(&mut self) {
+    /// `Link::poll`, without saying anything of space.
+    fn poll_link(&mut self) {
         while let Some(bytes) = self.rx.peek_line() {
             self.taken.extend_from_slice(bytes);
             self.rx.advance(1);
@@ -468,7 +468,7 @@ impl Device {
             sleep_protocol::wake(self);
         }
         if self.hot {
-            self.look();
+            self.poll_link();
         }
         if self.door.page.is_rung() {
             let mut summary = self.door.page.take_summary();
@@ -476,11 +476,11 @@ impl Device {
                 let word = summary.trailing_zeros();
                 summary &= summary - 1;
                 if self.door.page.take_word(word) & 1 << (SLOT % 64) != 0 {
-                    self.look();
+                    self.poll_link();
                 }
             }
         }
-        self.door.hear();
+        self.door.read_wake_ups();
     }
 
     /// `Shm::arm`.
@@ -554,8 +554,8 @@ impl Sleeper for Device {
             sleep_protocol::set(&self.side.wants_space, false);
         }
         // The look at the sockets takes wake-ups off them.
-        let called = self.door.called();
-        self.door.hear();
+        let called = self.door.is_called();
+        self.door.read_wake_ups();
         freed || called
     }
 
@@ -576,7 +576,7 @@ fn sends(mut tx: Tx, device: &Device, messages: u8, must_fence: bool) -> loom::t
     })
 }
 
-/// The same, taking what has come, and telling of space. (`Link::look`.)
+/// The same, taking what has come, and telling of space. (`Link::poll`.)
 fn takes(mut rx: Rx, device: &Device, messages: u8, must_fence: bool) -> loom::thread::JoinHandle<()> {
     let (ringer, side) = (device.door.ringer(), Arc::clone(&device.side));
     loom::thread::spawn(move || {
@@ -615,7 +615,7 @@ fn a_device_that_sleeps_loses_nothing() {
     });
 }
 
-/// The same of a link that is not looked at in every poll any more. (`Shm::make_room`.)
+/// The same of a link that is not looked at in every poll any more. (`Shm::make_hot_room`.)
 #[test]
 fn going_cold_loses_nothing() {
     check_fences(|must_fence| {
@@ -623,7 +623,7 @@ fn going_cold_loses_nothing() {
         let producer = sends(tx, &device, 2, must_fence);
         assert!(sleep_protocol::stop_polling(&device.side.polled, true, || device.fence()));
         device.hot = false;
-        device.look();
+        device.poll_link();
         while device.taken.len() < 2 {
             device.sleep();
             device.poll();
@@ -646,13 +646,13 @@ fn holding_anew_loses_nothing() {
         let asleep = device.door.sleep_page.is_parked() || device.arm();
         producer.join().unwrap();
         assert!(
-            !asleep || device.taken.len() == 2 || device.door.called(),
+            !asleep || device.taken.len() == 2 || device.door.is_called(),
             "asleep with something untaken, and nobody rings"
         );
         // And it will be woken for what comes later.
-        let called = device.door.called();
+        let called = device.door.is_called();
         device.door.ringer().ring(SLOT);
-        assert!(!asleep || called || device.door.called());
+        assert!(!asleep || called || device.door.is_called());
     });
 }
 

@@ -12,7 +12,7 @@ use rustix::net::SocketFlags;
 use weft_engine::nic::{LinkError, Sink};
 use weft_os::Unshared;
 
-use super::control::{ATTENTION, hang_up_on};
+use super::control::{EARLY_CHECKS, hang_up_on};
 use super::handshake::{self, Handshake};
 use super::{Shm, rights};
 
@@ -51,8 +51,8 @@ impl Shm {
                 Ok(handshake) => handshake,
                 // The connection of a foreign user is closed without an answer.
                 Err(socket) => {
-                    self.tell_of_denial();
-                    self.dismiss(socket);
+                    self.log_denial();
+                    self.close_foreign(socket);
                     continue;
                 }
             };
@@ -67,7 +67,7 @@ impl Shm {
             calls += self.step_handshake(key, sink);
         }
         // More connections may wait: the next check is made early, and a shut listener reports them again.
-        self.attention = ATTENTION;
+        self.early_checks = EARLY_CHECKS;
         self.report_again();
         calls
     }
@@ -82,7 +82,7 @@ impl Shm {
 
     /// Logs the first, second, fourth, eighth, … denial, so that peers cannot fill the log.
     #[cold]
-    pub(super) fn tell_of_denial(&mut self) {
+    pub(super) fn log_denial(&mut self) {
         self.control.denied += 1;
         if self.control.denied.is_power_of_two() {
             log::warn!("shm: a connection from this host was refused: {}", LinkError::Denied);
@@ -91,14 +91,14 @@ impl Shm {
 
     /// Closes the socket of a foreign user, or keeps it if it cannot be closed now. While too many are kept,
     /// the device accepts no connection. Then, if callers can use TCP, they are permanently directed there.
-    pub(super) fn dismiss(&mut self, socket: Unshared) {
+    pub(super) fn close_foreign(&mut self, socket: Unshared) {
         if self.control.refuses_rights {
             return;
         }
         // The peer sees the end of the connection at once.
         hang_up_on(socket.as_fd());
-        let Err(socket) = rights::dismiss(socket.into_shared()) else { return };
-        self.control.strangers.push(socket);
+        let Err(socket) = rights::close_elsewhere(socket.into_shared()) else { return };
+        self.control.foreign_sockets.push(socket);
         if self.is_crowded() {
             if self.me.tcp() && !self.control.shut {
                 log::warn!(
@@ -113,7 +113,7 @@ impl Shm {
 
     /// Whether too many sockets of foreign users are kept to accept another connection.
     fn is_crowded(&self) -> bool {
-        let kept = self.control.strangers.len();
+        let kept = self.control.foreign_sockets.len();
         kept > 0 && (self.control.spare.is_none() || kept >= most_accepted())
     }
 
@@ -133,9 +133,9 @@ impl Shm {
     /// Tries again to close kept sockets, and resumes accepting if there is room again.
     pub(super) fn accept_again(&mut self) {
         let was_crowded = self.is_crowded();
-        while let Some(socket) = self.control.strangers.pop() {
-            if let Err(socket) = rights::dismiss(socket) {
-                self.control.strangers.push(socket);
+        while let Some(socket) = self.control.foreign_sockets.pop() {
+            if let Err(socket) = rights::close_elsewhere(socket) {
+                self.control.foreign_sockets.push(socket);
                 break;
             }
         }
@@ -144,7 +144,7 @@ impl Shm {
         }
         if was_crowded && !self.is_crowded() {
             self.listen(true);
-        } else if std::mem::take(&mut self.control.unheard) {
+        } else if std::mem::take(&mut self.control.recheck_listeners) {
             self.report_again();
         }
     }
@@ -168,22 +168,22 @@ impl Shm {
                 // process indefinitely. The spare descriptor serves to accept and refuse it; the peer then
                 // uses another device.
                 self.control.spare = None;
-                let turned_away = self.accept_from(by_port)?.map(|socket| {
-                    handshake::turn_away(&socket);
-                    self.dismiss(socket);
+                let refused = self.accept_from(by_port)?.map(|socket| {
+                    handshake::refuse_connection(&socket);
+                    self.close_foreign(socket);
                 });
                 self.control.spare = self.control.timer.try_clone().ok();
-                match turned_away {
+                match refused {
                     _ if self.is_crowded() => self.listen(false),
                     // More connections may wait.
                     Ok(()) => self.listen(true),
                     // Another thread may have taken the spare descriptor.
-                    Err(errno) => self.leave_unheard(errno),
+                    Err(errno) => self.note_failed_accept(errno),
                 }
                 None
             }
             Err(errno) => {
-                self.leave_unheard(errno);
+                self.note_failed_accept(errno);
                 None
             }
         }
@@ -198,8 +198,8 @@ impl Shm {
 
     /// Records that an attempt to accept failed. Unless the backlog is empty, the next tick requests another
     /// report, because a shut listener does not report the connection again.
-    fn leave_unheard(&mut self, errno: Errno) {
-        self.control.unheard |= self.control.shut && !matches!(errno, Errno::AGAIN | Errno::INVAL);
+    fn note_failed_accept(&mut self, errno: Errno) {
+        self.control.recheck_listeners |= self.control.shut && !matches!(errno, Errno::AGAIN | Errno::INVAL);
     }
 
     /// Removes the oldest handshake that a peer started, if there are too many.

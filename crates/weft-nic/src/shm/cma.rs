@@ -7,7 +7,7 @@
 //!
 //! Units: bytes. Errors: every refusal of the kernel is [`LinkError::Access`] (EPERM: not allowed; ESRCH: the
 //! process is gone; EFAULT: bad address). A process id denotes the peer only while the peer lives, and the
-//! peer's addresses are valid only until it executes another program. `Shm::look_for_process` therefore
+//! peer's addresses are valid only until it executes another program. `Shm::check_process` therefore
 //! checks both before a copy, at most once per tick of the coarse clock (some milliseconds). Within one tick
 //! the system cannot cycle through all other process ids.
 //!

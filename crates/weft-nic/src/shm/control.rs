@@ -41,7 +41,7 @@ pub(super) const EVENTS: usize = 64;
 const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
 /// some microseconds. A peer that does not answer, because it computes, does not slow us down for longer.
-pub(super) const ATTENTION: u32 = 512;
+pub(super) const EARLY_CHECKS: u32 = 512;
 /// The clock is read once in so many polls that find nothing, and once in so many that find something, about.
 /// Powers of two.
 const EMPTY_POLLS_PER_LOOK: u32 = 8;
@@ -68,12 +68,12 @@ pub(super) struct Control {
     /// Foreign users cannot send us descriptors.
     pub(super) refuses_rights: bool,
     /// The sockets of those that cannot be closed yet. While there are too many nobody is accepted.
-    pub(super) strangers: Vec<OwnedFd>,
+    pub(super) foreign_sockets: Vec<OwnedFd>,
     /// The listeners are shut down, because there were too many: callers are refused.
     pub(super) shut: bool,
     /// Somebody may wait at them who was not accepted, for want of something: the next tick of the clock has
     /// that reported again.
-    pub(super) unheard: bool,
+    pub(super) recheck_listeners: bool,
     /// Callers that were denied a link.
     pub(super) denied: u64,
     pub(super) timer: OwnedFd,
@@ -113,9 +113,9 @@ impl Control {
             by_id,
             by_port,
             refuses_rights,
-            strangers: Vec::new(),
+            foreign_sockets: Vec::new(),
             shut: false,
-            unheard: false,
+            recheck_listeners: false,
             denied: 0,
             timer,
             timer_armed: false,
@@ -164,7 +164,8 @@ impl Shm {
             self.polls.is_multiple_of(POLLS_PER_LOOK)
         };
         self.control_due
-            || (clock_is_due && (self.attention > 0 || self.empty_polls >= 512 || coarse_ns() != self.control.now_ns))
+            || (clock_is_due
+                && (self.early_checks > 0 || self.empty_polls >= 512 || coarse_ns() != self.control.now_ns))
     }
 
     /// Looks at the sockets, the clock and some of the cold links. Returns the sink calls made.
@@ -172,7 +173,7 @@ impl Shm {
     pub(super) fn check_control<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.control_due = false;
         self.empty_polls = 0;
-        self.attention = if self.handshakes.is_empty() { 0 } else { self.attention.saturating_sub(1) };
+        self.early_checks = if self.handshakes.is_empty() { 0 } else { self.early_checks.saturating_sub(1) };
         let now_ns = coarse_ns();
         let ticked = now_ns != self.control.now_ns;
         self.control.now_ns = now_ns;
@@ -210,7 +211,7 @@ impl Shm {
             }
             serious |= kind != TOKEN_LINK || flags != EventFlags::IN;
             if !serious {
-                let heard = self.hear(id);
+                let heard = self.read_wake_ups(id);
                 if let Err(why) = heard {
                     self.fail(id, why);
                 }
@@ -228,7 +229,7 @@ impl Shm {
                 // A hang-up counts even if wake-up bytes are left to read.
                 if flags.intersects(EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR) {
                     self.hang_up(id);
-                } else if let Err(why) = self.hear(id) {
+                } else if let Err(why) = self.read_wake_ups(id) {
                     self.fail(id, why);
                 }
                 0
@@ -247,7 +248,7 @@ impl Shm {
     }
 
     /// Reads wake-up bytes from a life line, which end a sleep that is announced. True: that was all.
-    fn hear(&mut self, id: u32) -> Result<bool, LinkError> {
+    fn read_wake_ups(&mut self, id: u32) -> Result<bool, LinkError> {
         let Some(Slot::Up(link)) = self.links.get(id as usize) else { return Ok(true) };
         let mut buffer = [0u8; 2];
         for _ in 0..8 {
@@ -280,7 +281,7 @@ impl Shm {
         for _ in 0..SCAN_LINKS.min(self.links.len()) {
             self.scan_at = if self.scan_at as usize + 1 < self.links.len() { self.scan_at + 1 } else { 0 };
             if matches!(&self.links[self.scan_at as usize], Slot::Up(link) if link.ready()) {
-                calls += self.look(self.scan_at, sink);
+                calls += self.poll_link(self.scan_at, sink);
             }
         }
         calls
@@ -300,7 +301,7 @@ impl Shm {
                     self.drop_handshake(key);
                     self.end(id, why);
                 }
-                self.attention = ATTENTION;
+                self.early_checks = EARLY_CHECKS;
                 if self.sleep_level != SleepLevel::Awake {
                     // Another thread sleeps until its sockets stir, or the timer.
                     self.arm_timer();
@@ -333,18 +334,18 @@ impl Shm {
         }
         let initiator = self.handshakes[key].link;
         match self.try_step(key) {
-            // Whoever connects and says nothing does not get our attention, unless it is we who wait for room
+            // Whoever connects and says nothing does not get our early_checks, unless it is we who wait for room
             // to connect.
             Ok(Step::Wait) if !self.handshakes[key].is_connecting() => 0,
-            Ok(Step::Wait | Step::Spoken) => {
-                self.attention = ATTENTION;
+            Ok(Step::Wait | Step::Sent) => {
+                self.early_checks = EARLY_CHECKS;
                 0
             }
             Ok(Step::Ready(offer)) => self.finish_handshake(key, initiator, *offer, sink),
             Err(why) => {
                 self.handshakes[key].refuse(why);
                 if initiator.is_none() && why == LinkError::Denied {
-                    self.tell_of_denial();
+                    self.log_denial();
                 }
                 self.drop_handshake(key);
                 if let Some(id) = initiator {
@@ -362,7 +363,7 @@ impl Shm {
         if was_connecting && !self.handshakes[key].is_connecting() {
             self.watch_handshake(key).map_err(shortage)?;
         }
-        if matches!(step, Step::Spoken) {
+        if matches!(step, Step::Sent) {
             // It may have been we who took so long until now.
             self.handshakes[key].deadline_ns = self.deadline_ns(self.handshakes[key].target());
         }
@@ -376,14 +377,14 @@ impl Shm {
 
     pub(super) fn drop_handshake(&mut self, key: usize) {
         let handshake = self.take_handshake(key);
-        self.part_from(&handshake);
+        self.disconnect(&handshake);
         if handshake.may_be_foreign() {
-            self.dismiss(handshake.into_socket());
+            self.close_foreign(handshake.into_socket());
         }
     }
 
     /// Ends a connection that does not become a link.
-    fn part_from(&self, handshake: &Handshake) {
+    fn disconnect(&self, handshake: &Handshake) {
         // Explicitly: a child may still hold the socket open, and events would go on.
         let _ = epoll::delete(&self.epoll, handshake.socket());
         hang_up_on(handshake.socket());
@@ -418,7 +419,7 @@ impl Shm {
             Ok(parts) => Ok(Link::new(parts, handshake.into_socket())),
             Err(why) => {
                 handshake.refuse(why);
-                self.part_from(&handshake);
+                self.disconnect(&handshake);
                 Err(why)
             }
         }
@@ -490,13 +491,13 @@ impl Shm {
         calls
     }
 
-    /// Before sleeping: wakes us when a handshake needs attention, or a listener.
+    /// Before sleeping: wakes us when a handshake needs early_checks, or a listener.
     pub(super) fn arm_timer(&mut self) {
         let soonest = self.handshakes.iter().map(|(_, handshake)| {
             let retry = self.control.now_ns.saturating_add(RETRY_NS);
             if handshake.is_connecting() { retry } else { handshake.deadline_ns }
         });
-        let held_up = self.control.unheard || !self.control.strangers.is_empty();
+        let held_up = self.control.recheck_listeners || !self.control.foreign_sockets.is_empty();
         let retry = held_up.then(|| self.control.now_ns.saturating_add(ACCEPT_AGAIN_NS));
         if let Some(at_ns) = soonest.chain(retry).min() {
             self.control.timer_armed = true;
@@ -524,10 +525,10 @@ impl Shm {
     /// Before memory of a peer is used by process id: whether that is still the peer's, if the system was not
     /// asked in this tick of the clock. The number may have been given anew, or the program have been
     /// replaced (execve(2)), while our client was computing.
-    pub(super) fn look_for_process(&mut self, id: LinkId) {
+    pub(super) fn check_process(&mut self, id: LinkId) {
         if coarse_ns() != self.control.now_ns
             && let Some(Slot::Up(link)) = self.links.get(id.0 as usize)
-            && !link.is_there()
+            && !link.is_alive()
         {
             self.hang_up(id.0);
         }
@@ -541,7 +542,7 @@ impl Shm {
         }
         link.hung_up = true;
         self.dying.push(id);
-        self.cool(id);
+        self.make_cold(id);
         self.unwatch(id);
     }
 
@@ -560,12 +561,12 @@ impl Shm {
         let mut calls = 0;
         for id in std::mem::take(&mut self.dying) {
             let Some(link) = self.link(LinkId(id)) else { continue };
-            let look = link.look(LinkId(id), sink);
-            calls += look.calls;
-            match look.error {
+            let polled = link.poll(LinkId(id), sink);
+            calls += polled.calls;
+            match polled.error {
                 Some(why) => self.fail(id, why),
-                None if look.drained => {
-                    let why = link.verdict();
+                None if polled.drained => {
+                    let why = link.end_reason();
                     self.fail(id, why);
                 }
                 None => self.dying.push(id),
@@ -579,12 +580,12 @@ impl Shm {
     pub(super) fn fail(&mut self, id: u32, why: LinkError) {
         let Some(link) = self.link(LinkId(id)) else { return };
         // A peer that lives may be copying, and sees the hang-up later than this.
-        link.say_failed();
+        link.publish_failed();
         hang_up_on(link.socket());
         for ctx in link.take_bulk() {
             self.events.push_back(Event::Done(LinkId(id), ctx, Err(why)));
         }
-        self.forget(id);
+        self.remove_link(id);
         self.end(id, why);
     }
 
@@ -592,7 +593,7 @@ impl Shm {
     pub(super) fn hang_up_on_all(&self) {
         for slot in &self.links {
             if let Slot::Up(link) = slot {
-                link.say_closed();
+                link.publish_closed();
                 hang_up_on(link.socket());
             }
         }
@@ -607,15 +608,15 @@ impl Shm {
             {
                 hang_up_on(socket.as_fd());
                 if handshake::is_foreign(socket.as_fd()) {
-                    rights::dismiss_at_last(socket);
+                    rights::close_or_leak(socket);
                 }
             }
         }
     }
 
     /// Removes a link from all lists and from epoll.
-    fn forget(&mut self, id: u32) {
-        self.cool(id);
+    fn remove_link(&mut self, id: u32) {
+        self.make_cold(id);
         self.unwatch(id);
         self.busy.retain(|&busy| busy != id);
         self.dying.retain(|&dying| dying != id);
@@ -645,9 +646,9 @@ impl Shm {
             // What was sent is in memory that the peer has mapped. Pushes and transfers end here: their memory
             // is free when this returns, and `done` is not called for them.
             Slot::Up(up) => {
-                up.say_closed();
+                up.publish_closed();
                 hang_up_on(up.socket());
-                self.forget(link.0);
+                self.remove_link(link.0);
             }
             Slot::Ending => {}
         }

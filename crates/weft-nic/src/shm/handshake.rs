@@ -144,7 +144,7 @@ pub(super) enum Step {
     /// The peer's next frame has not arrived.
     Wait,
     /// This side has sent a frame; the peer's next frame is due.
-    Spoken,
+    Sent,
     /// The handshake is complete. The acceptor still has to send the answer ([`accept`]).
     Ready(Box<Offer>),
 }
@@ -154,17 +154,17 @@ enum State {
     /// Initiator: the listener's backlog was full.
     Connecting,
     /// Initiator: connected, but the peer's user is not checked yet.
-    Reached,
+    Connected,
     /// Initiator: waits for the challenge.
-    Greeted,
+    HelloSent,
     /// Initiator: waits for the answer to the offer.
-    Offered(Mapping),
+    OfferSent(Mapping),
     /// Acceptor: waits for the hello.
     Accepted,
     /// Acceptor: waits for the offer.
-    Challenged,
+    ChallengeSent,
     /// Expects no further frame.
-    Over,
+    Done,
 }
 
 /// A handshake in progress.
@@ -186,7 +186,7 @@ pub(super) struct Handshake {
 }
 
 /// Refuses a connection for lack of resources.
-pub(super) fn turn_away(socket: &Unshared) {
+pub(super) fn refuse_connection(socket: &Unshared) {
     let mut frame = Frame::new(REFUSE);
     frame.reason = REASON_RESOURCES;
     let _ = send(socket.as_fd(), &frame, &[]);
@@ -286,7 +286,7 @@ impl Handshake {
 
     /// Whether the peer may belong to a foreign user.
     pub(super) fn may_be_foreign(&self) -> bool {
-        matches!(self.state, State::Reached)
+        matches!(self.state, State::Connected)
     }
 
     /// Advances the handshake as far as possible without waiting.
@@ -309,11 +309,11 @@ impl Handshake {
         if frame.kind == REFUSE && self.role == Role::Initiator {
             return Err(reason(frame.reason));
         }
-        match (std::mem::replace(&mut self.state, State::Over), frame.kind) {
-            (State::Greeted, CHALLENGE) => self.make_offer(&frame, local),
-            (State::Offered(map), ACCEPT) => self.take_answer(&frame, fds, map, local),
+        match (std::mem::replace(&mut self.state, State::Done), frame.kind) {
+            (State::HelloSent, CHALLENGE) => self.make_offer(&frame, local),
+            (State::OfferSent(map), ACCEPT) => self.take_answer(&frame, fds, map, local),
             (State::Accepted, HELLO) => self.challenge(&frame, local),
-            (State::Challenged, OFFER) => self.take_offer(&frame, fds, local),
+            (State::ChallengeSent, OFFER) => self.take_offer(&frame, fds, local),
             _ => Err(LinkError::Protocol),
         }
     }
@@ -344,15 +344,15 @@ impl Handshake {
             Err(Errno::ACCESS | Errno::PERM) => return Err(LinkError::Denied),
             Err(errno) => return Err(shortage(errno)),
         }
-        self.state = State::Reached;
+        self.state = State::Connected;
         self.pid = peer_pid(self.socket.as_fd())?;
         rights::allow(self.socket.as_fd(), true);
         let mut frame = Frame::new(HELLO);
         frame.flags = if self.service { FLAG_SERVICE } else { 0 };
         frame.nonce = self.nonces[0];
         send(self.socket.as_fd(), &frame, &[])?;
-        self.state = State::Greeted;
-        Ok(Step::Spoken)
+        self.state = State::HelloSent;
+        Ok(Step::Sent)
     }
 
     #[inline(never)]
@@ -366,8 +366,8 @@ impl Handshake {
         frame.nonce = self.nonces[1];
         frame.proof = self.key(local).proof(handshake::Role::Acceptor, &self.dialogue());
         send(self.socket.as_fd(), &frame, &[])?;
-        self.state = State::Challenged;
-        Ok(Step::Spoken)
+        self.state = State::ChallengeSent;
+        Ok(Step::Sent)
     }
 
     #[inline(never)]
@@ -383,8 +383,8 @@ impl Handshake {
         frame.slot = self.link.unwrap_or(0) % SLOTS;
         frame.lines = local.lines;
         send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door[0], local.door[1]])?;
-        self.state = State::Offered(map);
-        Ok(Step::Spoken)
+        self.state = State::OfferSent(map);
+        Ok(Step::Sent)
     }
 
     #[inline(never)]
@@ -485,7 +485,7 @@ fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
     // SAFETY: `to` and `len` describe a live `ucred`, of which the kernel writes at most `len` bytes.
     let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &raw mut len) };
     let own = rustix::process::geteuid().as_raw();
-    if result != 0 || cred.uid != own || !tells_users_apart(own) {
+    if result != 0 || cred.uid != own || !distinguishes_users(own) {
         return Err(LinkError::Denied);
     }
     Ok(cred.pid)
@@ -493,10 +493,10 @@ fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
 
 /// Whether the number denotes only one user. The kernel shows all users that the user namespace does not map
 /// by one number (user_namespaces(7), "Unmapped user and group IDs"), which may be the own number.
-pub(super) fn tells_users_apart(uid: u32) -> bool {
+pub(super) fn distinguishes_users(uid: u32) -> bool {
     const OVERFLOW_UID: u32 = 65534;
     let overflow = overflow_uid().unwrap_or(OVERFLOW_UID);
-    uid != overflow || knows_all_users(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+    uid != overflow || maps_all_users(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
 }
 
 /// The number of unmapped users. `std::fs::read_to_string` is avoided because it takes 1 KB of the client's
@@ -510,7 +510,7 @@ fn overflow_uid() -> Option<u32> {
 }
 
 /// Whether a map of users, as in /proc, contains all users.
-pub(super) fn knows_all_users(map: &str) -> bool {
+pub(super) fn maps_all_users(map: &str) -> bool {
     let count = |line: &str| line.split_whitespace().nth(2).and_then(|count| count.parse::<u64>().ok());
     // 2^32 - 1 is not a valid user.
     map.lines().filter_map(count).sum::<u64>() == u64::from(u32::MAX)

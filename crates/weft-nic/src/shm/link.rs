@@ -49,7 +49,7 @@ struct Push {
 }
 
 /// What became of a transfer by address.
-pub(super) enum Begun {
+pub(super) enum Started {
     /// It goes on, maybe with the peer's help.
     Queued(Option<Share>),
     /// It is over.
@@ -57,7 +57,7 @@ pub(super) enum Begun {
 }
 
 /// What a look at a link brought.
-pub(super) struct Look {
+pub(super) struct Polled {
     /// Sink calls made.
     pub(super) calls: usize,
     /// Nothing was left in the ring.
@@ -118,12 +118,12 @@ pub(super) struct Link {
     pidfd: Option<OwnedFd>,
     pid: i32,
     direct: bool,
-    /// Made when needed ([`Link::give_back`]).
+    /// Made when needed ([`Link::release_bulk`]).
     bulk: Option<Box<Bulk>>,
     /// That of the transfer that was shared last, while there is no `bulk`.
     lap: u16,
     /// The peer broke the rules of shared transfers.
-    misled: bool,
+    violated: bool,
     /// A send found no room for so many bytes.
     refused_bytes: Option<NonZeroU32>,
     /// In the device's list of links that are looked at in every poll.
@@ -168,7 +168,7 @@ impl Link {
             direct: parts.direct,
             bulk: None,
             lap: 0,
-            misled: false,
+            violated: false,
             refused_bytes: None,
             hot: false,
             busy: false,
@@ -213,7 +213,7 @@ impl Link {
 
     /// Whether the peer's process is there, as the system sees it. A child that it has made without fork(3)
     /// may keep its life line open, so that a process for which there is no pidfd may be missed.
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         let line = PollFd::new(&self.socket, PollFlags::RDHUP);
         let process = self.pidfd.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
         let mut looked: SmallVec<[PollFd<'_>; 2]> = std::iter::once(line).chain(process).collect();
@@ -228,7 +228,7 @@ impl Link {
 
     /// Why the link works no more.
     pub(super) fn broken(&self) -> Option<LinkError> {
-        if self.misled { Some(LinkError::Protocol) } else { self.tx.broken() }
+        if self.violated { Some(LinkError::Protocol) } else { self.tx.broken() }
     }
 
     /// Sends a message, or remembers that there was no room.
@@ -260,14 +260,14 @@ impl Link {
 
     /// Begins a transfer by address. A short one is made at once, unless others wait. A long one is queued,
     /// and may be shared with a peer that is awake: waking it would take longer than its help saves.
-    pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Begun, Full> {
+    pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Started, Full> {
         if self.bulk.as_ref().is_some_and(|bulk| bulk.transfers.len() >= QUEUE_DEPTH) {
             return Err(Full);
         }
         if span.total_bytes() < SHARE_BYTES && !self.has_bulk() {
             let copied = if self.is_over() { Ok(()) } else { span.copy(self.pid, 0, span.total_bytes()) };
             // What was copied from a peer that has closed may be anything.
-            return Ok(Begun::Ended(if self.is_over() { copied.and(Err(self.verdict())) } else { copied }));
+            return Ok(Started::Ended(if self.is_over() { copied.and(Err(self.end_reason())) } else { copied }));
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
         let bulk = self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap)));
@@ -281,7 +281,7 @@ impl Link {
             }
         }
         bulk.transfers.push_back(transfer);
-        Ok(Begun::Queued(share))
+        Ok(Started::Queued(share))
     }
 
     /// Queues our help with a transfer of the peer's.
@@ -300,7 +300,7 @@ impl Link {
     }
 
     /// Gives back the memory of bulk data that is over.
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn release_bulk(&mut self) {
         if let Some(bulk) = self.bulk.take_if(|bulk| bulk.is_empty()) {
             self.lap = bulk.slots.lap();
         }
@@ -321,31 +321,31 @@ impl Link {
 
     /// Takes what has arrived, in a bounded portion.
     #[inline(never)]
-    pub(super) fn look<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Look {
-        let mut look = Look { calls: 0, drained: false, error: None };
+    pub(super) fn poll<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Polled {
+        let mut polled = Polled { calls: 0, drained: false, error: None };
         let mut taken_bytes = 0;
         while taken_bytes < BATCH_BYTES {
             if let Some(message) = self.rx.peek_line() {
                 taken_bytes += RECORD_BYTES;
-                look.calls += 1;
+                polled.calls += 1;
                 sink.message(id, message);
                 self.rx.advance(1);
                 continue;
             }
             if !self.rx.ready() {
-                look.drained = true;
+                polled.drained = true;
                 break;
             }
             let need = match self.rx.peek() {
                 Ok(Some((Record::Message(message), need))) => {
                     taken_bytes += message.len().max(RECORD_BYTES);
-                    look.calls += 1;
+                    polled.calls += 1;
                     sink.message(id, message);
                     need
                 }
                 Ok(Some((Record::Push { window, offset, data }, need))) => {
                     taken_bytes += data.len().max(RECORD_BYTES);
-                    look.calls += 2;
+                    polled.calls += 2;
                     if let Some(to) = sink.place(id, window, offset, data.len()) {
                         mem::scatter(&to, 0, data);
                     }
@@ -353,11 +353,11 @@ impl Link {
                     need
                 }
                 Ok(None) => {
-                    look.drained = true;
+                    polled.drained = true;
                     break;
                 }
                 Err(why) => {
-                    look.error = Some(why);
+                    polled.error = Some(why);
                     break;
                 }
             };
@@ -367,7 +367,7 @@ impl Link {
         if self.rx.take_released() && sleep_protocol::is_set(&self.peer_side().wants_space.0, self.must_fence) {
             self.bell.ring(self.slot, self.socket.as_fd());
         }
-        look
+        polled
     }
 
     /// Moves pushes and transfers on, by up to `budget` bytes each. Returns the sink calls and the bytes.
@@ -417,10 +417,10 @@ impl Link {
                     let ctx = transfer.ctx;
                     bulk.transfers.remove(at);
                     // What was copied since may be anything.
-                    sink.done(id, ctx, if self.is_over() { result.and(Err(self.verdict())) } else { result });
+                    sink.done(id, ctx, if self.is_over() { result.and(Err(self.end_reason())) } else { result });
                     calls += 1;
                 }
-                Step::Broken => return self.mislead(calls, moved),
+                Step::Broken => return self.violate(calls, moved),
             }
         }
         while moved < budget
@@ -442,7 +442,7 @@ impl Link {
                     sink.done(id, ctx, Ok(()));
                     calls += 1;
                 }
-                Step::Waits | Step::Broken => return self.mislead(calls, moved),
+                Step::Waits | Step::Broken => return self.violate(calls, moved),
             }
         }
         (calls, moved)
@@ -459,8 +459,8 @@ impl Link {
     }
 
     #[cold]
-    fn mislead(&mut self, calls: usize, moved: usize) -> (usize, usize) {
-        self.misled = true;
+    fn violate(&mut self, calls: usize, moved: usize) -> (usize, usize) {
+        self.violated = true;
         (calls, moved)
     }
 
@@ -503,7 +503,7 @@ impl Link {
 
     /// Whether what waits for space could go now, or will never go. Forgets a refused send: whoever made it
     /// is about to try again.
-    pub(super) fn space_has_come(&mut self) -> bool {
+    pub(super) fn has_wanted_space(&mut self) -> bool {
         if let Some(bytes) = self.refused_bytes
             && (self.tx.has_space(bytes.get() as usize) || self.broken().is_some())
         {
@@ -518,17 +518,17 @@ impl Link {
     }
 
     /// Says goodbye: what the peer has not taken yet it can still take.
-    pub(super) fn say_closed(&self) {
+    pub(super) fn publish_closed(&self) {
         self.map.side(self.role).closed.0.store(CLOSED, Ordering::Release);
     }
 
     /// Says that the link has failed: what the peer copies from now on may be anything.
-    pub(super) fn say_failed(&self) {
+    pub(super) fn publish_failed(&self) {
         self.map.side(self.role).closed.0.store(FAILED, Ordering::Release);
     }
 
     /// How the link ended, now that the peer has hung up.
-    pub(super) fn verdict(&self) -> LinkError {
+    pub(super) fn end_reason(&self) -> LinkError {
         if self.peer_closed() == CLOSED { LinkError::Closed } else { LinkError::Gone }
     }
 

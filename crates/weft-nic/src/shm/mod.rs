@@ -70,7 +70,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteI
 use cma::Span;
 use doorbell::{Barriers, Door};
 use handshake::Handshake;
-use link::{Begun, Link};
+use link::{Link, Started};
 pub(crate) use ring::MAILBOX_BYTES;
 use ring::{INLINE_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
@@ -165,7 +165,7 @@ pub struct Shm {
     /// Look at the sockets in the next poll.
     control_due: bool,
     /// So many more looks at the sockets are made early, because a handshake is getting on.
-    attention: u32,
+    early_checks: u32,
     /// Links that found their ring full and may have to be woken for it.
     waiting: Vec<u32>,
     free: Vec<u32>,
@@ -213,7 +213,7 @@ impl Shm {
             events: VecDeque::new(),
             sleep_level: SleepLevel::Awake,
             control_due: true,
-            attention: 0,
+            early_checks: 0,
             waiting: Vec::new(),
             free: Vec::new(),
             handshakes: Slab::new(),
@@ -267,21 +267,21 @@ impl Shm {
 
     /// Looks at one link, and makes what it finds known to the rest of the device. Returns the sink calls made.
     #[inline]
-    fn look<S: Sink>(&mut self, id: u32, sink: &mut S) -> usize {
+    fn poll_link<S: Sink>(&mut self, id: u32, sink: &mut S) -> usize {
         let polls = self.polls;
         let Some(link) = self.link(LinkId(id)) else { return 0 };
-        let look = link.look(LinkId(id), sink);
-        if look.calls > 0 {
+        let polled = link.poll(LinkId(id), sink);
+        if polled.calls > 0 {
             link.last_active = polls;
         }
-        if let Some(why) = look.error {
+        if let Some(why) = polled.error {
             self.fail(id, why);
-        } else if !look.drained && !self.is_hot(id) {
+        } else if !polled.drained && !self.is_hot(id) {
             // The rest is taken in a later poll: ring our own doorbell, unless the link is looked at anyhow.
             self.door.wake();
             self.door.page().ring(id % page::SLOTS);
         }
-        look.calls
+        polled.calls
     }
 
     /// Delivers what has been waiting for a poll.
@@ -309,7 +309,7 @@ impl Shm {
         for _ in 0..self.busy.len() {
             let Some(id) = self.busy.pop_front() else { break };
             if self.link(LinkId(id)).is_some_and(|link| link.copies()) {
-                self.look_for_process(LinkId(id));
+                self.check_process(LinkId(id));
             }
             let Some(link) = self.link(LinkId(id)) else { continue };
             let (made, moved) = link.bulk(LinkId(id), sink, budget);
@@ -322,7 +322,7 @@ impl Shm {
             } else {
                 link.busy = false;
                 if !link.hot {
-                    link.give_back();
+                    link.release_bulk();
                 }
             }
             budget = budget.saturating_sub(moved);
@@ -350,15 +350,15 @@ impl Shm {
 
     /// Begins a transfer by address.
     fn transfer(&mut self, link: LinkId, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
-        self.look_for_process(link);
+        self.check_process(link);
         let up = self.link(link).ok_or(Full)?;
         debug_assert!(up.is_direct());
         match up.transfer(span, ctx)? {
-            Begun::Queued(share) => {
+            Started::Queued(share) => {
                 self.make_busy(link);
                 Ok(share)
             }
-            Begun::Ended(result) => {
+            Started::Ended(result) => {
                 self.events.push_back(Event::Done(link, ctx, result));
                 Ok(None)
             }
@@ -445,12 +445,12 @@ impl Nic for Shm {
             if let Some(Slot::Up(link)) = self.links.get(id as usize)
                 && link.ready()
             {
-                calls += self.look(id, sink);
+                calls += self.poll_link(id, sink);
             }
             at += 1;
         }
         if self.door.page().is_rung() {
-            calls += self.answer_door(sink);
+            calls += self.poll_rung_slots(sink);
         }
         if !self.busy.is_empty() {
             calls += self.bulk(sink);
@@ -488,7 +488,7 @@ impl Drop for Shm {
         // A forked child shares our memory: what it says there would be taken for our word.
         if self.is_ours() {
             self.hang_up_on_all();
-            self.control.strangers.drain(..).for_each(rights::dismiss_at_last);
+            self.control.foreign_sockets.drain(..).for_each(rights::close_or_leak);
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn allow(socket: BorrowedFd<'_>, yes: bool) -> bool {
 
 /// Closes the socket of a foreign user and the descriptors in it, in another thread. Returns the socket if
 /// that is not possible now.
-pub(super) fn dismiss(socket: OwnedFd) -> Result<(), OwnedFd> {
+pub(super) fn close_elsewhere(socket: OwnedFd) -> Result<(), OwnedFd> {
     let mut closer = CLOSER.lock().unwrap_or_else(PoisonError::into_inner);
     if closer.as_ref().is_none_or(|(thread, _)| !thread.is_ours()) {
         let (sender, receiver) = sync_channel::<OwnedFd>(MOST);
@@ -54,10 +54,10 @@ pub(super) fn dismiss(socket: OwnedFd) -> Result<(), OwnedFd> {
     })
 }
 
-/// Closes a socket like [`dismiss`], when a device ends. If that is impossible, the descriptor is leaked
+/// Closes a socket like [`close_elsewhere`], when a device ends. If that is impossible, the descriptor is leaked
 /// rather than waited for.
-pub(super) fn dismiss_at_last(socket: OwnedFd) {
-    if let Err(socket) = dismiss(socket) {
+pub(super) fn close_or_leak(socket: OwnedFd) {
+    if let Err(socket) = close_elsewhere(socket) {
         std::mem::forget(socket);
     }
 }

@@ -89,7 +89,7 @@ impl Shm {
 
     /// Looks at the links whose bits are set.
     #[cold]
-    pub(super) fn answer_door<S: Sink>(&mut self, sink: &mut S) -> usize {
+    pub(super) fn poll_rung_slots<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         let mut summary = self.door.page().take_summary();
         while summary != 0 {
@@ -99,20 +99,20 @@ impl Shm {
             while bits != 0 {
                 let slot = index * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
-                calls += self.look_at_slot(slot, sink);
+                calls += self.poll_slot(slot, sink);
             }
         }
         calls
     }
 
     /// Looks at all links that share a bit.
-    fn look_at_slot<S: Sink>(&mut self, slot: u32, sink: &mut S) -> usize {
+    fn poll_slot<S: Sink>(&mut self, slot: u32, sink: &mut S) -> usize {
         let mut calls = 0;
         let mut id = slot;
         while (id as usize) < self.links.len() {
             if matches!(&self.links[id as usize], Slot::Up(link) if link.ready()) {
-                calls += self.look(id, sink);
-                self.warm(id, sink);
+                calls += self.poll_link(id, sink);
+                self.make_hot(id, sink);
             }
             id += page::SLOTS;
         }
@@ -120,10 +120,10 @@ impl Shm {
     }
 
     /// Something has arrived on a cold link: look at it in every poll, if there is room.
-    fn warm<S: Sink>(&mut self, id: u32, sink: &mut S) {
+    fn make_hot<S: Sink>(&mut self, id: u32, sink: &mut S) {
         let polls = self.polls;
         let draining = matches!(self.links.get(id as usize), Some(Slot::Up(link)) if link.hot || link.hung_up);
-        if draining || (self.hot.len() >= HOT_LINKS && !self.make_room(sink)) {
+        if draining || (self.hot.len() >= HOT_LINKS && !self.make_hot_room(sink)) {
             return;
         }
         let polled = self.sleep_level == SleepLevel::Awake;
@@ -136,7 +136,7 @@ impl Shm {
     }
 
     /// Moves the quietest hot link out, if it has been quiet for long enough. True: there is room.
-    fn make_room<S: Sink>(&mut self, sink: &mut S) -> bool {
+    fn make_hot_room<S: Sink>(&mut self, sink: &mut S) -> bool {
         if self.polls < self.next_demotion {
             return false;
         }
@@ -155,19 +155,19 @@ impl Shm {
         }) {
             return false;
         }
-        self.cool(quietest);
+        self.make_cold(quietest);
         // The look after the fence: what was published before the peer could see `polled` = 0.
         if matches!(&self.links[quietest as usize], Slot::Up(link) if link.ready()) {
-            self.look(quietest, sink);
+            self.poll_link(quietest, sink);
         }
         true
     }
 
     /// Takes a link off the hot list.
-    pub(super) fn cool(&mut self, id: u32) {
+    pub(super) fn make_cold(&mut self, id: u32) {
         if let Some(link) = self.link(LinkId(id)) {
             link.hot = false;
-            link.give_back();
+            link.release_bulk();
         }
         self.hot.retain(|&hot| hot != id);
     }
@@ -215,7 +215,7 @@ impl Sleeper for Shm {
         let mut came = false;
         for at in 0..self.busy.len() {
             if let Some(Slot::Up(link)) = self.links.get_mut(self.busy[at] as usize) {
-                came |= link.can_copy() || link.space_has_come();
+                came |= link.can_copy() || link.has_wanted_space();
             }
         }
         let mut at = 0;
@@ -224,7 +224,7 @@ impl Sleeper for Shm {
                 self.waiting.swap_remove(at);
                 continue;
             };
-            let freed = link.space_has_come();
+            let freed = link.has_wanted_space();
             came |= freed;
             if freed || !link.wants_space() {
                 link.waiting = false;

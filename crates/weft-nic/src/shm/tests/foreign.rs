@@ -108,7 +108,7 @@ fn descriptors_block_nobody(old: bool) {
         victim.poll();
     }
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    assert_eq!(victim.nic.control.strangers.is_empty(), !old);
+    assert_eq!(victim.nic.control.foreign_sockets.is_empty(), !old);
     // Meanwhile others are accepted, or hear at once that they are not.
     let mut friend = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });
     join(&mut friend, &mut victim);
@@ -156,7 +156,7 @@ fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
             }
             nodes[0].inbox.up.len() == 1 && nodes[1].inbox.up.len() == 1
         });
-        until("closing", &mut [&mut victim], |nodes| nodes[0].nic.control.strangers.is_empty());
+        until("closing", &mut [&mut victim], |nodes| nodes[0].nic.control.foreign_sockets.is_empty());
     });
 }
 
@@ -191,7 +191,7 @@ fn a_foreign_listeners_descriptors_are_closed_by_others() {
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     drop(attack);
     join(&mut caller, &mut Node::new(&ShmConfig::default()));
-    until("closing", &mut [&mut caller], |nodes| nodes[0].nic.control.strangers.is_empty());
+    until("closing", &mut [&mut caller], |nodes| nodes[0].nic.control.foreign_sockets.is_empty());
 }
 
 #[test]
@@ -228,10 +228,10 @@ fn a_foreign_listener_is_denied() {
 /// Only a map that has a number for everybody lets the number of the others stand for one user.
 #[test]
 fn maps_of_users_are_read_right() {
-    use crate::shm::handshake::knows_all_users;
-    assert!(knows_all_users("         0          0 4294967295\n"));
-    assert!(knows_all_users("0 0 1000\n1000 1000 4294966295\n"));
+    use crate::shm::handshake::maps_all_users;
+    assert!(maps_all_users("         0          0 4294967295\n"));
+    assert!(maps_all_users("0 0 1000\n1000 1000 4294966295\n"));
     for map in ["", "0 1000 1\n", "0 1000 1\n1 100000 65536\n", "nonsense", "1 2 x\n"] {
-        assert!(!knows_all_users(map), "{map}");
+        assert!(!maps_all_users(map), "{map}");
     }
 }

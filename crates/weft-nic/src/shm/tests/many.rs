@@ -215,7 +215,7 @@ fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
         until("link", &mut [&mut caller, &mut host], |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
         // It sleeps again.
         until("sleep", &mut [&mut host], |nodes| nodes[0].nic.park());
-        assert!(!host.nic.control.unheard);
+        assert!(!host.nic.control.recheck_listeners);
     });
 }
 
