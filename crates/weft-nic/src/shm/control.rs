@@ -1,15 +1,16 @@
-//! Sockets and time: handshakes, hang-ups, time-outs, and how links end.
+//! Sockets and time: handshakes, hang-ups, time-outs, and the ends of links.
 //!
-//! Place in the data flow: part of [`Shm`]; `poll` calls [`Shm::check_control`] now and then.
+//! Place in the data flow: part of [`Shm`]. `poll` calls [`Shm::check_control`] from time to time.
 //!
-//! The check costs a system call, so it is made when the coarse clock has advanced, after every 512 polls in
-//! a row that found nothing, and after sleeping. The clock is read in every 8th poll that found nothing and
-//! in every 64th of the others; while a handshake is getting on the check is made then in any case. Hence a
-//! hang-up is noticed within a clock tick (1 to 10 ms), usually within microseconds of idleness, and by
-//! whoever polls more seldom than the clock ticks, within eight polls in vain.
+//! The check costs a system call. It is made when the coarse clock has advanced, after a number of
+//! consecutive polls that found nothing, and after sleeping. The clock itself is read only in some polls,
+//! less often while polls are successful. While a handshake makes progress, the check is made at these polls
+//! in any case. A hang-up is therefore noticed within a clock tick (1 to 10 ms), and usually within
+//! microseconds of idleness. A caller that polls more rarely than the clock ticks notices it within a few
+//! unsuccessful polls.
 //!
-//! A link that hangs up is drained first: what the peer has published before it closed is still delivered, then
-//! `done` for what was under way, then `down`.
+//! A link that hangs up is drained first. The sink gets the records that the peer published before it closed,
+//! then `done` for the transfers in progress, then `down`.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -35,23 +36,24 @@ use super::{Event, Shm, ShmConfig, Slot, cma, page, rights};
 use crate::NicError;
 use crate::error::shortage;
 
-/// Events taken from epoll at once.
+/// Maximum number of events that are taken from epoll at once.
 pub(super) const EVENTS: usize = 64;
-/// Cold links that the slow scan looks at in one clock tick.
+/// Number of cold links that the slow scan polls in one clock tick.
 const SCAN_LINKS: usize = 8;
-/// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
-/// some microseconds. A peer that does not answer, because it computes, does not slow us down for longer.
+/// Number of early checks of the sockets after a step of a handshake, whose next frame is due within
+/// microseconds. The limit bounds the delay by a peer that computes and does not answer.
 pub(super) const EARLY_CHECKS: u32 = 512;
-/// The clock is read once in so many polls that find nothing, and once in so many that find something, about.
-/// Powers of two.
+/// Numbers of unsuccessful and of successful polls between two readings of the clock, approximately. Powers
+/// of two.
 const EMPTY_POLLS_PER_LOOK: u32 = 8;
 const POLLS_PER_LOOK: u64 = 64;
-/// While a connection waits for room in a backlog it is tried again so often when asleep.
+/// Time after which a sleeping device retries a connection that waits for room in a backlog, in ns.
 const RETRY_NS: u64 = 2_000_000;
-/// While foreign users, or want of descriptors, keep us from accepting it is tried again so often when asleep.
+/// Time after which a sleeping device accepts again, if foreign users or lack of descriptors have prevented
+/// it, in ns.
 const ACCEPT_AGAIN_NS: u64 = 50_000_000;
 
-/// What is awaited of the socket of a handshake or of a link.
+/// The events of the socket of a handshake or of a link.
 const WATCH: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
 const TOKEN_ID: u64 = 0;
@@ -61,26 +63,27 @@ const TOKEN_HANDSHAKE: u64 = 1 << 32;
 const TOKEN_LINK: u64 = 2 << 32;
 const TOKEN_PID: u64 = 3 << 32;
 
-/// Listeners, timer, clock.
+/// The listeners, the timer and the clock.
 pub(super) struct Control {
     pub(super) by_id: Unshared,
     pub(super) by_port: Option<Unshared>,
-    /// Foreign users cannot send us descriptors.
+    /// Whether sockets can refuse descriptors, so that foreign users cannot send any.
     pub(super) refuses_rights: bool,
-    /// The sockets of those that cannot be closed yet. While there are too many nobody is accepted.
+    /// Sockets of foreign users that cannot be closed yet. While there are too many, no connection is
+    /// accepted.
     pub(super) foreign_sockets: Vec<OwnedFd>,
-    /// The listeners are shut down, because there were too many: callers are refused.
+    /// The listeners are shut down because of too many foreign sockets; callers are refused.
     pub(super) shut: bool,
-    /// Somebody may wait at them who was not accepted, for want of something: the next tick of the clock has
-    /// that reported again.
+    /// An attempt to accept has failed, and a caller may be waiting. The next clock tick requests another
+    /// report.
     pub(super) recheck_listeners: bool,
-    /// Callers that were denied a link.
+    /// Number of callers that were denied a link.
     pub(super) denied: u64,
     pub(super) timer: OwnedFd,
     timer_armed: bool,
-    /// Given up for a moment where descriptors have run out.
+    /// A descriptor that is released for a moment when descriptors have run out.
     pub(super) spare: Option<OwnedFd>,
-    /// The coarse clock as last read.
+    /// The coarse clock as last read, in ns.
     now_ns: u64,
 }
 
@@ -124,7 +127,7 @@ impl Control {
         })
     }
 
-    /// As on a system where sockets cannot refuse descriptors.
+    /// Simulates a system where sockets cannot refuse descriptors.
     #[cfg(test)]
     pub(super) fn accept_rights(&mut self) {
         self.refuses_rights = false;
@@ -152,14 +155,14 @@ fn token_of(kind: u64, index: usize) -> EventData {
 }
 
 impl Shm {
-    /// Whether the sockets should be looked at after a poll that made so many sink calls.
+    /// Whether to check the sockets after a poll that made `calls` sink calls.
     #[inline(always)]
     pub(super) fn control_is_due(&mut self, calls: usize) -> bool {
         let clock_is_due = if calls == 0 {
             self.empty_polls += 1;
             self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_LOOK)
         } else {
-            // No more in a row, but on the way to the next look they count.
+            // The polls are no longer consecutive, but still count towards the next reading of the clock.
             self.empty_polls %= EMPTY_POLLS_PER_LOOK;
             self.polls.is_multiple_of(POLLS_PER_LOOK)
         };
@@ -168,7 +171,7 @@ impl Shm {
                 && (self.early_checks > 0 || self.empty_polls >= 512 || coarse_ns() != self.control.now_ns))
     }
 
-    /// Looks at the sockets, the clock and some of the cold links. Returns the sink calls made.
+    /// Checks the sockets, the clock and some of the cold links. Returns the number of sink calls.
     #[cold]
     pub(super) fn check_control<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.control_due = false;
@@ -180,7 +183,7 @@ impl Shm {
         let mut calls = 0;
         let mut buffer = [MaybeUninit::uninit(); EVENTS];
         if let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&Timespec::default())) {
-            // A full buffer means that there may be more.
+            // A full buffer means that there may be more events.
             self.control_due = ready.len() == EVENTS;
             for event in ready {
                 calls += self.socket_event(event.data.u64(), event.flags, sink);
@@ -196,7 +199,8 @@ impl Shm {
         calls
     }
 
-    /// Whether a socket has something to say. Wake-up bytes are thrown away; they end a sleep that is announced.
+    /// Whether the sockets have events that need a poll. Wake-up bytes are consumed; they end an announced
+    /// sleep.
     pub(super) fn sockets_ready(&mut self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); EVENTS];
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&Timespec::default())) else {
@@ -226,7 +230,7 @@ impl Shm {
         match kind {
             TOKEN_HANDSHAKE => self.step_handshake(id as usize, sink),
             TOKEN_LINK => {
-                // A hang-up counts even if wake-up bytes are left to read.
+                // A hang-up counts even if wake-up bytes are unread.
                 if flags.intersects(EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR) {
                     self.hang_up(id);
                 } else if let Err(why) = self.read_wake_ups(id) {
@@ -247,7 +251,8 @@ impl Shm {
         }
     }
 
-    /// Reads wake-up bytes from a life line, which end a sleep that is announced. True: that was all.
+    /// Reads wake-up bytes from a life line, which end an announced sleep. Returns whether all bytes were
+    /// read.
     fn read_wake_ups(&mut self, id: u32) -> Result<bool, LinkError> {
         let Some(Slot::Up(link)) = self.links.get(id as usize) else { return Ok(true) };
         let mut buffer = [0u8; 2];
@@ -255,7 +260,7 @@ impl Shm {
             match rustix::net::recv(link.socket(), &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((_, 1)) => {
                     self.door.wake();
-                    // Its bit is set, unless another peer has cleared it.
+                    // The link's bit is set, unless another peer has cleared it.
                     if link.ready() {
                         self.door.page().ring(id % page::SLOTS);
                     }
@@ -275,7 +280,7 @@ impl Shm {
         Ok(false)
     }
 
-    /// The slow scan: even if a doorbell's bit was lost (page.rs says how), every link is looked at in the end.
+    /// The slow scan: each link is polled eventually, even if its doorbell bit was lost (`page.rs`).
     fn scan<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         for _ in 0..SCAN_LINKS.min(self.links.len()) {
@@ -296,14 +301,14 @@ impl Shm {
             Ok(handshake) => {
                 let key = self.handshakes.insert(handshake);
                 self.links[id as usize] = Slot::Connecting(key);
-                // The connection itself is made here, so that a refusal is known at the next poll.
+                // The connection is attempted here, so that a refusal is known at the next poll.
                 if let Err(why) = self.try_step(key) {
                     self.drop_handshake(key);
                     self.end(id, why);
                 }
                 self.early_checks = EARLY_CHECKS;
                 if self.sleep_level != SleepLevel::Awake {
-                    // Another thread sleeps until its sockets stir, or the timer.
+                    // Another thread sleeps until an event of its sockets or the timer.
                     self.arm_timer();
                 }
                 Ok(LinkId(id))
@@ -315,7 +320,8 @@ impl Shm {
         }
     }
 
-    /// When the next word of a handshake with `acceptor`, called by that name, which may be ours, is late.
+    /// The time in ns at which the next frame of a handshake with `acceptor` is late. `acceptor` is the name
+    /// that the initiator has, which may be the own name.
     pub(super) fn deadline_ns(&self, acceptor: &EpName) -> u64 {
         let patience_ms =
             if acceptor.is_full() { self.config.answer_timeout_ms } else { self.config.connect_timeout_ms };
@@ -327,15 +333,15 @@ impl Shm {
         Ok(epoll::add(&self.epoll, socket, token_of(TOKEN_HANDSHAKE, key), WATCH)?)
     }
 
-    /// Lets a handshake go as far as it gets.
+    /// Advances a handshake as far as possible.
     pub(super) fn step_handshake<S: Sink>(&mut self, key: usize, sink: &mut S) -> usize {
         if !self.handshakes.contains(key) {
             return 0;
         }
         let initiator = self.handshakes[key].link;
         match self.try_step(key) {
-            // Whoever connects and says nothing does not get our early_checks, unless it is we who wait for room
-            // to connect.
+            // A silent caller causes no early checks. A connection attempt of this side does, while it waits
+            // for room.
             Ok(Step::Wait) if !self.handshakes[key].is_connecting() => 0,
             Ok(Step::Wait | Step::Sent) => {
                 self.early_checks = EARLY_CHECKS;
@@ -364,7 +370,7 @@ impl Shm {
             self.watch_handshake(key).map_err(shortage)?;
         }
         if matches!(step, Step::Sent) {
-            // It may have been we who took so long until now.
+            // The deadline starts anew, since this side may have caused the delay until now.
             self.handshakes[key].deadline_ns = self.deadline_ns(self.handshakes[key].target());
         }
         Ok(step)
@@ -385,12 +391,12 @@ impl Shm {
 
     /// Ends a connection that does not become a link.
     fn disconnect(&self, handshake: &Handshake) {
-        // Explicitly: a child may still hold the socket open, and events would go on.
+        // The socket is removed explicitly: if a child still holds it open, events would continue.
         let _ = epoll::delete(&self.epoll, handshake.socket());
         hang_up_on(handshake.socket());
     }
 
-    /// Both ends agree: makes the link.
+    /// Makes the link, on which both ends have agreed.
     #[inline(never)]
     fn finish_handshake<S: Sink>(&mut self, key: usize, initiator: Option<u32>, offer: Offer, sink: &mut S) -> usize {
         let id = initiator.unwrap_or_else(|| self.number());
@@ -412,7 +418,7 @@ impl Shm {
         }
     }
 
-    /// The link of a handshake, which is over in any case.
+    /// Makes the link of a handshake, which ends in any case.
     fn make_link(&mut self, id: u32, key: usize, offer: Offer, direct: bool) -> Result<Link, LinkError> {
         let handshake = self.take_handshake(key);
         match self.prepare_link(id, &handshake, offer, direct) {
@@ -425,8 +431,8 @@ impl Shm {
         }
     }
 
-    /// Everything that may fail. The peer is told last that it is accepted: where it hears of a failure
-    /// instead, it goes another way.
+    /// Prepares all parts of a link that may fail. The acceptance is sent last: a peer that is told of a
+    /// failure instead connects by another device.
     fn prepare_link(&self, id: u32, handshake: &Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
         let bell = Bell::adopt(&offer.door).map_err(handshake::adoption_error)?;
         let (tx, rx) = link::rings(&offer.map, offer.role, offer.lines).map_err(shortage)?;
@@ -445,21 +451,22 @@ impl Shm {
             slot: offer.slot,
             pidfd: self.watch_process(id, offer.pid)?,
             pid: offer.pid,
-            // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
+            // The peer's membarrier calls order this side's publications, if this process is registered and
+            // the peer can call.
             must_fence: !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0),
             direct,
         })
     }
 
-    /// Watches the peer's process itself: a child that it has made without fork(3) may keep its life line
-    /// open. A convenience, given up where the process is ours or not visible, or where descriptors are
-    /// getting scarce.
+    /// Watches the peer's process itself, since a child that it made without fork(3) may keep its life line
+    /// open. The watch is optional: it is omitted if the process is our own or not visible, or if descriptors
+    /// are scarce.
     fn watch_process(&self, id: u32, pid: i32) -> Result<Option<OwnedFd>, LinkError> {
         use std::os::fd::AsRawFd;
         let Some(pid) = Pid::from_raw(pid).filter(|&pid| pid != self.owner) else { return Ok(None) };
         let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
-            // It has died since it said its last word, and was waited for.
+            // The process has died since its last frame, and was waited for.
             Err(Errno::SRCH) => return Err(LinkError::Gone),
             Err(_) => return Ok(None),
         };
@@ -469,8 +476,8 @@ impl Shm {
         Ok((!scarce && watches()).then_some(pidfd))
     }
 
-    /// Gives up what has taken too long. Nobody is late before its socket has been asked: we may have been
-    /// away, and a look is told of [`EVENTS`] sockets only.
+    /// Ends late handshakes. Each socket is read before its handshake counts as late: this process may have
+    /// been away, and one check reports at most [`EVENTS`] sockets.
     fn check_deadlines<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         let keys: Vec<usize> = self.handshakes.iter().map(|(key, _)| key).collect();
@@ -491,7 +498,7 @@ impl Shm {
         calls
     }
 
-    /// Before sleeping: wakes us when a handshake needs early_checks, or a listener.
+    /// Sets the timer before a sleep, for the earliest deadline of a handshake or retry of a listener.
     pub(super) fn arm_timer(&mut self) {
         let soonest = self.handshakes.iter().map(|(_, handshake)| {
             let retry = self.control.now_ns.saturating_add(RETRY_NS);
@@ -501,7 +508,7 @@ impl Shm {
         let retry = held_up.then(|| self.control.now_ns.saturating_add(ACCEPT_AGAIN_NS));
         if let Some(at_ns) = soonest.chain(retry).min() {
             self.control.timer_armed = true;
-            // One coarse tick later, so that the coarse clock has reached the deadline, too.
+            // The coarse clock must have reached the deadline, too, so one coarse tick is added.
             self.set_timer(at_ns.saturating_add(10_000_000));
         }
     }
@@ -513,18 +520,18 @@ impl Shm {
         }
     }
 
-    /// Sets the timer to an absolute time; 0 clears it, and what it has to say.
+    /// Sets the timer to an absolute time in ns; 0 clears the timer and its pending event.
     fn set_timer(&self, at_ns: u64) {
         let at_ns = i64::try_from(at_ns).unwrap_or(i64::MAX);
         let it_value = Timespec { tv_sec: at_ns / 1_000_000_000, tv_nsec: at_ns % 1_000_000_000 };
         let spec = Itimerspec { it_interval: Timespec::default(), it_value };
-        // Cannot fail with a valid time; if it did, the next clock tick would do instead.
+        // A valid time cannot fail. If it did, the next clock tick would have the same effect.
         let _ = timerfd_settime(&self.control.timer, TimerfdTimerFlags::ABSTIME, &spec);
     }
 
-    /// Before memory of a peer is used by process id: whether that is still the peer's, if the system was not
-    /// asked in this tick of the clock. The number may have been given anew, or the program have been
-    /// replaced (execve(2)), while our client was computing.
+    /// Checks that a process id still denotes the peer, before the peer's memory is accessed by it. The
+    /// system is asked at most once in a tick of the clock. While the client was computing, the id may have
+    /// been reused, or the peer may have executed another program (execve(2)).
     pub(super) fn check_process(&mut self, id: LinkId) {
         if coarse_ns() != self.control.now_ns
             && let Some(Slot::Up(link)) = self.links.get(id.0 as usize)
@@ -534,7 +541,7 @@ impl Shm {
         }
     }
 
-    /// The peer is gone: deliver what is left, then say so.
+    /// The peer is gone: its remaining records are delivered, and then the end is reported.
     fn hang_up(&mut self, id: u32) {
         let Some(Slot::Up(link)) = self.links.get_mut(id as usize) else { return };
         if link.hung_up {
@@ -555,7 +562,7 @@ impl Shm {
         }
     }
 
-    /// Delivers what hung-up peers have left in their rings, in bounded portions.
+    /// Delivers the remaining records of peers that have hung up, in bounded portions.
     #[cold]
     pub(super) fn drain_dying<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
@@ -575,11 +582,11 @@ impl Shm {
         calls
     }
 
-    /// Ends a link that is up: `done` for what is under way, then `down`.
+    /// Ends a link that is up: `done` for its transfers, then `down`.
     #[cold]
     pub(super) fn fail(&mut self, id: u32, why: LinkError) {
         let Some(link) = self.link(LinkId(id)) else { return };
-        // A peer that lives may be copying, and sees the hang-up later than this.
+        // A living peer may be copying, and sees the hang-up only later.
         link.publish_failed();
         hang_up_on(link.socket());
         for ctx in link.take_bulk() {
@@ -589,7 +596,8 @@ impl Shm {
         self.end(id, why);
     }
 
-    /// The device ends: everybody is told at once, even where a child still has copies of our descriptors.
+    /// Ends all connections of the device, so that peers see it at once even where a child has copies of the
+    /// descriptors.
     pub(super) fn hang_up_on_all(&self) {
         for slot in &self.links {
             if let Slot::Up(link) = slot {
@@ -602,7 +610,8 @@ impl Shm {
         }
         for (listener, _) in self.control.listeners() {
             hang_up_on(listener.as_fd());
-            // What still waits there the kernel would close with the listener.
+            // The kernel would close the connections in the backlog together with the listener, in this
+            // thread.
             while !self.control.refuses_rights
                 && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
             {
@@ -623,13 +632,13 @@ impl Shm {
         self.waiting.retain(|&waiting| waiting != id);
     }
 
-    /// Queues `down`; the link's memory and descriptors are let go of.
+    /// Queues `down`, and frees the link's memory and descriptors.
     fn end(&mut self, id: u32, why: LinkError) {
         self.links[id as usize] = Slot::Ending;
         self.events.push_back(Event::Down(LinkId(id), why));
     }
 
-    /// The number may be used again.
+    /// Makes the number of a link free for another link.
     pub(super) fn release_number(&mut self, id: u32) {
         self.links[id as usize] = Slot::Free;
         self.free.push(id);
@@ -643,8 +652,8 @@ impl Shm {
                 let key = *key;
                 self.drop_handshake(key);
             }
-            // What was sent is in memory that the peer has mapped. Pushes and transfers end here: their memory
-            // is free when this returns, and `done` is not called for them.
+            // Sent messages are in memory that the peer has mapped. Pushes and transfers end here: their
+            // memory is free when this returns, and `done` is not called for them.
             Slot::Up(up) => {
                 up.publish_closed();
                 hang_up_on(up.socket());
@@ -657,13 +666,13 @@ impl Shm {
     }
 }
 
-/// Ends the connection itself, not only our descriptor of it.
+/// Ends the connection itself, and not only this process's descriptor of it.
 pub(super) fn hang_up_on(socket: BorrowedFd<'_>) {
-    // Fails only where the peer has hung up first.
+    // The call fails only if the peer has hung up first.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
-/// What we say about ourselves in handshakes.
+/// This side's data for handshakes.
 fn local<'a>(
     me: &EpName,
     config: &'a ShmConfig,
@@ -679,7 +688,7 @@ fn local<'a>(
         job_key: &config.job_key,
         door: door.files(),
         flags: registered | callable,
-        // At no address is there anything to be read: the peer finds that it does not reach our memory.
+        // No value can be read at address 0, so the peer finds that it cannot access this memory.
         probe_addr: if config.cma { std::ptr::from_ref(probe_value) as usize as u64 } else { 0 },
         probe_value: *probe_value,
         lines,

@@ -1,28 +1,30 @@
-//! The shared-memory device: endpoints of one host (more exactly: one network namespace and one user).
+//! The shared-memory device, for endpoints in the same network namespace of a host, with the same user.
 //!
-//! Place in the data flow: `Engine` → [`Shm`] (a `Nic`) → cache lines of a memfd → the peer's `Shm` → its `Sink`.
+//! Place in the data flow: `Engine` → [`Shm`] (a `Nic`) → cache lines of a memfd → the peer's `Shm` → its
+//! `Sink`.
 //!
-//! Where to read what:
-//! - `segment.rs`: sealed memfds and what lies where in them; `lines.rs`, `ring.rs`: one direction of a pair;
-//! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
-//!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping, `sleep_protocol.rs`: its steps in their order;
-//! - `accept.rs`, `handshake.rs`: how a pair comes about, `rights.rs`: without a foreign user's descriptors;
-//!   `control.rs`: sockets, time-outs, links that end;
-//! - `link.rs`: one end of a pair; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both
-//!   sides copy together; `probe.rs`: what the system allows.
+//! Files:
+//! - `segment.rs`: sealed memfds and their layout; `lines.rs`, `ring.rs`: one direction of a link.
+//! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not check in every poll, and how
+//!   it is woken; `sleep.rs`: the links that are checked in every poll, and sleeping; `sleep_protocol.rs`:
+//!   the steps of sleeping, in their order.
+//! - `accept.rs`, `handshake.rs`: how a link is made; `rights.rs`: protection against descriptors of foreign
+//!   users; `control.rs`: sockets, time-outs, and the ends of links.
+//! - `link.rs`: one end of a link; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both
+//!   sides copy together; `probe.rs`: the facilities of the system.
 //!
-//! Cost model: a message of up to 56 bytes moves one cache line and makes no system call and no
-//! allocation. A poll costs one load for each of at most [`HOT_LINKS`] recently active links plus one load for
-//! all other links together, however many there are. The sockets are looked at when the coarse clock has
-//! advanced or nothing has arrived for a while (`control.rs`).
+//! Cost model: a message of up to 56 bytes moves one cache line and makes no system call and no allocation. A
+//! poll costs one load for each of at most [`HOT_LINKS`] recently active links, and one load for all other
+//! links together. The sockets are checked when the coarse clock has advanced or nothing has arrived for a
+//! while (`control.rs`).
 //!
-//! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`, of which a quiet pair touches
-//! 4 KiB each: 12 KiB for both ends together. A link holds one descriptor (its life line) and, while
-//! descriptors are plentiful, a pidfd.
+//! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`. A quiet pair touches 4 KiB of
+//! each ring, which makes 12 KiB for both ends together. A link holds one descriptor (its life line) and,
+//! while descriptors are plentiful, a pidfd.
 //!
-//! Trust: peers run under our own user id (SO_PEERCRED) and have proven to know our name's capability. Even so
-//! whatever they write is checked before use; they can harm their own link, and can delay, not
-//! falsify, what others send us.
+//! Trust: peers run under the same user id (SO_PEERCRED) and have proven to know the capability of the
+//! endpoint's name. Nevertheless, all data from them is checked before use. A peer can harm its own link. It
+//! can delay the messages of other peers, but not falsify them.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the shared-memory device needs 64-bit addresses and atomics");
@@ -46,7 +48,7 @@ mod sleep_protocol;
 mod tests;
 mod transfer;
 
-/// What the lock-free parts are made of; a model checker puts its own here.
+/// The atomics of the lock-free parts, which a model checker replaces.
 mod sync {
     use std::sync::atomic::compiler_fence;
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -80,17 +82,25 @@ use crate::NicError;
 
 pub use probe::{Finding, probe};
 
-/// Links that are looked at in every poll.
+/// Maximum number of links that are checked in every poll.
 pub const HOT_LINKS: usize = 8;
-/// What the engine's header may need of a mailbox beside the payload.
+/// Room for the engine's header in a mailbox, in bytes.
 const ENGINE_HEADER_BYTES: usize = 128;
 const _: () = assert!(EAGER_BYTES + ENGINE_HEADER_BYTES <= MAILBOX_BYTES);
-/// Longest payload that goes eagerly, whether the receiver could copy it by address or not. Two copies that
-/// go past the producer's caches are faster than one by the kernel and two messages (half round trips of 16
-/// KiB: 2.3 against 3.7 µs, of 31 KiB: 3.2 against 4.8 µs), the more so where both sides copy at once (a
-/// stream of 16 KiB: 10.8 against 4.1 GB/s). Beyond, both sides copy by address at once.
+/// Longest payload in bytes that is sent eagerly by default. Longer payloads are copied by address by both
+/// sides at once.
+///
+/// Two copies that bypass the producer's caches are faster than one copy by the kernel and two messages. The
+/// difference is larger when both sides copy at once:
+///
+/// | | eager | by address |
+/// |---|---|---|
+/// | half round trip, 16 KiB | 2.3 µs | 3.7 µs |
+/// | half round trip, 31 KiB | 3.2 µs | 4.8 µs |
+/// | stream of 16 KiB | 10.8 GB/s | 4.1 GB/s |
 pub const EAGER_BYTES: usize = 32 * 1024;
-/// What one poll pushes, and copies by address, at most, in bytes over all links: some 25 µs each.
+/// Maximum number of bytes that one poll pushes, and that it copies by address, over all links. Each takes
+/// about 25 µs.
 const BULK_BYTES_PER_POLL: usize = 256 * 1024;
 
 /// Settings of one endpoint's shared-memory device.
@@ -100,16 +110,17 @@ pub struct ShmConfig {
     pub service: Option<u16>,
     /// Use cross-memory attach where the system allows it, and let peers use it.
     pub cma: bool,
-    /// After so many milliseconds without an answer a call to a service name has failed.
+    /// Time-out of a call to a service name, in milliseconds without an answer.
     pub connect_timeout_ms: u64,
-    /// The same of a call to an endpoint that was named exactly, whose process may be computing, and of a
-    /// caller that says no more.
+    /// Time-out in milliseconds of a call to a full name, whose process may be computing, and of a caller
+    /// that has become silent.
     pub answer_timeout_ms: u64,
-    /// Longest payload in bytes that goes eagerly. `None`: [`EAGER_BYTES`].
+    /// Longest payload in bytes that is sent eagerly. `None`: [`EAGER_BYTES`].
     pub eager_bytes: Option<usize>,
-    /// Size in bytes of each ring of segments that we make; rounded to a power of two within the limits.
+    /// Size in bytes of each ring of segments that this side makes. It is rounded to a power of two within
+    /// the limits.
     pub ring_bytes: usize,
-    /// Joined to every proof of a handshake: endpoints with different keys never connect. Zeros: none.
+    /// Joined to every proof of a handshake: endpoints with different keys never connect. Zeros: no key.
     pub job_key: [u8; 32],
 }
 
@@ -127,19 +138,19 @@ impl Default for ShmConfig {
     }
 }
 
-/// What is at a link's number.
+/// The state of a link number.
 enum Slot {
-    /// Nothing; the number is in the free list.
+    /// Unused; the number is in the free list.
     Free,
-    /// A handshake that we began, by its key.
+    /// A handshake that this side began, by its key.
     Connecting(usize),
     /// A link that is up.
     Up(Box<Link>),
-    /// Its `down` is queued.
+    /// The link has ended, and its `down` is queued.
     Ending,
 }
 
-/// What is to be told to the sink at the next poll.
+/// A sink call that the next poll makes.
 enum Event {
     Done(LinkId, u64, Result<(), LinkError>),
     Down(LinkId, LinkError),
@@ -147,54 +158,54 @@ enum Event {
 
 /// The shared-memory device of one endpoint.
 pub struct Shm {
-    /// Links that are looked at in every poll, in no order.
+    /// Links that are checked in every poll, in no order.
     hot: Vec<u32>,
     links: Vec<Slot>,
     door: Door,
-    /// Polls so far.
+    /// Number of polls so far.
     polls: u64,
-    /// Polls in a row that found nothing.
+    /// Number of consecutive polls that found nothing.
     empty_polls: u32,
-    /// Links with pushes or transfers under way; the front's turn is next.
+    /// Links with pushes or transfers in progress. The first one is next.
     busy: VecDeque<u32>,
     /// Links that have hung up and are being drained.
     dying: Vec<u32>,
     events: VecDeque<Event>,
-    /// Whether the peers were told that nobody polls.
+    /// Whether peers expect polls or must notify the device.
     sleep_level: SleepLevel,
-    /// Look at the sockets in the next poll.
+    /// Whether the next poll checks the sockets.
     control_due: bool,
-    /// So many more looks at the sockets are made early, because a handshake is getting on.
+    /// Number of early checks of the sockets that remain, because a handshake makes progress.
     early_checks: u32,
-    /// Links that found their ring full and may have to be woken for it.
+    /// Links that found their ring full, and whose peer must then ring for space during a sleep.
     waiting: Vec<u32>,
     free: Vec<u32>,
     handshakes: Slab<Handshake>,
-    /// Those of them that peers began, oldest first.
+    /// The handshakes that peers began, oldest first.
     accepted: VecDeque<usize>,
     control: control::Control,
-    /// Where the slow scan of cold links goes on.
+    /// The next link of the slow scan.
     scan_at: u32,
     barriers: Barriers,
-    /// Poll number before which no link is moved out of the hot list again.
+    /// Number of the poll before which no further link is moved out of the hot list.
     next_demotion: u64,
     me: EpName,
     config: ShmConfig,
     lines: u32,
-    /// What peers read to find out whether they reach our memory.
+    /// Random bytes that peers read to find out whether they can access this memory.
     probe_value: Box<[u8; 16]>,
-    /// The process that made the device: a forked child must not say goodbye for it.
+    /// The process that made the device. A forked child must not close the links.
     owner: rustix::process::Pid,
-    /// What `wait_fd` shows.
+    /// The descriptor that `wait_fd` returns.
     epoll: OwnedFd,
 }
 
 impl Shm {
-    /// The device of the endpoint `me`, whose id names the listener.
+    /// Opens the device of the endpoint `me`, whose id names the listener.
     ///
     /// # Errors
-    /// Of the system: descriptors or memory ran out, or a sandbox forbids a call; EADDRINUSE if the endpoint
-    /// id or the service port is taken.
+    /// Errors of the system: descriptors or memory ran out, or a sandbox forbids a call; EADDRINUSE if the
+    /// endpoint id or the service port is taken.
     pub fn new(config: &ShmConfig, me: EpName) -> Result<Self, NicError> {
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
             .map_err(NicError::system("epoll_create1"))?;
@@ -231,7 +242,7 @@ impl Shm {
         })
     }
 
-    /// What the device can do on a link where the peer's memory can (`direct`) be reached by address.
+    /// Capabilities on a link. `direct`: the peer's memory can be accessed by address.
     fn caps(&self, direct: bool) -> NicCaps {
         NicCaps {
             device: "shm",
@@ -242,7 +253,7 @@ impl Shm {
             put: direct,
             ordered: true,
             push_follows: true,
-            // It is in the ring, which the peer drains before it takes our end for an end.
+            // Messages are in the ring, which the peer drains before it reports the end of the link.
             survives: true,
             registered: false,
         }
@@ -256,7 +267,7 @@ impl Shm {
         }
     }
 
-    /// A number for a new link.
+    /// Returns an unused link number.
     fn number(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             growth::reserve(&mut self.links, 1);
@@ -265,7 +276,7 @@ impl Shm {
         })
     }
 
-    /// Looks at one link, and makes what it finds known to the rest of the device. Returns the sink calls made.
+    /// Polls one link, and updates the state of the device accordingly. Returns the number of sink calls.
     #[inline]
     fn poll_link<S: Sink>(&mut self, id: u32, sink: &mut S) -> usize {
         let polls = self.polls;
@@ -277,14 +288,15 @@ impl Shm {
         if let Some(why) = polled.error {
             self.fail(id, why);
         } else if !polled.drained && !self.is_hot(id) {
-            // The rest is taken in a later poll: ring our own doorbell, unless the link is looked at anyhow.
+            // A later poll takes the remaining records. Unless the link is hot, this side rings its own
+            // doorbell.
             self.door.wake();
             self.door.page().ring(id % page::SLOTS);
         }
         polled.calls
     }
 
-    /// Delivers what has been waiting for a poll.
+    /// Makes the queued sink calls.
     #[cold]
     fn deliver_events<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
@@ -301,7 +313,7 @@ impl Shm {
         calls
     }
 
-    /// Moves pushes and transfers on, by a bounded amount, each link in its turn.
+    /// Advances pushes and transfers by a bounded amount, each link in turn.
     #[cold]
     fn bulk<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
@@ -348,7 +360,7 @@ impl Shm {
         rustix::process::getpid() == self.owner
     }
 
-    /// Begins a transfer by address.
+    /// Starts a transfer by address.
     fn transfer(&mut self, link: LinkId, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
         self.check_process(link);
         let up = self.link(link).ok_or(Full)?;
@@ -365,7 +377,7 @@ impl Shm {
         }
     }
 
-    /// A send found no room, or the peer's words made no sense.
+    /// Handles a send that found no room, or that found the peer's words invalid.
     #[cold]
     fn refused(&mut self, id: LinkId) {
         let Some(link) = self.link(id) else { return };
@@ -378,7 +390,7 @@ impl Shm {
     }
 }
 
-/// It reaches any memory.
+/// The device reaches any memory.
 impl Registrar for Shm {}
 
 impl Nic for Shm {
@@ -428,7 +440,7 @@ impl Nic for Shm {
         Ok(())
     }
 
-    /// Nothing is gathered: every message leaves at once.
+    /// Every message is sent at once, so there is nothing to flush.
     #[inline]
     fn flush(&mut self) {}
 
@@ -439,7 +451,7 @@ impl Nic for Shm {
         if self.sleep_level == SleepLevel::Parked {
             self.wake();
         }
-        // By index: a link may leave the list while it is looked at.
+        // The loop uses an index, because a link may leave the list while it is polled.
         let mut at = 0;
         while let Some(&id) = self.hot.get(at) {
             if let Some(Slot::Up(link)) = self.links.get(id as usize)
@@ -485,7 +497,8 @@ impl Nic for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // A forked child shares our memory: what it says there would be taken for our word.
+        // A forked child shares the memory with its parent, and the peers would take its words for the
+        // parent's.
         if self.is_ours() {
             self.hang_up_on_all();
             self.control.foreign_sockets.drain(..).for_each(rights::close_or_leak);
