@@ -1,22 +1,25 @@
-//! Our doorbell, the peers' doorbells, and the asymmetric fence that keeps the fast side cheap.
+//! The endpoint's doorbell, the peers' doorbells, and the asymmetric fence that keeps the frequent side
+//! cheap.
 //!
-//! Place in the data flow: a producer publishes a record, looks at one word (`SideBlock::polled`), and goes
-//! on if the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if its [`SleepPage`]
-//! says that it sleeps.
+//! Place in the data flow: a producer publishes a record and reads one word (`SideBlock::polled`). If the
+//! consumer polls that ring, the producer is done. Otherwise it rings the consumer's [`Page`], and wakes the
+//! consumer if its [`SleepPage`] announces a sleep.
 //!
-//! Waking is one byte on the link's Unix socket, and not a futex, because a thread must be able to sleep on shared
-//! memory and TCP at once and clients want a file descriptor; and not an eventfd of the peer's, because
-//! writing to a descriptor that a peer chose might block, and because the socket is there anyhow.
+//! A wake-up is one byte on the link's Unix socket. A futex would not do, because a thread must be able to
+//! sleep on shared memory and TCP at once, and clients want a file descriptor. An eventfd of the peer would
+//! not do, because writing to a descriptor that a peer chose might block. The socket exists anyway.
 //!
 //! # The asymmetric fence
-//! Publishing and then reading `polled` (or releasing space and then reading `wants_space`) is one half of Dekker's
-//! protocol and needs a store-load fence, about 20 ns in every message. The other half, clearing
-//! `polled` and then looking at the ring once more, is rare. So the rare side executes `membarrier(GLOBAL_EXPEDITED)`,
-//! which runs a full barrier on every processor that runs a process registered for it, and the
-//! frequent side only keeps the compiler from reordering. Either the frequent side's barrier ran before
-//! its store: then its later load sees the rare side's word, which was written before the call. Or it ran
-//! after: then the store is visible to the rare side's look after the call. Where the frequent side is not
-//! registered, or the rare side may not call membarrier, the frequent side is told at the handshake to fence.
+//! Publishing a record and then reading `polled` is one half of Dekker's protocol, as is releasing space and
+//! then reading `wants_space`. It needs a store-load fence, which would cost about 20 ns in each message. The
+//! other half is rare: clearing `polled` and then checking the ring once more. The rare side therefore
+//! executes `membarrier(GLOBAL_EXPEDITED)`, which runs a full barrier on every processor that runs a
+//! registered process. The frequent side only keeps the compiler from reordering.
+//!
+//! There are two cases. If the barrier ran before the frequent side's store, that side's later load sees the
+//! rare side's word, which was written before the call. If it ran after the store, the rare side's check
+//! after the call sees the store. If the frequent side is not registered, or the rare side may not call
+//! membarrier, the frequent side must fence itself; the handshake tells it.
 //!
 //! Sources: membarrier(2); M. Desnoyers' asymmetric barriers in liburcu.
 
@@ -31,19 +34,19 @@ use super::page::{Page, SleepPage};
 use super::segment::{Mapping, second_at};
 use crate::NicError;
 
-/// Size of the file behind either page.
+/// Size in bytes of the file behind each page.
 const PAGE_FILE_BYTES: usize = 4096;
-/// What is sent to wake a peer.
+/// The message that wakes a peer.
 const WAKE: &[u8] = &[1];
 
 const _: () = assert!(size_of::<Page>() <= PAGE_FILE_BYTES && size_of::<SleepPage>() <= PAGE_FILE_BYTES);
 
-/// Whether this process takes part in asymmetric fences.
+/// The part of this process in asymmetric fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Barriers {
-    /// As the frequent side: membarrier calls of others reach us.
+    /// As the frequent side: membarrier calls of other processes include this process.
     pub(super) registered: bool,
-    /// As the rare side: we can call.
+    /// As the rare side: this process can call membarrier.
     pub(super) callable: bool,
 }
 
@@ -61,27 +64,27 @@ impl Barriers {
         Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
     }
 
-    /// The rare side's fence. An error means that the rare step must not be taken.
+    /// The rare side's fence. After an error, the rare step must not be taken.
     pub(super) fn fence(self) -> io::Result<()> {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        // Where the call is not possible the peers were told to fence themselves.
+        // If the call is impossible, the peers fence themselves.
         if self.callable { Self::call() } else { Ok(()) }
     }
 }
 
-/// Our doorbell.
+/// The endpoint's doorbell.
 pub(super) struct Door {
     files: [OwnedFd; 2],
-    /// What peers write.
+    /// The page that peers write.
     page: Mapping,
-    /// What they only read.
+    /// The page that peers only read.
     sleep_page: Mapping,
-    /// Number of the last sleep that was announced.
+    /// Number of the last announced sleep.
     sleeps: u64,
 }
 
 impl Door {
-    /// A new one.
+    /// Makes a doorbell.
     pub(super) fn new() -> Result<Self, NicError> {
         let (page_file, page) = Mapping::create(c"weft-doorbell", PAGE_FILE_BYTES)?;
         let (sleep_file, sleep_page) = Mapping::create_for_readers(c"weft-sleep", PAGE_FILE_BYTES)?;
@@ -91,7 +94,7 @@ impl Door {
         Ok(Self { files: [page_file, sleep_file], page, sleep_page, sleeps: 0 })
     }
 
-    /// The files to pass to peers.
+    /// The files for the peers.
     pub(super) fn files(&self) -> [BorrowedFd<'_>; 2] {
         [self.files[0].as_fd(), self.files[1].as_fd()]
     }
@@ -106,19 +109,19 @@ impl Door {
         sleep_page(&self.sleep_page, 0)
     }
 
-    /// Announces that we will sleep. False, and not announced, if somebody has rung.
+    /// Announces a sleep. Returns false, without effect, if a peer has rung.
     #[must_use]
     pub(super) fn park(&mut self) -> bool {
         self.sleeps += 1;
         self.sleep_page().park(self.sleeps, self.page())
     }
 
-    /// Whether we have announced to sleep, and have taken no wake-up since.
+    /// Whether a sleep is announced, and no wake-up was taken since.
     pub(super) fn is_parked(&self) -> bool {
         self.sleep_page().is_parked()
     }
 
-    /// We do not sleep (any more).
+    /// Withdraws the announced sleep.
     pub(super) fn wake(&self) {
         self.sleep_page().wake();
     }
@@ -126,29 +129,29 @@ impl Door {
 
 /// A peer's doorbell.
 pub(super) struct Bell {
-    /// The page that we write, and behind it the one that we read.
+    /// The page that this side writes, followed by the page that it reads.
     map: Mapping,
-    /// The sleep of which we have woken the peer last.
+    /// The last sleep of the peer that this side has ended.
     ended: Cell<u64>,
 }
 
 impl Bell {
-    /// Maps what the peer passed.
+    /// Maps the files of a peer.
     pub(super) fn adopt(files: &[OwnedFd; 2]) -> io::Result<Self> {
         Ok(Self { map: Mapping::adopt_two(files, PAGE_FILE_BYTES)?, ended: Cell::new(0) })
     }
 
-    /// Tells the peer that there is something for it on our link, which has `slot` there, waking it through
-    /// `socket` if it sleeps.
+    /// Rings for this side's link, which has the slot `slot` at the peer. If the peer sleeps, it is woken
+    /// through `socket`.
     #[cold]
     pub(super) fn ring(&self, slot: u32, socket: BorrowedFd<'_>) {
         sleep_page(&self.map, second_at(PAGE_FILE_BYTES)).ring(page(&self.map), slot, &self.ended, || {
-            // A full socket buffer means that wakes are waiting there already; a broken socket is noticed elsewhere.
+            // A full socket buffer contains wake-ups already; a broken socket is noticed elsewhere.
             let _ = rustix::net::send(socket, WAKE, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         });
     }
 
-    /// What is mapped.
+    /// The mapping.
     #[cfg(test)]
     pub(super) fn map(&self) -> &Mapping {
         &self.map
@@ -158,15 +161,16 @@ impl Bell {
 #[inline(always)]
 fn page(map: &Mapping) -> &Page {
     debug_assert!(map.len() >= size_of::<Page>());
-    // SAFETY: both constructors map `PAGE_FILE_BYTES`, which hold a page; aligned to the system's page size; a
-    // page is made of atomics, for which every bit pattern is valid.
+    // SAFETY: both constructors map `PAGE_FILE_BYTES`, which hold a page, at the beginning of a system page.
+    // A page consists of atomics, for which every bit pattern is valid.
     unsafe { map.base().cast::<Page>().as_ref() }
 }
 
-/// The other page, `offset` bytes into a mapping.
+/// The sleep page, `offset` bytes into a mapping.
 fn sleep_page(map: &Mapping, offset: usize) -> &SleepPage {
     debug_assert!(map.len() >= offset + size_of::<SleepPage>());
     let at = map.base().as_ptr().wrapping_add(offset).cast::<SleepPage>();
-    // SAFETY: as for `page`. Where it is mapped for reading only, in a bell, it is only read.
+    // SAFETY: the mapping holds a sleep page at `offset`, as checked above, at the beginning of a system
+    // page. It consists of atomics. In a bell it is mapped for reading only, and is only read.
     unsafe { &*at }
 }

@@ -1,16 +1,18 @@
-//! Which links are looked at in every poll, how the others are heard, and sleeping.
+//! Hot and cold links, and sleeping.
 //!
-//! Place in the data flow: part of [`Shm`]; called by `poll` and by the layer that decides to sleep.
+//! Place in the data flow: part of [`Shm`], called by `poll` and by the layer that decides to sleep.
 //!
-//! A link is *hot* (the peer's publications are seen by looking at the ring; the peer is told so by `polled` = 1) or
-//! *cold* (the peer rings our doorbell page). It gets hot when something arrives on it and there is room
-//! in the hot list, and cold when another needs the room and it has been quiet, or when we sleep.
-//! Going cold is the rare side of an asymmetric fence (doorbell.rs): clear `polled`, fence, look
-//! once more. A publication that this look misses will see `polled` = 0 and ring.
+//! A link is *hot* or *cold*. The device checks the ring of a hot link in every poll, and informs the peer by
+//! `polled` = 1. The peer of a cold link rings the doorbell. A link becomes hot when a record arrives on it
+//! and the hot list has room. It becomes cold when it has been quiet and another link needs its place, or
+//! when the device sleeps.
 //!
-//! Sleeping is going cold with all links, announcing it in the page, and telling the peers whose rings are full
-//! that we wait for space. The descriptor to sleep on is an epoll instance with the listeners, the life
-//! lines (whose hang-up and wake-up bytes it reports) and, during handshakes, a timer.
+//! Becoming cold is the rare side of an asymmetric fence (`doorbell.rs`): clear `polled`, fence, check the
+//! ring once more. The producer of a record that this check misses sees `polled` = 0 and rings.
+//!
+//! To sleep, the device makes all links cold, announces the sleep in its sleep page, and tells peers with
+//! full rings that it waits for space. The descriptor to sleep on is an epoll instance. It contains the
+//! listeners, the life lines (for hang-ups and wake-up bytes) and, during handshakes, a timer.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -19,20 +21,20 @@ use weft_engine::nic::{LinkId, Sink};
 use super::sleep_protocol::{self, SleepLevel, Sleeper};
 use super::{HOT_LINKS, Shm, Slot, page};
 
-/// A hot link that was quiet for so many polls may be moved out for another.
+/// Number of quiet polls after which a hot link may be replaced by another.
 const QUIET_POLLS: u64 = 4096;
-/// So many polls pass between two moves: each costs a membarrier, that is, some microseconds.
+/// Number of polls between two such replacements. Each costs a membarrier of some microseconds.
 const DEMOTION_POLLS: u64 = 1024;
 
 impl Shm {
-    /// The descriptor that becomes readable when there is something to poll, after [`Shm::park`].
+    /// The descriptor to sleep on. After [`Shm::park`] it becomes readable when there is something to poll.
     #[must_use]
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Announces that the caller will sleep on [`Shm::wait_fd`]. False: there is something to poll already, and
-    /// nothing is announced. After sleeping: `wake` (or simply `poll`).
+    /// Prepares for a sleep on [`Shm::wait_fd`]. Returns false, without effect, if there is something to
+    /// poll. After the sleep, the caller calls `wake`, or simply `poll`.
     #[must_use]
     pub fn park(&mut self) -> bool {
         if self.sleep_level == SleepLevel::Parked {
@@ -45,7 +47,7 @@ impl Shm {
         true
     }
 
-    /// Like [`Shm::park`], for a caller whose sleep polls do not end.
+    /// Like [`Shm::park`], for a caller whose sleep is not ended by polls of other threads.
     #[must_use]
     pub fn arm(&mut self) -> bool {
         let parked = self.park();
@@ -55,13 +57,14 @@ impl Shm {
         parked
     }
 
-    /// Whether peers will wake whoever sleeps on [`Shm::wait_fd`], and there is nothing to do before.
+    /// Whether peers will wake a sleeper on [`Shm::wait_fd`], and no work remains before.
     #[must_use]
     pub fn is_armed(&self) -> bool {
         self.has_nothing() && self.door.is_parked()
     }
 
-    /// Whether there is nothing to do until something comes, and peers were told what to tell, if the caller sleeps.
+    /// Whether the device has no work before the next arrival. If the caller sleeps, all wanted notifications
+    /// have been requested.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.has_nothing() && self.waiting.is_empty()
@@ -87,7 +90,7 @@ impl Shm {
         matches!(self.links.get(id as usize), Some(Slot::Up(link)) if link.hot)
     }
 
-    /// Looks at the links whose bits are set.
+    /// Polls the links whose doorbell bits are set.
     #[cold]
     pub(super) fn poll_rung_slots<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
@@ -105,7 +108,7 @@ impl Shm {
         calls
     }
 
-    /// Looks at all links that share a bit.
+    /// Polls all links that share a bit.
     fn poll_slot<S: Sink>(&mut self, slot: u32, sink: &mut S) -> usize {
         let mut calls = 0;
         let mut id = slot;
@@ -119,7 +122,7 @@ impl Shm {
         calls
     }
 
-    /// Something has arrived on a cold link: look at it in every poll, if there is room.
+    /// Makes a cold link hot after an arrival, if the hot list has room.
     fn make_hot<S: Sink>(&mut self, id: u32, sink: &mut S) {
         let polls = self.polls;
         let draining = matches!(self.links.get(id as usize), Some(Slot::Up(link)) if link.hot || link.hung_up);
@@ -135,7 +138,8 @@ impl Shm {
         }
     }
 
-    /// Moves the quietest hot link out, if it has been quiet for long enough. True: there is room.
+    /// Makes the quietest hot link cold, if it has been quiet for long enough. Returns whether the hot list
+    /// has room.
     fn make_hot_room<S: Sink>(&mut self, sink: &mut S) -> bool {
         if self.polls < self.next_demotion {
             return false;
@@ -156,14 +160,14 @@ impl Shm {
             return false;
         }
         self.make_cold(quietest);
-        // The look after the fence: what was published before the peer could see `polled` = 0.
+        // The check after the fence finds records that were published before the peer could see `polled` = 0.
         if matches!(&self.links[quietest as usize], Slot::Up(link) if link.ready()) {
             self.poll_link(quietest, sink);
         }
         true
     }
 
-    /// Takes a link off the hot list.
+    /// Removes a link from the hot list.
     pub(super) fn make_cold(&mut self, id: u32) {
         if let Some(link) = self.link(LinkId(id)) {
             link.hot = false;
@@ -173,7 +177,7 @@ impl Shm {
     }
 }
 
-/// What the steps of `sleep_protocol.rs` are for a device with all its links.
+/// The steps of `sleep_protocol.rs` for a device with all its links.
 impl Sleeper for Shm {
     fn sleep_level(&mut self) -> &mut SleepLevel {
         &mut self.sleep_level
@@ -211,7 +215,8 @@ impl Sleeper for Shm {
         if self.hot.iter().any(|&id| matches!(&self.links[id as usize], Slot::Up(link) if link.ready())) {
             return true;
         }
-        // Bulk work goes on, except for pushes that wait for space and transfers of which the peer copies the rest.
+        // Bulk transfers proceed, except for pushes that wait for space and transfers whose remainder the
+        // peer copies.
         let mut came = false;
         for at in 0..self.busy.len() {
             if let Some(Slot::Up(link)) = self.links.get_mut(self.busy[at] as usize) {
@@ -234,7 +239,7 @@ impl Sleeper for Shm {
                 at += 1;
             }
         }
-        // What is on the sockets now would end the sleep at once.
+        // Pending events of the sockets would end the sleep at once.
         came || self.sockets_ready()
     }
 

@@ -1,29 +1,30 @@
-//! How a side stops looking at its rings, goes to sleep and wakes, and how the other side hears of it: the
-//! steps, in their order.
+//! The steps by which a side stops polling its rings, goes to sleep and wakes, in their order.
 //!
-//! Place in the data flow: `link.rs` asks here after every publication and every release of space whether the
-//! peer's doorbell is to be rung; `sleep.rs` says what each step is for a whole device. This file is apart so
-//! that a model checker can put its own device, atomics and fences under it (`tests/loom_shm.rs`).
+//! Place in the data flow: after every publication and every release of space, `link.rs` asks here whether to
+//! ring the peer's doorbell. `sleep.rs` defines each step for a whole device. The steps have a file of their
+//! own so that a model checker can replace the device, the atomics and the fences (`tests/loom_shm.rs`).
 //!
-//! Why nothing is lost: the rare side changes a word (`polled`, `wants_space`), fences, and looks once more
-//! for what the word is about; the frequent side publishes (or releases space), orders, and looks at the
-//! word. One of them sees the other (doorbell.rs).
+//! No event is lost. The rare side changes a word (`polled`, `wants_space`), fences, and once more checks for
+//! the event that the word concerns. The frequent side publishes a record or releases space, orders, and
+//! reads the word. At least one side sees the change of the other (`doorbell.rs`).
+//!
+//! The states are those of the `Device` trait.
 
 use super::sync::{AtomicU32, Ordering, fence, light_fence};
 
-/// Whether the peers were told that nobody polls, and until when.
+/// Whether peers expect polls or must notify the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SleepLevel {
-    /// They were not: hot links are looked at.
+    /// Peers expect polls: hot links are checked in every poll.
     Awake,
-    /// Until the next poll.
+    /// Peers must notify the device until the next poll.
     Parked,
-    /// Polls are made now and then, but nobody relies on them.
+    /// Peers must notify the device, although polls are made now and then.
     Armed,
 }
 
-/// The frequent side, after a publication or a release of space: whether the peer has set `word`.
-/// `must_fence`: the peer's fences do not reach us.
+/// Frequent side: whether the peer has set `word`, after a publication or a release of space. `must_fence`:
+/// the peer's fences do not order this side's accesses.
 #[inline(always)]
 pub(super) fn is_set(word: &AtomicU32, must_fence: bool) -> bool {
     if must_fence {
@@ -34,13 +35,13 @@ pub(super) fn is_set(word: &AtomicU32, must_fence: bool) -> bool {
     word.load(Ordering::Relaxed) != 0
 }
 
-/// The rare side. Before relying on the peer's having seen it: fence, then look once more.
+/// Rare side: sets a word. Before it relies on the word, it must fence and check the condition once more.
 pub(super) fn set(word: &AtomicU32, to: bool) {
     word.store(u32::from(to), Ordering::SeqCst);
 }
 
-/// Tells the peer that its ring is not looked at in every poll any more: look once more after this. False: it
-/// is, for there is no fence.
+/// Tells the peer that its ring is no longer checked in every poll. The caller must check the ring once more.
+/// Returns false, and leaves the word unchanged, if the fence is impossible.
 pub(super) fn stop_polling(polled: &AtomicU32, awake: bool, fence: impl FnOnce() -> bool) -> bool {
     set(polled, false);
     let fenced = fence();
@@ -50,33 +51,34 @@ pub(super) fn stop_polling(polled: &AtomicU32, awake: bool, fence: impl FnOnce()
     fenced
 }
 
-/// A device, as far as it is concerned with sleep.
+/// The parts of a device that sleeping concerns.
 pub(super) trait Sleeper {
-    /// Whether the peers were told that nobody polls.
+    /// The device's state.
     fn sleep_level(&mut self) -> &mut SleepLevel;
-    /// Whether a peer has rung.
+    /// Whether a peer has rung the doorbell.
     fn is_rung(&self) -> bool;
-    /// Announces a sleep. False, and not announced, if somebody has rung.
+    /// Announces a sleep at the door. Returns false, without effect, if a peer has rung.
     fn park_door(&mut self) -> bool;
     /// Whether a sleep is announced, and no wake-up was taken since.
     fn is_door_parked(&self) -> bool;
-    /// Takes the announcement back.
+    /// Withdraws the announcement.
     fn wake_door(&self);
-    /// Sets `polled` of all links that are looked at in every poll.
+    /// Sets `polled` of all hot links.
     fn set_hot_polled(&self, polled: bool);
-    /// Sets `wants_space` of all links that may wait for space, if they do.
+    /// Sets `wants_space` of all links that wait for space.
     fn set_waiting_wants(&self, wants: bool);
-    /// Whether there are any.
+    /// Whether a link may wait for space.
     fn may_wait_for_space(&self) -> bool;
-    /// The rare side's fence. False: it is refused.
+    /// The rare side's fence. Returns false if it is impossible.
     fn fence(&self) -> bool;
-    /// A last look before sleeping: whether something has come meanwhile.
+    /// The last check before sleeping: whether there is work.
     fn has_work(&mut self) -> bool;
-    /// Has the next poll look at the sockets: there are wake-ups, and whatever else has ended a sleep.
+    /// Requests a check of the sockets in the next poll, which takes wake-ups and other events that have
+    /// ended a sleep.
     fn check_sockets_soon(&mut self);
 }
 
-/// Announces a sleep. False: there is something to poll, and nothing is announced.
+/// Announces a sleep. Returns false, without effect, if there is something to poll.
 pub(super) fn park(device: &mut impl Sleeper) -> bool {
     if device.is_rung() {
         return false;
@@ -86,14 +88,15 @@ pub(super) fn park(device: &mut impl Sleeper) -> bool {
         device.set_hot_polled(false);
     }
     device.set_waiting_wants(true);
-    // The announcement comes before the fence, the looks after it. Of a device that is held the peers have
-    // known since an earlier fence that nobody looks at their rings; only what waits for space is news.
+    // The announcement precedes the fence, and the checks follow it. If the device was armed, peers have
+    // known since an earlier fence that its rings are not checked. Then only links that wait for space need
+    // the fence.
     let announced = device.park_door();
     let news = was == SleepLevel::Awake || device.may_wait_for_space();
     let fenced = announced && (!news || device.fence());
     let busy = !fenced || device.has_work() || device.is_rung();
-    // A wake-up that the look has taken off a socket may have been for this sleep, and its sender will send
-    // no other: for a new one it will. Its bit was set before, and is seen now.
+    // The check may have taken a wake-up off a socket that was meant for this sleep, and its sender sends no
+    // other. For a newly announced sleep it does. Its bit was set before, and is seen now.
     if busy || !(device.is_door_parked() || device.park_door()) {
         *device.sleep_level() = was;
         match was {
@@ -108,13 +111,13 @@ pub(super) fn park(device: &mut impl Sleeper) -> bool {
     true
 }
 
-/// The caller of a [`park`] that is held is awake, and about to poll.
+/// The listener, for which the device is armed, is awake and about to poll.
 pub(super) fn wake_listener(device: &mut impl Sleeper) {
     device.wake_door();
     device.check_sockets_soon();
 }
 
-/// Hot links are looked at again.
+/// Makes the device awake: hot links are checked in every poll again.
 pub(super) fn wake(device: &mut impl Sleeper) {
     *device.sleep_level() = SleepLevel::Awake;
     device.wake_door();
