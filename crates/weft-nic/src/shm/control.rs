@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: part of [`Shm`]. `poll` calls [`Shm::check_control`] from time to time.
 //!
-//! The check costs a system call. It is made when the coarse clock has advanced, after a number of
-//! consecutive polls that found nothing, and after sleeping. The clock itself is read only in some polls,
+//! The check costs a system call. It is made when the coarse clock has advanced, after 512 consecutive
+//! polls that found nothing, and after sleeping. The clock itself is read only in some polls,
 //! less often while polls are successful. While a handshake makes progress, the check is made at these polls
 //! in any case. A hang-up is therefore noticed within a clock tick (1 to 10 ms), and usually within
 //! microseconds of idleness. A caller that polls more rarely than the clock ticks notices it within a few

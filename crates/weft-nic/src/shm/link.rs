@@ -1,11 +1,12 @@
 //! One end of a link that is up: the two rings, the peer's doorbell, the life line, and the bulk transfers.
 //!
-//! Place in the data flow: `Shm` owns the links and decides which one to look at; everything that concerns one
-//! link only is here.
+//! Place in the data flow: `Shm` owns the links and decides which one to poll. All code that concerns a
+//! single link is here.
 //!
-//! Invariants: after every publication the peer's `polled` word is looked at, after every release of space its
-//! `wants_space` word (see doorbell.rs for why that suffices). Pushes of a link are sent in order, and
-//! its transfers by address run in order; both queues are bounded.
+//! Invariants:
+//! - After each publication, the link reads the peer's `polled` word; after each release of space, it reads
+//!   the peer's `wants_space` word. `doorbell.rs` explains why this suffices.
+//! - Pushes of a link are sent in order, and its transfers by address run in order. Both queues are bounded.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -27,18 +28,19 @@ use super::sleep_protocol;
 use super::sync::{AtomicU32, Ordering};
 use super::transfer::{Help, Slots, Step, Transfer};
 
-/// Pushes, and transfers by address, that one link queues each.
+/// Maximum number of pushes, and of transfers by address, that one link queues.
 const QUEUE_DEPTH: usize = 64;
-/// Bytes after which a look at a link ends, and what a shorter record counts as: so it takes at most 32 of them.
+/// A poll of a link ends after this number of bytes. A shorter record counts as `RECORD_BYTES`, so a poll
+/// takes at most 32 records.
 const BATCH_BYTES: usize = 64 * 1024;
 const RECORD_BYTES: usize = BATCH_BYTES / 32;
-/// What one link pushes, and copies by address, before it is another link's turn.
+/// Maximum number of bytes that one link pushes, and copies by address, in its turn.
 pub(super) const TURN_BYTES: usize = 128 * 1024;
-/// What a side says in its `closed` word: goodbye, or that the link has failed.
+/// Values of a side's `closed` word: closed in an orderly way, and failed.
 const CLOSED: u32 = 1;
 const FAILED: u32 = 2;
 
-/// A push under way.
+/// A push in progress.
 struct Push {
     window: u64,
     offset: u64,
@@ -48,43 +50,43 @@ struct Push {
     ctx: u64,
 }
 
-/// What became of a transfer by address.
+/// The state of a transfer by address after its start.
 pub(super) enum Started {
-    /// It goes on, maybe with the peer's help.
+    /// The transfer is queued. The peer may help with it.
     Queued(Option<Share>),
-    /// It is over.
+    /// The transfer has ended.
     Ended(Result<(), LinkError>),
 }
 
-/// What a look at a link brought.
+/// The result of a poll of a link.
 pub(super) struct Polled {
-    /// Sink calls made.
+    /// Number of sink calls.
     pub(super) calls: usize,
-    /// Nothing was left in the ring.
+    /// The ring is empty.
     pub(super) drained: bool,
     /// The peer broke the protocol.
     pub(super) error: Option<LinkError>,
 }
 
-/// What a link is made of.
+/// The parts from which a link is made.
 pub(super) struct Parts {
     pub(super) map: Mapping,
-    /// The rings in it, from [`rings`].
+    /// The rings in the segment, from [`rings`].
     pub(super) tx: Tx,
     pub(super) rx: Rx,
     pub(super) role: Role,
     pub(super) bell: Bell,
-    /// The link's slot there.
+    /// The slot of this link in the bell.
     pub(super) slot: u32,
     pub(super) pidfd: Option<OwnedFd>,
     pub(super) pid: i32,
-    /// Our publications need a fence of their own.
+    /// This side's publications need a fence of their own.
     pub(super) must_fence: bool,
-    /// The peer's memory can be reached by address.
+    /// The peer's memory can be accessed by address.
     pub(super) direct: bool,
 }
 
-/// Bulk data under way.
+/// Bulk transfers in progress.
 struct Bulk {
     pushes: VecDeque<Push>,
     transfers: VecDeque<Transfer>,
@@ -93,7 +95,7 @@ struct Bulk {
 }
 
 impl Bulk {
-    /// None. `lap`: that of the transfer that was shared last.
+    /// No transfers. `lap` is the lap of the last shared transfer.
     fn new(lap: u16) -> Self {
         let slots = Slots::new(lap);
         Self { pushes: VecDeque::new(), transfers: VecDeque::new(), helps: VecDeque::new(), slots }
@@ -108,7 +110,7 @@ impl Bulk {
 pub(super) struct Link {
     tx: Tx,
     rx: Rx,
-    /// What the rings lie in: it goes when they go.
+    /// The segment with the rings. It is unmapped together with them.
     map: Mapping,
     role: Role,
     must_fence: bool,
@@ -118,41 +120,41 @@ pub(super) struct Link {
     pidfd: Option<OwnedFd>,
     pid: i32,
     direct: bool,
-    /// Made when needed ([`Link::release_bulk`]).
+    /// Allocated when needed, and freed by [`Link::release_bulk`].
     bulk: Option<Box<Bulk>>,
-    /// That of the transfer that was shared last, while there is no `bulk`.
+    /// The lap of the last shared transfer while `bulk` is `None`.
     lap: u16,
     /// The peer broke the rules of shared transfers.
     violated: bool,
-    /// A send found no room for so many bytes.
+    /// Size of a send in bytes that found no room.
     refused_bytes: Option<NonZeroU32>,
-    /// In the device's list of links that are looked at in every poll.
+    /// Whether the link is in the device's list of hot links.
     pub(super) hot: bool,
-    /// In the device's list of links with bulk work.
+    /// Whether the link is in the device's list of links with bulk transfers.
     pub(super) busy: bool,
-    /// In the device's list of links that wait for space.
+    /// Whether the link is in the device's list of links that wait for space.
     pub(super) waiting: bool,
-    /// Number of the poll that last found something.
+    /// Number of the last poll that found a record.
     pub(super) last_active: u64,
-    /// The peer has hung up; the ring is drained before `down`.
+    /// The peer has hung up. The ring is drained before `down`.
     pub(super) hung_up: bool,
 }
 
-// There is one for each peer; the allocator adds eight bytes and rounds up to sixteen.
+// Each peer has a link, and the allocator adds eight bytes and rounds up to a multiple of sixteen.
 const _: () = assert!(size_of::<Link>() <= 200);
 
-/// Our ends of the rings of a segment, which the link keeps together with it.
+/// This side's ends of the rings of a segment. The link must keep them together with the segment.
 pub(super) fn rings(map: &Mapping, role: Role, lines: u32) -> std::io::Result<(Tx, Rx)> {
     map.populate(0, 1)?;
-    // SAFETY: the link keeps the mapping, and uses the rings only while it lives.
+    // SAFETY: the link keeps the mapping, and uses the rings only while the mapping exists.
     let outgoing = unsafe { Lines::new(map, role, lines) };
-    // SAFETY: as above.
+    // SAFETY: the link keeps the mapping, and uses the rings only while the mapping exists.
     let incoming = unsafe { Lines::new(map, role.other(), lines) };
     Ok((Tx::new(outgoing, role)?, Rx::new(incoming, role)?))
 }
 
 impl Link {
-    /// A link whose life line is `socket`.
+    /// Makes a link whose life line is `socket`.
     pub(super) fn new(parts: Parts, socket: Unshared) -> Self {
         Self {
             tx: parts.tx,
@@ -202,7 +204,7 @@ impl Link {
         self.socket.as_fd()
     }
 
-    /// The size of the memory that both ends have mapped.
+    /// Size in bytes of the memory that both ends have mapped.
     pub(super) fn segment_bytes(&self) -> usize {
         self.map.len()
     }
@@ -211,27 +213,27 @@ impl Link {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the peer's process is there, as the system sees it. A child that it has made without fork(3)
-    /// may keep its life line open, so that a process for which there is no pidfd may be missed.
+    /// Whether the peer's process is alive, by a system call. A child that the peer made without fork(3) may
+    /// keep the life line open. A death may therefore be missed if there is no pidfd.
     pub(super) fn is_alive(&self) -> bool {
         let line = PollFd::new(&self.socket, PollFlags::RDHUP);
         let process = self.pidfd.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
         let mut looked: SmallVec<[PollFd<'_>; 2]> = std::iter::once(line).chain(process).collect();
-        // A signal may come in between, which says nothing.
+        // A signal may interrupt the call, which then has no result.
         !matches!(rustix::event::poll(&mut looked, Some(&Timespec::default())), Ok(gone) if gone > 0)
     }
 
-    /// Whether something is to be copied by address.
+    /// Whether bytes must be copied by address.
     pub(super) fn copies(&self) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| !(bulk.transfers.is_empty() && bulk.helps.is_empty()))
     }
 
-    /// Why the link works no more.
+    /// The reason why the link is broken.
     pub(super) fn broken(&self) -> Option<LinkError> {
         if self.violated { Some(LinkError::Protocol) } else { self.tx.broken() }
     }
 
-    /// Sends a message, or remembers that there was no room.
+    /// Sends a message, or records that there was no room.
     #[inline(always)]
     pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         match self.tx.send(head, body) {
@@ -258,15 +260,16 @@ impl Link {
         Ok(())
     }
 
-    /// Begins a transfer by address. A short one is made at once, unless others wait. A long one is queued,
-    /// and may be shared with a peer that is awake: waking it would take longer than its help saves.
+    /// Starts a transfer by address. A short one is made at once, unless others are queued. A long one is
+    /// queued, and may be shared with a peer that is awake: waking a peer would take longer than its help
+    /// saves.
     pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Started, Full> {
         if self.bulk.as_ref().is_some_and(|bulk| bulk.transfers.len() >= QUEUE_DEPTH) {
             return Err(Full);
         }
         if span.total_bytes() < SHARE_BYTES && !self.has_bulk() {
             let copied = if self.is_over() { Ok(()) } else { span.copy(self.pid, 0, span.total_bytes()) };
-            // What was copied from a peer that has closed may be anything.
+            // Bytes that were copied from a peer that has closed are undefined.
             return Ok(Started::Ended(if self.is_over() { copied.and(Err(self.end_reason())) } else { copied }));
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
@@ -276,7 +279,7 @@ impl Link {
         if awake && transfer.total_bytes() >= SHARE_BYTES {
             share = transfer.offer(&self.map, self.role, &mut bulk.slots);
             if share.is_none() {
-                // Soon a slot is free, and then the peer can help with this one, too.
+                // A slot will be free soon, and then the peer can help with this transfer, too.
                 return Err(Full);
             }
         }
@@ -284,7 +287,7 @@ impl Link {
         Ok(Started::Queued(share))
     }
 
-    /// Queues our help with a transfer of the peer's.
+    /// Queues help with a transfer of the peer.
     pub(super) fn assist(&mut self, span: Span, share: Share, ctx: u64) -> Result<(), Full> {
         let helps = &mut self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap))).helps;
         if helps.len() >= QUEUE_DEPTH {
@@ -294,32 +297,32 @@ impl Link {
         Ok(())
     }
 
-    /// Whether pushes or transfers are under way.
+    /// Whether pushes or transfers are in progress.
     pub(super) fn has_bulk(&self) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| !bulk.is_empty())
     }
 
-    /// Gives back the memory of bulk data that is over.
+    /// Frees the memory of ended bulk transfers.
     pub(super) fn release_bulk(&mut self) {
         if let Some(bulk) = self.bulk.take_if(|bulk| bulk.is_empty()) {
             self.lap = bulk.slots.lap();
         }
     }
 
-    /// Whether there is something to copy by address, or to report of it, without the peer's doing anything.
+    /// Whether a copy by address, or its completion, can proceed without the peer.
     pub(super) fn can_copy(&self) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| {
             !bulk.helps.is_empty() || bulk.transfers.iter().any(|transfer| transfer.can_step(&self.map))
         })
     }
 
-    /// Whether the peer has published something that was not taken.
+    /// Whether the peer has published a record that was not taken.
     #[inline(always)]
     pub(super) fn ready(&self) -> bool {
         self.rx.ready()
     }
 
-    /// Takes what has arrived, in a bounded portion.
+    /// Takes records that have arrived, in a bounded portion.
     #[inline(never)]
     pub(super) fn poll<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Polled {
         let mut polled = Polled { calls: 0, drained: false, error: None };
@@ -370,11 +373,12 @@ impl Link {
         polled
     }
 
-    /// Moves pushes and transfers on, by up to `budget` bytes each. Returns the sink calls and the bytes.
+    /// Advances pushes and transfers by up to `budget` bytes each. Returns the number of sink calls and of
+    /// bytes.
     pub(super) fn bulk<S: Sink>(&mut self, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
         let budget = budget.min(TURN_BYTES);
         let (mut calls, mut moved) = (0, 0);
-        // Out of the link while it is worked on.
+        // The bulk state is taken out of the link while it is advanced.
         let Some(mut bulk) = self.bulk.take() else { return (calls, moved) };
         while moved < budget
             && let Some(push) = bulk.pushes.front_mut()
@@ -401,7 +405,8 @@ impl Link {
         (calls + copies, pushed + copied)
     }
 
-    /// Moves transfers by address on, until the link is over: our own first, then those that we help with.
+    /// Advances transfers by address until the link has ended: the own ones first, then those that this side
+    /// helps with.
     fn copy<S: Sink>(&mut self, bulk: &mut Bulk, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
         let (mut calls, mut moved, mut at) = (0, 0, 0);
         while moved < budget
@@ -409,14 +414,14 @@ impl Link {
             && !self.is_over()
         {
             match transfer.step(self.pid, &self.map, &mut bulk.slots) {
-                // A system call counts, even if it moves little.
+                // A system call counts as at least 1 KiB.
                 Step::Moved(bytes) => moved += bytes.max(1024),
                 Step::Waits => at += 1,
                 Step::Ended(bytes, result) => {
                     moved += bytes.max(1024);
                     let ctx = transfer.ctx;
                     bulk.transfers.remove(at);
-                    // What was copied since may be anything.
+                    // Bytes that were copied from a peer that has closed are undefined.
                     sink.done(id, ctx, if self.is_over() { result.and(Err(self.end_reason())) } else { result });
                     calls += 1;
                 }
@@ -430,7 +435,7 @@ impl Link {
             match help.step(self.pid, &self.map) {
                 Step::Moved(bytes) => {
                     moved += bytes.max(1024);
-                    // The owner may have gone to sleep until this.
+                    // The owner may have gone to sleep until the help is done.
                     self.notify_peer();
                 }
                 Step::Ended(_, copied) => {
@@ -448,12 +453,12 @@ impl Link {
         (calls, moved)
     }
 
-    /// What the peer says of the link's end; 0: nothing.
+    /// The peer's statement about the end of the link; 0: none.
     fn peer_closed(&self) -> u32 {
         self.peer_side().closed.0.load(Ordering::Acquire)
     }
 
-    /// Whether the peer's memory is out of reach: its client has it back, as the peer says, or it has hung up.
+    /// Whether the peer's memory must not be accessed, because the peer has ended the link or has hung up.
     fn is_over(&self) -> bool {
         self.hung_up || self.peer_closed() != 0
     }
@@ -464,7 +469,7 @@ impl Link {
         (calls, moved)
     }
 
-    /// The contexts of everything that is under way, which will not happen any more.
+    /// Ends all bulk transfers, and returns their contexts.
     pub(super) fn take_bulk(&mut self) -> Vec<u64> {
         let Some(bulk) = self.bulk.take() else { return Vec::new() };
         let pushes = bulk.pushes.iter().map(|push| push.ctx);
@@ -472,7 +477,7 @@ impl Link {
         pushes.chain(transfers).chain(bulk.helps.iter().map(|help| help.ctx)).collect()
     }
 
-    /// After a publication: rings the peer's doorbell unless the peer looks at this ring in every poll.
+    /// Rings the peer's doorbell after a publication, unless the peer checks this ring in every poll.
     #[inline(always)]
     fn notify_peer(&self) {
         if !sleep_protocol::is_set(&self.peer_side().polled.0, self.must_fence) {
@@ -480,29 +485,29 @@ impl Link {
         }
     }
 
-    /// Tells the peer whether we look at its ring in every poll. Before relying on its doorbell: fence, then
-    /// look once more.
+    /// Publishes whether this side checks the ring in every poll. Before the side relies on its doorbell, it
+    /// must fence and check the ring once more.
     pub(super) fn set_polled(&self, polled: bool) {
         sleep_protocol::set(self.polled(), polled);
     }
 
-    /// The word that tells it.
+    /// The word that publishes it.
     pub(super) fn polled(&self) -> &AtomicU32 {
         &self.map.side(self.role).polled.0
     }
 
-    /// Tells the peer whether we want to be rung when it releases space.
+    /// Publishes whether the peer must ring when it releases space.
     pub(super) fn set_wants_space(&self, wants: bool) {
         sleep_protocol::set(&self.map.side(self.role).wants_space.0, wants);
     }
 
-    /// Whether something of ours waits for space in the outgoing ring.
+    /// Whether a send or push waits for space in the outgoing ring.
     pub(super) fn wants_space(&self) -> bool {
         self.refused_bytes.is_some() || self.has_pushes()
     }
 
-    /// Whether what waits for space could go now, or will never go. Forgets a refused send: whoever made it
-    /// is about to try again.
+    /// Whether a waiting send or push could proceed now, or will never proceed. A waiting send is forgotten,
+    /// because its caller is about to retry it.
     pub(super) fn has_wanted_space(&mut self) -> bool {
         if let Some(bytes) = self.refused_bytes
             && (self.tx.has_space(bytes.get() as usize) || self.broken().is_some())
@@ -517,17 +522,17 @@ impl Link {
         self.bulk.as_ref().is_some_and(|bulk| !bulk.pushes.is_empty())
     }
 
-    /// Says goodbye: what the peer has not taken yet it can still take.
+    /// Publishes an orderly end. The peer can still take the records in the ring.
     pub(super) fn publish_closed(&self) {
         self.map.side(self.role).closed.0.store(CLOSED, Ordering::Release);
     }
 
-    /// Says that the link has failed: what the peer copies from now on may be anything.
+    /// Publishes a failure of the link. Bytes that the peer copies from now on are undefined.
     pub(super) fn publish_failed(&self) {
         self.map.side(self.role).closed.0.store(FAILED, Ordering::Release);
     }
 
-    /// How the link ended, now that the peer has hung up.
+    /// The reason of the link's end, after the peer has hung up.
     pub(super) fn end_reason(&self) -> LinkError {
         if self.peer_closed() == CLOSED { LinkError::Closed } else { LinkError::Gone }
     }
