@@ -41,7 +41,7 @@ pub(super) fn set(word: &AtomicU32, to: bool) {
 }
 
 /// Tells the peer that its ring is no longer checked in every poll. The caller must check the ring once more.
-/// Returns false, and leaves the word unchanged, if the fence is impossible.
+/// Returns false, and restores the word, if the fence is impossible.
 pub(super) fn stop_polling(polled: &AtomicU32, awake: bool, fence: impl FnOnce() -> bool) -> bool {
     set(polled, false);
     let fenced = fence();
