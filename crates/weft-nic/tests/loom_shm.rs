@@ -1,10 +1,11 @@
-//! The ring and the doorbell page of the shared-memory device under a model checker, which tries every
-//! interleaving (up to a bound of preemptions) and every value that a load may return under the C11 memory model.
+//! The ring, the doorbell page and the sleep protocol of the shared-memory device in a model checker. It
+//! tries all interleavings (up to a limit of preemptions) and all values that a load may return under the C11
+//! memory model.
 //!
-//! The files under test are included as they ship; only the memory below them is exchanged: atomics of the
-//! checker's, and cells that report a data race. The asymmetric fence is modelled by what it promises and no
-//! more: of a light fence and a heavy one, one comes first, and then whoever executes the other sees what was
-//! written before it. Other fences have no part in that.
+//! The files under test are included as they ship. Only the memory below them is replaced, by atomics of the
+//! checker and by cells that report data races. The asymmetric fence is modelled by its guarantee alone: of a
+//! light fence and a heavy one, the first comes before the second, and the thread of the second sees all
+//! writes before the first. Other fences do not take part.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::arc_with_non_send_sync)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -19,7 +20,7 @@ use weft_engine::mem::Owned;
 mod model;
 use model::check;
 
-/// What the files under test import from their neighbours.
+/// Imports of the files under test from their neighbours.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -53,7 +54,7 @@ mod segment {
 }
 
 mod lines {
-    //! A ring's memory for the checker: header words are atomics, everything else must not race.
+    //! The memory of a ring for the checker: header words are atomics, and all other bytes must not race.
 
     use std::sync::Arc;
 
@@ -63,13 +64,13 @@ mod lines {
     use super::segment::{LINE_BYTES, Role};
     use super::sync::{AtomicU64, Ordering};
 
-    /// So few that a ring of eight lines grows.
+    /// Small, so that a ring of eight lines must grow.
     pub(super) const FIRST_LINES: u64 = 4;
 
     struct Line {
         word: AtomicU64,
         rest: UnsafeCell<[u8; 56]>,
-        /// Window and offset of a push. Bytes of other records that lie there are in `rest`.
+        /// Window and offset of a push. Bytes of other records at this place are in `rest`.
         push: [AtomicU64; 2],
     }
 
@@ -112,7 +113,7 @@ mod lines {
             for (n, &byte) in bytes.iter().enumerate() {
                 let (line, offset) = (self.line(at, skip + n), (skip + n) % LINE_BYTES);
                 if offset >= 8 {
-                    // SAFETY: the checker reports it if anything else has access.
+                    // SAFETY: the checker reports a concurrent access.
                     line.rest.with_mut(|rest| unsafe { (*rest)[offset - 8] = byte });
                 } else {
                     let mut word = line.word.load(Ordering::Relaxed).to_ne_bytes();
@@ -135,7 +136,7 @@ mod lines {
             let byte = |n: usize| {
                 let (line, offset) = (self.line(at, n), n % LINE_BYTES);
                 if offset >= 8 {
-                    // SAFETY: the checker reports it if anybody writes.
+                    // SAFETY: the checker reports a concurrent write.
                     line.rest.with(|rest| unsafe { (*rest)[offset - 8] })
                 } else {
                     line.word.load(Ordering::Relaxed).to_ne_bytes()[offset]
@@ -168,7 +169,7 @@ use page::{Page, SleepPage};
 use ring::{Record, Rx, Tx};
 use sleep_protocol::{SleepLevel, Sleeper};
 
-/// What passes a ring.
+/// A record that is sent through a ring, with its length in bytes.
 #[derive(Clone, Copy)]
 enum Sent {
     Message(usize),
@@ -177,7 +178,7 @@ enum Sent {
 
 use Sent::{Message, Push};
 
-/// Sends these records of so many bytes through a ring of `lines` lines, and takes them.
+/// Sends these records through a ring of `lines` lines, and receives them.
 fn ring_model(lines: usize, records: &'static [Sent]) {
     check(3, move || {
         let (mut tx, mut rx) = ring(lines);
@@ -229,7 +230,7 @@ fn short_messages_pass_a_ring_and_its_end() {
     ring_model(4, &[Message(1), Message(2), Message(1), Message(2), Message(1), Message(2)]);
 }
 
-/// Of which four lines are in use at the start.
+/// Four of the eight lines are in use at the start.
 #[test]
 fn long_messages_pass_a_ring_that_grows_and_its_end() {
     ring_model(8, &[Message(1), Message(60), Message(1), Message(60), Message(60)]);
@@ -240,7 +241,7 @@ fn pushes_pass_a_ring_that_grows_and_its_end() {
     ring_model(8, &[Push(1), Message(1), Push(9), Push(2)]);
 }
 
-/// One consumer's round of listening: takes the bits, then looks at the cells.
+/// A consumer's poll: takes the bits, then reads the cells. Returns the sum of the cells.
 fn listen(page: &Page, cells: &[AtomicU32]) -> u32 {
     if !page.is_rung() {
         return 0;
@@ -253,7 +254,7 @@ fn listen(page: &Page, cells: &[AtomicU32]) -> u32 {
     cells.iter().map(|cell| cell.load(Ordering::Acquire)).sum()
 }
 
-/// One producer's end of a doorbell.
+/// A producer's end of a doorbell.
 struct Ringer {
     page: Arc<Page>,
     sleep_page: Arc<SleepPage>,
@@ -262,13 +263,13 @@ struct Ringer {
 }
 
 impl Ringer {
-    /// `Bell::ring`.
+    /// Models `Bell::ring`.
     fn ring(&self, slot: u32) {
         self.sleep_page.ring(&self.page, slot, &self.ended, || self.wakes.send());
     }
 }
 
-/// The consumer's sockets: bytes on them.
+/// The number of wake-up bytes on the consumer's sockets.
 #[derive(Default)]
 struct Socket {
     bytes: Mutex<u32>,
@@ -281,7 +282,7 @@ impl Socket {
         self.came.notify_all();
     }
 
-    /// Sleeps until there are any.
+    /// Sleeps until a byte arrives.
     fn wait(&self) {
         let mut bytes = self.bytes.lock().unwrap();
         while *bytes == 0 {
@@ -325,7 +326,7 @@ impl Door {
         self.sleep_page.park(self.sleeps, &self.page)
     }
 
-    /// Takes wake-ups off the sockets. (`Shm::read_wake_ups`.)
+    /// Models `Shm::read_wake_ups`.
     fn read_wake_ups(&self) {
         if self.wakes.take() > 0 {
             self.sleep_page.wake();
@@ -338,7 +339,7 @@ impl Door {
     }
 }
 
-/// What two producers have published was seen by the consumer's round, or the page says that there is something.
+/// The consumer's poll has seen the publications of both producers, or the page reports more.
 #[test]
 fn bits_and_summary_lose_nothing() {
     for slots in [[5, 5], [5, 6], [5, 70]] {
@@ -357,13 +358,13 @@ fn bits_and_summary_lose_nothing() {
                 producer.join().unwrap();
             }
             assert!(seen == 2 || page.is_rung());
-            // And what it says is true: the next round sees all.
+            // The report is true: the next poll sees all.
             assert!(seen == 2 || listen(&page, &cells[..]) == 2);
         });
     }
 }
 
-/// A consumer that parks is woken by whoever publishes, once by each.
+/// A parked consumer is woken by the producers, at most once by each.
 #[test]
 fn a_sleeper_is_woken() {
     for slots in [[5, 5], [5, 70]] {
@@ -383,7 +384,8 @@ fn a_sleeper_is_woken() {
     }
 }
 
-/// One producer's wake-up does not arrive (its link was closed a moment ago): it takes nothing away from the other's.
+/// One producer's wake-up does not arrive, because its link was just closed. The other's wake-up still
+/// arrives.
 #[test]
 fn a_wake_up_that_fails_leaves_the_others() {
     check(3, || {
@@ -399,19 +401,19 @@ fn a_wake_up_that_fails_leaves_the_others() {
     });
 }
 
-/// What one side of a link tells the other.
+/// The words by which one side of a link informs the other.
 #[derive(Default)]
 struct Side {
     polled: AtomicU32,
     wants_space: AtomicU32,
 }
 
-/// A device with one link, at both of whose rings it has an end.
+/// A device with one link: an end of each of its two rings.
 struct Device {
     door: Door,
     sleep_level: SleepLevel,
     side: Arc<Side>,
-    /// The link is looked at in every poll.
+    /// The link is hot.
     hot: bool,
     rx: Rx,
     tx: Tx,
@@ -423,14 +425,14 @@ struct Device {
 /// The slot of the link.
 const SLOT: u32 = 7;
 
-/// A ring of so many lines.
+/// A ring of `lines` lines.
 fn ring(lines: usize) -> (Tx, Rx) {
     let lines = lines::Lines::new(lines);
     (Tx::new(lines.clone(), segment::Role::Initiator).unwrap(), Rx::new(lines, segment::Role::Acceptor).unwrap())
 }
 
 impl Device {
-    /// With rings of four lines, of which the ends of the other side come back.
+    /// Makes a device with rings of four lines, and the other side's ends of the rings.
     fn new() -> (Self, Tx, Rx) {
         let ((far, rx), (tx, other)) = (ring(4), ring(4));
         let side = Arc::new(Side { polled: AtomicU32::new(1), ..Side::default() });
@@ -447,14 +449,14 @@ impl Device {
         (device, far, other)
     }
 
-    /// `Link::send` and `Shm::refused`.
+    /// Models `Link::send` and `Shm::refused`.
     fn send(&mut self, byte: u8) -> bool {
         let sent = self.tx.send(&[byte], &[]).is_ok();
         self.waiting |= !sent;
         sent
     }
 
-    /// `Link::poll`, without saying anything of space.
+    /// Models `Link::poll`, without the report of released space.
     fn poll_link(&mut self) {
         while let Some(bytes) = self.rx.peek_line() {
             self.taken.extend_from_slice(bytes);
@@ -462,7 +464,7 @@ impl Device {
         }
     }
 
-    /// `Shm::poll`, with a look at the sockets.
+    /// Models `Shm::poll`, with a check of the sockets.
     fn poll(&mut self) {
         if self.sleep_level == SleepLevel::Parked {
             sleep_protocol::wake(self);
@@ -483,7 +485,7 @@ impl Device {
         self.door.read_wake_ups();
     }
 
-    /// `Shm::arm`.
+    /// Models `Shm::arm`.
     fn arm(&mut self) -> bool {
         let parked = sleep_protocol::park(self);
         if parked {
@@ -492,7 +494,7 @@ impl Device {
         parked
     }
 
-    /// Sleeps, if it may.
+    /// Sleeps, if parking succeeds.
     fn sleep(&mut self) {
         if sleep_protocol::park(self) {
             self.door.wakes.wait();
@@ -538,7 +540,7 @@ impl Sleeper for Device {
     }
 
     fn fence(&self) -> bool {
-        // For peers that fence, and for the others. (`Barriers::fence`.)
+        // The first fence is for peers that fence, the second for the others (`Barriers::fence`).
         fence(Ordering::SeqCst);
         sync::heavy_fence();
         true
@@ -553,7 +555,7 @@ impl Sleeper for Device {
             self.waiting = false;
             sleep_protocol::set(&self.side.wants_space, false);
         }
-        // The look at the sockets takes wake-ups off them.
+        // The check of the sockets takes wake-ups off them.
         let called = self.door.is_called();
         self.door.read_wake_ups();
         freed || called
@@ -562,8 +564,8 @@ impl Sleeper for Device {
     fn check_sockets_soon(&mut self) {}
 }
 
-/// The other side of a device's link: sends so many messages, and rings where the device does not look.
-/// (`Link::notify_peer`.)
+/// The other side of a device's link: sends `messages` messages, and rings if the device does not check the
+/// ring. Models `Link::notify_peer`.
 fn sends(mut tx: Tx, device: &Device, messages: u8, must_fence: bool) -> loom::thread::JoinHandle<()> {
     let (ringer, side) = (device.door.ringer(), Arc::clone(&device.side));
     loom::thread::spawn(move || {
@@ -576,7 +578,7 @@ fn sends(mut tx: Tx, device: &Device, messages: u8, must_fence: bool) -> loom::t
     })
 }
 
-/// The same, taking what has come, and telling of space. (`Link::poll`.)
+/// The other side of a device's link: takes `messages` messages, and reports space. Models `Link::poll`.
 fn takes(mut rx: Rx, device: &Device, messages: u8, must_fence: bool) -> loom::thread::JoinHandle<()> {
     let (ringer, side) = (device.door.ringer(), Arc::clone(&device.side));
     loom::thread::spawn(move || {
@@ -591,7 +593,7 @@ fn takes(mut rx: Rx, device: &Device, messages: u8, must_fence: bool) -> loom::t
     })
 }
 
-/// With a peer that needs no fence of its own, and with one that does.
+/// Runs a model with a peer that needs no fence of its own, and with one that does.
 fn check_fences(model: impl Fn(bool) + Sync + Send + 'static) {
     let model = Arc::new(model);
     for must_fence in [false, true] {
@@ -600,7 +602,8 @@ fn check_fences(model: impl Fn(bool) + Sync + Send + 'static) {
     }
 }
 
-/// Whoever polls and sleeps by turns gets everything. (The checker reports a sleeper whom nobody wakes as a deadlock.)
+/// A device that polls and sleeps in turn gets all messages. The checker reports a lost wake-up as a
+/// deadlock.
 #[test]
 fn a_device_that_sleeps_loses_nothing() {
     check_fences(|must_fence| {
@@ -615,7 +618,7 @@ fn a_device_that_sleeps_loses_nothing() {
     });
 }
 
-/// The same of a link that is not looked at in every poll any more. (`Shm::make_hot_room`.)
+/// A device that makes its link cold gets all messages. Models `Shm::make_hot_room`.
 #[test]
 fn going_cold_loses_nothing() {
     check_fences(|must_fence| {
@@ -632,16 +635,16 @@ fn going_cold_loses_nothing() {
     });
 }
 
-/// A device that is held: peers have known since an earlier fence that its rings are not looked at. A poll
-/// takes what there is, and the announcement to sleep is made again without such a fence.
+/// An armed device: peers have known since an earlier fence that its rings are not checked. A poll takes
+/// messages, and the sleep is announced again without such a fence.
 #[test]
 fn holding_anew_loses_nothing() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
         assert!(device.arm());
         let producer = sends(tx, &device, 2, must_fence);
-        // A poll of the client's. Before it leaves it asks whether the sleeper will be woken for what comes
-        // from now on (`Shm::is_armed`); if not, it parks again, or calls it.
+        // A poll of the client. Afterwards the client checks whether the sleeper will be woken for later
+        // messages (`Shm::is_armed`). If not, it arms the device again or wakes the sleeper.
         device.poll();
         let asleep = device.door.sleep_page.is_parked() || device.arm();
         producer.join().unwrap();
@@ -649,14 +652,14 @@ fn holding_anew_loses_nothing() {
             !asleep || device.taken.len() == 2 || device.door.is_called(),
             "asleep with something untaken, and nobody rings"
         );
-        // And it will be woken for what comes later.
+        // The sleeper will also be woken for later messages.
         let called = device.door.is_called();
         device.door.ringer().ring(SLOT);
         assert!(!asleep || called || device.door.is_called());
     });
 }
 
-/// Sends into a full ring, sleeping until there is room.
+/// Sends into a full ring, and sleeps until there is room.
 fn waits_for_space(before: fn(&mut Device)) {
     check_fences(move |must_fence| {
         let (mut device, _tx, rx) = Device::new();

@@ -1,8 +1,9 @@
-//! Processes of other users: nothing but a hang-up comes of it, in either direction, however much they know.
+//! Processes of other users: connections with them end with a hang-up, in either direction, whatever they
+//! know.
 //!
-//! A thread may have another user id than its process (only the C library's functions change all threads),
-//! and the kernel tells peers that of the thread which has connected or listens. Changing it takes root;
-//! without, there is nothing to test.
+//! A thread may have another user id than its process, because only the C library's functions change all
+//! threads. The kernel tells peers the id of the thread that has connected or listens. Changing it requires
+//! root; otherwise nothing is tested.
 
 use std::io::{IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,12 +24,12 @@ use crate::shm::accept::most_accepted;
 use crate::shm::handshake::Handshake;
 use crate::shm::{Shm, ShmConfig, handshake, rights};
 
-/// Runs a function on a thread of the user `nobody`. None: we may not.
+/// Runs a function on a thread of the user `nobody`. Returns `None` if that is not permitted.
 fn as_nobody<T: Send>(run: impl FnOnce() -> T + Send) -> Option<T> {
     thread::scope(|scope| {
         let nobody = scope.spawn(|| {
             const NOBODY: libc::c_long = 65_534;
-            // SAFETY: changes the calling thread's user ids and no memory.
+            // SAFETY: the call changes the calling thread's user ids and no memory.
             let result = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
             (result == 0).then(run)
         });
@@ -40,7 +41,7 @@ fn socket() -> OwnedFd {
     rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap()
 }
 
-/// A foreign user connects, with the right address: it is hung up on before it has said anything.
+/// A foreign user connects to the right address. The victim hangs up before the user has sent anything.
 #[test]
 fn a_foreign_user_is_hung_up_on() {
     let mut victim = Node::new(&ShmConfig::default());
@@ -51,7 +52,7 @@ fn a_foreign_user_is_hung_up_on() {
         sockets
     });
     let Some(sockets) = connected else { return eprintln!("not tested: this user may not become another one") };
-    // Honest peers wait behind them for a moment only.
+    // Honest peers wait behind these connections only for a moment.
     let mut friend = Node::new(&ShmConfig::default());
     join(&mut friend, &mut victim);
     assert!(victim.nic.handshakes.is_empty());
@@ -63,7 +64,7 @@ fn a_foreign_user_is_hung_up_on() {
     }
 }
 
-/// A TCP socket that takes five seconds to close, or until its other end is closed.
+/// A TCP socket whose close takes five seconds, or until its other end is closed.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -81,8 +82,8 @@ fn hand_over(by: &OwnedFd, blocking: &TcpStream) -> rustix::io::Result<usize> {
     rustix::net::sendmsg(by, &[IoSlice::new(b"hold this")], &mut control, SendFlags::empty())
 }
 
-/// A foreign user puts descriptors into his connections that block whoever closes them: they do not block us.
-/// `old`: on a system where he can do so.
+/// A foreign user puts descriptors into its connections, whose close blocks. The victim's thread does not
+/// block. `old` simulates a system where sockets accept the descriptors.
 fn descriptors_block_nobody(old: bool) {
     let mut victim = Node::new(&ShmConfig::default());
     if old {
@@ -90,13 +91,13 @@ fn descriptors_block_nobody(old: bool) {
         victim.nic.control.accept_rights();
     }
     let address = SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id())).unwrap();
-    // More than may wait to be closed.
+    // The number exceeds the queue of sockets to close.
     let attack = as_nobody(|| {
         let hold_up = |_| {
             let (socket, (blocking, other)) = (socket(), lingering());
             rustix::net::connect(&socket, &address).unwrap();
             let sent = hand_over(&socket, &blocking);
-            // Closed in this order, or not by us.
+            // The other end is closed first, or the blocking one is kept open here.
             (other, sent, (!old).then_some(blocking))
         };
         (0..70).map(hold_up).collect::<Vec<_>>()
@@ -109,7 +110,7 @@ fn descriptors_block_nobody(old: bool) {
     }
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(victim.nic.control.foreign_sockets.is_empty(), !old);
-    // Meanwhile others are accepted, or hear at once that they are not.
+    // Meanwhile others are accepted, or are refused at once.
     let mut friend = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });
     join(&mut friend, &mut victim);
     assert!(victim.nic.handshakes.is_empty());
@@ -119,8 +120,8 @@ fn descriptors_block_nobody(old: bool) {
     drop(attack);
 }
 
-/// More of them than are kept: callers are refused, so that they go another way. Who waits already is
-/// accepted when there is room again.
+/// The number of foreign sockets exceeds the limit. Callers are refused, so that they connect by TCP. A
+/// caller that waits already is accepted when there is room again.
 #[test]
 fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
     alone(|| {
@@ -143,14 +144,14 @@ fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
         late.nic.connect(&name).unwrap();
         until("refusal", &mut [&mut late], |nodes| !nodes[0].inbox.down.is_empty());
         assert_eq!(late.inbox.down[0].1, LinkError::Refused);
-        // It can sleep.
+        // The victim can sleep.
         until("sleep", &mut [&mut victim], |nodes| nodes[0].nic.park());
         let mut fds = [PollFd::from_borrowed_fd(victim.nic.wait_fd(), PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap(), 0);
         assert!(victim.inbox.up.is_empty() && early.inbox.down.is_empty());
         drop(attack);
         until("room", &mut [&mut victim, &mut early], |nodes| {
-            // It would sleep whenever it can.
+            // The victim parks whenever it can.
             if nodes[0].nic.park() {
                 nodes[0].nic.wake();
             }
@@ -160,7 +161,8 @@ fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
     });
 }
 
-/// The same by one who listens where we call, before we have seen who he is: 70 calls.
+/// A foreign user listens at the address to which the caller connects, before the caller has checked its
+/// user. The caller makes 70 calls.
 #[test]
 fn a_foreign_listeners_descriptors_are_closed_by_others() {
     let mut caller = Node::new(&ShmConfig::default());
@@ -204,7 +206,7 @@ fn a_foreign_users_descriptors_are_closed_by_others() {
     descriptors_block_nobody(true);
 }
 
-/// A foreign user listens where a peer of ours was: it hears nothing from us.
+/// A foreign user listens at the address of a former peer. It receives nothing.
 #[test]
 fn a_foreign_listener_is_denied() {
     let theirs = name();
@@ -225,7 +227,7 @@ fn a_foreign_listener_is_denied() {
     assert_eq!(rustix::net::recv(&caller, &mut byte, RecvFlags::empty()).unwrap().1, 0, "not a word");
 }
 
-/// Only a map that has a number for everybody lets the number of the others stand for one user.
+/// Only if a map contains all users does the overflow number denote a single user.
 #[test]
 fn maps_of_users_are_read_right() {
     use crate::shm::handshake::maps_all_users;

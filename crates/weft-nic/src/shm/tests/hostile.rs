@@ -1,4 +1,4 @@
-//! A peer that has joined properly and then writes whatever it likes.
+//! A peer that has connected correctly and then writes arbitrary bytes.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +27,8 @@ impl Random {
     }
 }
 
-/// Random words all over the segment while the victim polls, sends and pushes: it ends the link at worst.
+/// Random words are written to the segment while the victim polls, sends and pushes. They end the link at
+/// worst.
 #[test]
 fn random_words_harm_only_the_link() {
     let mut random = Random(0xdead_beef_1234_5678);
@@ -40,12 +41,12 @@ fn random_words_harm_only_the_link() {
         let map_bytes = segment(&hostile, theirs).len();
         for step in 0..300u64 {
             let map = segment(&hostile, theirs);
-            // Often where it matters: the control words, the first lines.
+            // Many of the words are in the control words and in the first lines.
             let range = [1024, 4096 + 64 * LINE_BYTES, map_bytes][(random.next() % 3) as usize];
             let at = random.next() as usize % (range / 8) * 8;
             let word = [random.next(), (1 + random.next() % 3) << 56 | (random.next() % 40_000) << 32 | step]
                 [(random.next() % 2) as usize];
-            // Words after `closed` are nobody's; the rings are filled with plausible headers.
+            // Words after `closed` are unused; the rings are filled with plausible headers.
             poke(map, at, word);
             if round % 2 == 0 {
                 let line = random.next() % 8;
@@ -62,15 +63,15 @@ fn random_words_harm_only_the_link() {
             assert_eq!(victim.inbox.done.len(), 1, "`done` before `down`");
             ended += 1;
         }
-        // The endpoint lives.
+        // The endpoint still accepts other links.
         let mut friend = Node::new(&ShmConfig::default());
         join(&mut friend, &mut victim);
     }
     assert!(ended > 10, "{ended}");
 }
 
-/// The doorbell, which all peers share, overwritten at random by one of them while the victim sleeps: the
-/// others wake it all the same, and it finds their messages. What says that it sleeps, peers cannot write.
+/// One peer overwrites the doorbell, which all peers share, while the victim sleeps. Other peers still wake
+/// the victim, and it finds their messages. Peers cannot write the announcement of the sleep.
 #[test]
 fn a_spoiled_doorbell_silences_nobody() {
     let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -98,7 +99,7 @@ fn a_spoiled_doorbell_silences_nobody() {
     }
     assert!(victim.inbox.down.is_empty());
     let sleep_page = bell.base().as_ptr().wrapping_add(second_at(4096));
-    // SAFETY: changes how a page that is mapped there may be used, if it is allowed.
+    // SAFETY: the call changes the protection of a mapped page, if that is allowed.
     let writable = unsafe { libc::mprotect(sleep_page.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) };
     assert_eq!(writable, -1);
     let [_, file] = victim.nic.door.files();
@@ -108,19 +109,20 @@ fn a_spoiled_doorbell_silences_nobody() {
     assert!(rustix::io::write(file, &[1]).is_err());
 }
 
-/// A consumer that claims to have consumed what was never sent.
+/// The consumer claims to have consumed lines that were never sent.
 #[test]
 fn an_impossible_position_ends_the_link() {
     let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (theirs, mine) = join(&mut hostile, &mut victim);
-    // The hostile side is the initiator: its block is the first.
+    // The hostile side is the initiator, whose block is the first.
     poke(segment(&hostile, theirs), 0, u64::MAX);
     while victim.nic.send(mine, &[1; 40], &[]).is_ok() {}
     until("end", &mut [&mut victim], |nodes| !nodes[0].inbox.down.is_empty());
     assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
 }
 
-/// The same when the victim waits for space and is about to sleep: nobody would wake it.
+/// The victim waits for space and is about to sleep when the position becomes impossible. No peer would wake
+/// it.
 #[test]
 fn an_impossible_position_ends_a_wait_for_space() {
     let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -133,7 +135,7 @@ fn an_impossible_position_ends_a_wait_for_space() {
     assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
 }
 
-/// Rubbish on the life line.
+/// Invalid bytes on the life line end the link.
 #[test]
 fn rubbish_on_the_life_line_ends_the_link() {
     let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -145,7 +147,8 @@ fn rubbish_on_the_life_line_ends_the_link() {
     assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
 }
 
-/// Connections that say nothing, nonsense, or half a handshake: no link, no memory kept, others are served.
+/// Connections that send nothing, nonsense, or half of a handshake. They get no link and keep no memory, and
+/// other peers are served.
 #[test]
 fn nonsense_in_the_handshake_is_refused() {
     let mut victim = Node::new(&ShmConfig { answer_timeout_ms: 300, ..ShmConfig::default() });
@@ -169,7 +172,7 @@ fn nonsense_in_the_handshake_is_refused() {
     assert!(sockets.iter().all(|socket| socket.as_fd().try_clone_to_owned().is_ok()));
 }
 
-/// Who speaks the handshake rightly up to a proof that is not his to make: no link, and nothing of his is kept.
+/// A caller follows the handshake up to an invalid proof. It gets no link, and nothing of it is kept.
 #[test]
 fn a_wrong_proof_is_denied() {
     const NAME: &CStr = c"weft-wrong-proof";
@@ -179,8 +182,8 @@ fn a_wrong_proof_is_denied() {
     let nothing = raw::held(NAME);
     let mut nonces = [[5; 32], [0; 32]];
     let mut recorded = None;
-    // The right one; the same once more, with the same nonce of his; what the acceptor proves; another
-    // capability's; the right one again.
+    // The valid proof; the same again, with the same nonce of the caller; the acceptor's proof; the proof for
+    // another capability; the valid proof again.
     for turn in 0..5 {
         let socket = raw::call(&target);
         raw::say(&socket, raw::hello(&nonces).as_bytes(), &[]);
@@ -209,14 +212,15 @@ fn a_wrong_proof_is_denied() {
     join(&mut Node::new(&ShmConfig::default()), &mut victim);
 }
 
-/// The same of who listens where we call: he gets neither our name nor anything of ours.
+/// A listener follows the handshake up to an invalid proof. It gets neither the victim's name nor its
+/// descriptors.
 #[test]
 fn a_listeners_wrong_proof_is_denied() {
     let mut victim = Node::new(&ShmConfig::default());
     let wanted = name();
     let listener = raw::listen(&wanted);
-    // The right one; the same once more, with the same nonce of his; what a caller proves; another
-    // capability's; the right one again.
+    // The valid proof; the same again, with the same nonce of the listener; a caller's proof; the proof for
+    // another capability; the valid proof again.
     let mut recorded = None;
     for turn in 0..5 {
         let link = victim.nic.connect(&wanted).unwrap();
@@ -243,7 +247,7 @@ fn a_listeners_wrong_proof_is_denied() {
     assert!(victim.inbox.up.is_empty() && victim.nic.handshakes.is_empty());
 }
 
-/// The frame that comes.
+/// Receives the next frame.
 fn hear(socket: &OwnedFd, victim: &mut Node) -> Frame {
     let mut frame = None;
     until("answer", &mut [victim], |_| {
@@ -253,7 +257,7 @@ fn hear(socket: &OwnedFd, victim: &mut Node) -> Frame {
     frame.unwrap()
 }
 
-/// Endpoints with different job keys do not meet; with the same key they do.
+/// Endpoints with different job keys do not connect, and endpoints with the same key do.
 #[test]
 fn job_keys_must_agree() {
     let with = |key| ShmConfig { job_key: [key; 32], ..ShmConfig::default() };
@@ -265,7 +269,7 @@ fn job_keys_must_agree() {
     assert_eq!(b.inbox.up.len(), 1);
 }
 
-/// More silent connections than there may be handshakes under way: an honest one still gets through.
+/// The number of silent connections exceeds the limit of handshakes. An honest peer still connects.
 #[test]
 fn silent_connections_shut_nobody_out() {
     let mut victim = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });

@@ -1,4 +1,4 @@
-//! Many links, and what they leave behind: nothing.
+//! Many links, which leave no state.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use super::{Node, join, until};
 use crate::shm::ShmConfig;
 use crate::shm::control::{EVENTS, hang_up_on};
 
-/// Descriptors and mapped segments of this process. Other tests run at the same time: only those of segments and
-/// sockets of `weft` are told apart by the caller running this test in a process of its own.
+/// Number of mapped segments of this process. Tests that use it run in a process of their own ([`alone`]),
+/// because other tests run at the same time.
 fn mapped_segments() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("memfd:weft-")).count()
 }
@@ -27,7 +27,7 @@ pub(super) fn alone(body: impl FnOnce()) {
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
-        // SAFETY: ends the child at once.
+        // SAFETY: the call ends the child at once.
         unsafe { libc::_exit(i32::from(!ok)) };
     }
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
@@ -81,17 +81,17 @@ fn failed_attempts_leave_nothing() {
     });
 }
 
-/// All patience is over when the node comes back, and looks once.
+/// Lets all time-outs of the node pass, and polls it once.
 fn come_back(node: &mut Node) {
     node.nic.handshakes.iter_mut().for_each(|(_, handshake)| handshake.deadline_ns = 0);
-    // The clock has gone on.
+    // The clock must advance.
     std::thread::sleep(Duration::from_millis(20));
     node.nic.control_due = true;
     node.poll();
 }
 
-/// Who comes back after the time-out to more answers than one look is told of finds them, at either side, and
-/// its calls not late.
+/// A node is away until after the time-out. On its return it finds more answers than one check reports, at
+/// either side, and none of its calls counts as late.
 #[test]
 fn answers_that_came_while_somebody_was_away_are_not_late() {
     const CALLS: usize = EVENTS + 36;
@@ -108,7 +108,8 @@ fn answers_that_came_while_somebody_was_away_are_not_late() {
     });
 }
 
-/// The pages of a quiet pair: control words and one page of each ring, whatever the rings' size.
+/// The resident pages of a quiet pair are the control words and one page of each ring, whatever the size of
+/// the rings.
 #[test]
 fn a_quiet_pair_costs_twelve_kilobytes() {
     alone(|| {
@@ -145,10 +146,10 @@ fn resident_bytes(name: &str) -> usize {
     sum
 }
 
-/// Leaves so many descriptors. Gives the limit as it was, and what uses up the others.
+/// Leaves `left` descriptors free. Returns the previous limit, and descriptors that use up the others.
 fn use_up_descriptors(left: u64) -> (Rlimit, Vec<OwnedFd>) {
     let before = getrlimit(Resource::Nofile);
-    // The limit is on numbers, and there are gaps.
+    // The limit applies to numbers, among which there are gaps.
     let highest = std::fs::read_dir("/proc/self/fd").unwrap();
     let highest: i32 =
         highest.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse().unwrap()).max().unwrap();
@@ -161,7 +162,7 @@ fn use_up_descriptors(left: u64) -> (Rlimit, Vec<OwnedFd>) {
     (before, filling)
 }
 
-/// Where descriptors run out connecting fails with an error, and works again when there are some.
+/// If descriptors run out, connecting fails with an error. It works again when there are descriptors.
 #[test]
 fn running_out_of_descriptors_is_an_error() {
     alone(|| {
@@ -185,7 +186,7 @@ fn running_out_of_descriptors_is_an_error() {
         }
         failures += a.inbox.down.len();
         assert_eq!(failures, 20, "who calls need not wait for the end of its patience");
-        // Nobody is left at the listener, so that one can sleep.
+        // No connection is left at the listener, so that the endpoint can sleep.
         assert!((0..1000).any(|_| b.poll() == 0 && b.nic.park()));
         b.nic.wake();
         setrlimit(Resource::Nofile, before).unwrap();
@@ -193,8 +194,8 @@ fn running_out_of_descriptors_is_an_error() {
     });
 }
 
-/// A listener that is shut says once that somebody waits. Where even the spare descriptor has gone to
-/// somebody else, who waits is accepted when there are descriptors again, though the host sleeps.
+/// A shut listener reports a waiting caller once. If another thread has taken even the spare descriptor, the
+/// caller is accepted when there are descriptors again, although the host sleeps.
 #[test]
 fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
     alone(|| {
@@ -213,7 +214,7 @@ fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
         assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "nobody wakes it");
         host.nic.wake();
         until("link", &mut [&mut caller, &mut host], |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
-        // It sleeps again.
+        // The host can sleep again.
         until("sleep", &mut [&mut host], |nodes| nodes[0].nic.park());
         assert!(!host.nic.control.recheck_listeners);
     });
@@ -224,7 +225,7 @@ fn the_probe_tells_what_works() {
     alone(|| {
         let findings = crate::shm::probe();
         assert!(findings.len() >= 6 && findings.iter().all(|finding| !finding.detail.is_empty()));
-        // The suite itself needs these two.
+        // The test suite itself needs these two.
         assert!(findings.iter().take(2).all(|finding| finding.ok), "{findings:?}");
     });
 }

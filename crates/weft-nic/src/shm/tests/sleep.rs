@@ -1,4 +1,4 @@
-//! Sleeping: no wake-up is lost, and none is given without need.
+//! Sleeping: no wake-up is lost, and none is sent without need.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,15 @@ use weft_engine::nic::{LinkId, Nic};
 use super::{Node, join};
 use crate::shm::ShmConfig;
 
-/// Waits on the descriptor; false: for longer than the limit.
+/// Waits on the descriptor. Returns false after the limit.
 fn sleep(node: &Node, limit_ms: i64) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(node.nic.wait_fd(), PollFlags::IN)];
     let limit = rustix::time::Timespec { tv_sec: limit_ms / 1000, tv_nsec: limit_ms % 1000 * 1_000_000 };
     rustix::event::poll(&mut fds, Some(&limit)).unwrap() > 0
 }
 
-/// Polls, and sleeps when there was nothing, until the condition holds. A sleep of ten seconds is a lost wake-up.
+/// Polls until the condition holds, and sleeps after polls that found nothing. A sleep of ten seconds is a
+/// lost wake-up.
 fn work(node: &mut Node, mut condition: impl FnMut(&mut Node) -> bool) -> u32 {
     let mut sleeps = 0;
     while !condition(node) {
@@ -47,15 +48,15 @@ fn a_parked_endpoint_sleeps_until_rung() {
     b.nic.wake();
     b.poll();
     assert_eq!(b.inbox.messages.len(), 2);
-    // A second message while awake wakes nobody: the descriptor is quiet once the wake-up byte is read.
+    // A message to an awake endpoint sends no wake-up: the descriptor is quiet once the wake-up byte is read.
     while !b.nic.park() {
         b.poll();
     }
     assert!(!sleep(&b, 20));
 }
 
-/// A peer that has not noticed yet that we have closed a link rings there: nobody hears it, and it still
-/// wakes us by the other one.
+/// A peer sends a wake-up on a link that this side has just closed. The wake-up is lost, but the peer sends
+/// another one on its other link.
 #[test]
 fn a_closed_link_swallows_no_wake_up() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -73,7 +74,7 @@ fn a_closed_link_swallows_no_wake_up() {
     assert_eq!(b.inbox.messages.len(), 1);
 }
 
-/// What the progress thread and a client do together: one holds the device and sleeps, the other polls now and then.
+/// A listener arms the device and sleeps, while a client polls now and then.
 #[test]
 fn a_held_endpoint_is_polled_and_goes_on_listening() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -81,20 +82,21 @@ fn a_held_endpoint_is_polled_and_goes_on_listening() {
     while !b.nic.arm() {
         b.poll();
     }
-    // Polls that find nothing leave the sleeper where it is.
+    // Polls that find nothing do not end the sleep.
     (0..1000).for_each(|_| assert_eq!(b.poll(), 0));
     assert!(b.nic.is_armed() && !sleep(&b, 20));
     for turn in 1..10 {
         a.nic.send(near, b"for the sleeper", &[]).unwrap();
         assert!(sleep(&b, 5000), "turn {turn}");
-        // A poll that comes first takes the message; until the next hold the byte is there, or nobody listens.
+        // A poll that comes first takes the message. Until the device is armed again, the byte is there, or
+        // the device is not armed.
         assert_eq!(b.poll(), 1);
         assert!(!b.nic.is_armed() || sleep(&b, 0));
         assert!((0..3).any(|_| b.nic.arm()), "only the byte that woke is there");
         assert!(b.nic.is_armed() && !sleep(&b, 5));
         assert_eq!(b.inbox.messages.len(), turn);
     }
-    // A second sleeper, and its end, change nothing.
+    // A second sleeper and its end change nothing.
     assert!(b.nic.park());
     b.poll();
     assert!(b.nic.is_armed());
@@ -105,7 +107,8 @@ fn a_held_endpoint_is_polled_and_goes_on_listening() {
     assert_eq!(b.poll(), 1);
 }
 
-/// A held device that several poll: whoever sleeps does so only after it has held it anew, and nothing is lost.
+/// Several threads poll an armed device. The listener sleeps only after it has armed the device again, and no
+/// wake-up is lost.
 #[test]
 fn holding_beside_polls_loses_nothing() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -116,7 +119,7 @@ fn holding_beside_polls_loses_nothing() {
         for turn in 0..TURNS {
             while b.inbox.messages.is_empty() {
                 if b.poll() == 0 && b.nic.arm() {
-                    // Somebody else's polls between the announcement and the sleep.
+                    // Polls of other threads between the announcement and the sleep.
                     let polls = turn % 5;
                     let came = (0..polls).any(|_| b.poll() > 0);
                     if !came && b.nic.is_armed() {
@@ -143,13 +146,13 @@ fn holding_beside_polls_loses_nothing() {
     drop(other.join().unwrap());
 }
 
-/// Two threads that sleep after every message; then with the hot list in play by several links.
+/// Two threads sleep after every message; then several links compete for the hot list.
 #[test]
 fn ping_pong_with_sleeping_loses_nothing() {
     for must_fence in [false, true] {
         let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
         if must_fence {
-            // As on a system without membarrier: both sides fence.
+            // Both sides fence, as on a system without membarrier.
             for node in [&mut a, &mut b] {
                 node.nic.barriers.callable = false;
                 node.nic.barriers.registered = false;
@@ -179,7 +182,8 @@ fn ping_pong_with_sleeping_loses_nothing() {
     }
 }
 
-/// Random pauses on both sides, bursts that fill the ring: the sender sleeps for space, the receiver for messages.
+/// Random pauses on both sides, and bursts that fill the ring. The sender sleeps for space, the receiver for
+/// messages.
 #[test]
 fn a_full_ring_wakes_its_producer() {
     let config = ShmConfig { ring_bytes: 128 * 1024, ..ShmConfig::default() };
@@ -199,7 +203,7 @@ fn a_full_ring_wakes_its_producer() {
                 std::thread::sleep(Duration::from_micros(300));
             }
             if next.is_multiple_of(20_011) {
-                // However slow the sender is: by now the ring is full.
+                // However slow the sender is, the ring is full by now.
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
@@ -212,7 +216,7 @@ fn a_full_ring_wakes_its_producer() {
         let body = if n % 10 == 0 { body } else { body.slice(0, 20) };
         sleeps += work(&mut a, |a| a.nic.send(near, &n.to_ne_bytes(), &[body]).is_ok());
         if n % 15_013 == 0 {
-            // However slow the receiver is: by now the ring is empty.
+            // However slow the receiver is, the ring is empty by now.
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -221,7 +225,7 @@ fn a_full_ring_wakes_its_producer() {
     drop(b);
 }
 
-/// A push that waits for space goes on when the receiver takes, although the sender sleeps.
+/// A push that waits for space continues when the receiver takes records, although the sender sleeps.
 #[test]
 fn a_push_wakes_its_sender() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -237,7 +241,7 @@ fn a_push_wakes_its_sender() {
     drop(other.join().unwrap());
 }
 
-/// More active links than the hot list holds: cold ones are heard as well, awake and asleep.
+/// The number of active links exceeds the hot list. Cold links are served as well, awake and asleep.
 #[test]
 fn hot_and_cold_links_are_heard() {
     let mut host = Node::new(&ShmConfig::default());
@@ -252,7 +256,7 @@ fn hot_and_cold_links_are_heard() {
         let mut seed = 12345u32;
         for turn in 0..turns * 20 {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Long runs on one link, so that others get cold, and jumps.
+            // Long runs on one link, so that others become cold, and jumps.
             let at = if turn % 100 < 70 { turn / 100 % 20 } else { seed >> 16 };
             let (guest, link) = &mut guests[at as usize % 20];
             work(guest, |guest| guest.nic.send(*link, &turn.to_ne_bytes(), &[]).is_ok());
@@ -271,7 +275,7 @@ fn hot_and_cold_links_are_heard() {
     drop(other.join().unwrap());
 }
 
-/// An unanswered attempt to connect ends the sleep by its time-out.
+/// The time-out of an unanswered connection attempt ends the sleep.
 #[test]
 fn a_time_out_wakes() {
     let config = ShmConfig { answer_timeout_ms: 50, ..ShmConfig::default() };
@@ -279,7 +283,7 @@ fn a_time_out_wakes() {
     a.nic.connect(&silent.nic.name()).unwrap();
     work(&mut a, |a| !a.inbox.down.is_empty());
     assert_eq!(a.inbox.down[0].1, weft_engine::nic::LinkError::Timeout);
-    // The same of an attempt that somebody else makes while its thread sleeps.
+    // A connection attempt that another thread makes during the sleep.
     while !a.nic.park() {
         a.poll();
     }
@@ -290,7 +294,7 @@ fn a_time_out_wakes() {
     work(&mut a, |a| a.inbox.down.len() == 2);
 }
 
-/// A listener that is named by its port only has shorter to answer.
+/// A listener named only by its port has a shorter time-out.
 #[test]
 fn a_service_has_its_own_time_out() {
     let service = Some(40_777);
