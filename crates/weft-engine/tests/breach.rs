@@ -355,7 +355,8 @@ fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
         case.tell(Event::Down(LinkId(link)));
         assert_eq!(case.engine.unexpected_messages() as u64, waiting);
     }
-    // Messages are received while the peer is away and while its next call is in progress. The peer gets their window back.
+    // Messages are received while the peer is away and while its next call is in progress. The peer gets their
+    // window back.
     let mut memory = Owned::new(vec![0; 1000]);
     let mut receive = |case: &mut Case| {
         let ctx = Context { ptr: 1, user: 0 };

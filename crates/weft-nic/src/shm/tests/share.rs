@@ -32,8 +32,8 @@ proptest! {
         prop_assert_eq!(taken[0] + taken[1], cut.units());
     }
 
-    /// Whatever the peer writes into the word, a claim lies within the transfer and follows the side's
-    /// earlier claims.
+    /// For any word that the peer writes, a claim lies within the transfer and follows the side's earlier
+    /// claims.
     #[test]
     fn nonsense_claims_nothing_outside(word in any::<u64>(), total in 1usize..3_000_000, taken in 0u64..800) {
         let cut = Cut::new(total);
