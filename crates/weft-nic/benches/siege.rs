@@ -307,7 +307,7 @@ fn replayed(scale: &Scale) -> f64 {
         stream.write_all(&finish).unwrap();
         let mut verdict = [9; raw::VERDICT];
         stream.read_exact(&mut verdict).unwrap();
-        assert_eq!(verdict[0], 0, "what is recorded is a good handshake");
+        assert_eq!(verdict[0], 0, "the recorded handshake is valid");
         recorded = Some([&hello[..], &finish].concat());
         Some(stream)
     })

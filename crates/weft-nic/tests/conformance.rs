@@ -14,16 +14,16 @@ use weft_nic::{Config, Devices, Tcp, TcpConfig};
 macro_rules! conformance {
     ($($device:ident: $type:ty),+ $(,)?) => { $(
         mod $device {
-            conformance!(@tests $type, links: connects_and_tells_names, connects_to_itself, both_sides_connect_at_once,
-                a_service_name_reaches, nobody_there_is_refused, a_wrong_capability_is_denied,
-                a_silent_peer_times_out, close_delivers_what_was_sent, numbers_are_used_again,
+            conformance!(@tests $type, links: links_carry_names, connects_to_itself, both_sides_connect_at_once,
+                a_service_name_reaches, a_missing_endpoint_refuses_connections, a_wrong_capability_is_denied,
+                a_silent_peer_times_out, close_delivers_sent_messages, numbers_are_used_again,
                 an_attempt_can_be_closed, one_endpoint_has_many_peers);
             conformance!(@tests $type, messages: every_size_arrives_intact, a_flood_is_refused_and_nothing_is_lost,
                 random_traffic_keeps_order, two_threads_play_ping_pong, two_threads_stream);
-            conformance!(@tests $type, bulk: pushes_arrive_intact, pushes_without_room_are_thrown_away,
+            conformance!(@tests $type, bulk: pushes_arrive_intact, pushes_without_room_are_discarded,
                 messages_pass_pushes, pushes_follow_messages, a_queue_of_pushes_is_bounded, pushes_end_with_their_link,
                 close_abandons_pushes, direct_transfers_are_intact, both_sides_move_a_transfer,
-                help_that_is_late_or_wrong_does_no_harm);
+                late_or_wrong_help_does_no_harm);
         }
     )+ };
     (@tests $type:ty, $family:ident: $($test:ident),+) => { $(

@@ -43,7 +43,7 @@ fn leave(count: u64) -> Vec<OwnedFd> {
 }
 
 #[test]
-fn who_calls_an_endpoint_without_descriptors_learns_it() {
+fn an_endpoint_without_descriptors_refuses_callers() {
     let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let before = getrlimit(Resource::Nofile);
     let mut world = World { nodes: vec![node(), node()] };
@@ -129,7 +129,7 @@ fn strangers_leave_their_descriptors_to_expected_peers() {
             });
         }
         let gone = peers[..STRANGERS].iter().filter(|peer| peer.window(0).is_none()).count();
-        assert!((1..=8).contains(&gone), "{gone} strangers have gone (shm: {shm})");
+        assert!((1..=8).contains(&gone), "{gone} strangers have left (shm: {shm})");
         drop(filling);
         setrlimit(Resource::Nofile, before).unwrap();
     }

@@ -330,7 +330,7 @@ const UNEXPECTED_BYTES: isize = 8 << 20;
 
 /// Each kind of request whose answers the peer does not take or give, repeated without end.
 #[test]
-fn what_a_peer_has_an_engine_keep_is_bounded() {
+fn state_kept_for_a_peer_is_bounded() {
     let (id, pieces) = (pair(3, 0), (0..32).flat_map(|n| [4096 * (n + 1), 200]).collect::<Vec<u64>>());
     let in_pieces = |head: &[u64]| words(&[head, &pieces].concat());
     let (fetch, long) = ([ATOMIC, 8, 0, 10], 32 * 200);
@@ -363,7 +363,7 @@ fn what_a_peer_has_an_engine_keep_is_bounded() {
 
 /// The maximum number of the most expensive requests of all kinds.
 #[test]
-fn what_all_kinds_of_requests_have_an_engine_keep_is_bounded() {
+fn state_kept_for_all_kinds_of_requests_is_bounded() {
     const REQUESTS: usize = 131_072;
     const UNMATCHED: usize = 1 << 20;
     let (id, pieces) = (pair(3, 0), (0..32).flat_map(|n| [4096 * (n + 1), 200]).collect::<Vec<u64>>());
@@ -417,7 +417,7 @@ fn messages_out_of_order_are_bounded() {
 /// A violation of the protocol fails an inject at once, but the device continues with its link until the end
 /// of the poll.
 #[test]
-fn what_the_device_reads_lives_until_its_link_is_closed() {
+fn memory_of_the_device_lasts_until_its_link_is_closed() {
     const LEN: usize = 100_000;
     let config = Config { inject_bytes: LEN, ..Config::default() };
     let mut case = Case::new(CAPS, config);
@@ -437,7 +437,7 @@ fn what_the_device_reads_lives_until_its_link_is_closed() {
     nic.events.push_back(Event::Look(Box::new(move || seen.set(COUNTED.with(|(_, bytes)| bytes.get())))));
     let (kept, ()) = counted(|| case.run());
     assert!(case.is_cut() && case.done().len() == 1);
-    assert!(before_close.get() > -1024, "{} B were freed that the device reads", -before_close.get());
+    assert!(before_close.get() > -1024, "{} B were freed while the device read them", -before_close.get());
     assert!(kept < -(LEN as isize), "{kept} B: the copy is kept");
 }
 
@@ -485,7 +485,7 @@ fn most_of_a_message() -> Vec<u8> {
 
 /// Incomplete messages of peers in no address vector share one limit.
 #[test]
-fn strangers_messages_that_do_not_end_have_one_bound() {
+fn incomplete_messages_of_strangers_have_one_bound() {
     let listen = Some(([127, 0, 0, 1], 0).into());
     let devices = weft_nic::Config { shm: false, listen, ..weft_nic::Config::default() };
     let config = Config { stranger_bytes: 1 << 20, ..Config::default() };
@@ -504,7 +504,7 @@ fn strangers_messages_that_do_not_end_have_one_bound() {
 
 /// If there is no memory for a link, that link ends or waits. The process and the other links continue.
 #[test]
-fn a_link_for_which_there_is_no_memory_ends() {
+fn a_link_without_memory_ends() {
     let mut hub = endpoint(Kind::Tcp);
     let (mut first, second) = (join(&mut hub), join(&mut hub));
     first.write_all(&most_of_a_message()).unwrap();
@@ -537,7 +537,7 @@ fn a_link_for_which_there_is_no_memory_ends() {
 
 /// Many links each carry a message without its last byte. Each link takes one mailbox.
 #[test]
-fn a_message_that_does_not_end_takes_one_mailbox() {
+fn an_incomplete_message_takes_one_mailbox() {
     const LINKS: usize = 16;
     const MAILBOX: usize = (64 << 10) + 256;
     let mut hub = endpoint(Kind::Tcp);

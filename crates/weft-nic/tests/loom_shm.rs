@@ -379,7 +379,7 @@ fn a_sleeper_is_woken() {
                 producer.join().unwrap();
             }
             assert!(door.wakes.bytes() <= 2);
-            assert!(!asleep || door.is_called(), "asleep, and nobody rings");
+            assert!(!asleep || door.is_called(), "asleep without a wake-up");
         });
     }
 }
@@ -397,7 +397,7 @@ fn a_wake_up_that_fails_leaves_the_others() {
         for producer in producers {
             producer.join().unwrap();
         }
-        assert!(!asleep || door.is_called(), "asleep, and nobody rings");
+        assert!(!asleep || door.is_called(), "asleep without a wake-up");
     });
 }
 
@@ -638,7 +638,7 @@ fn going_cold_loses_nothing() {
 /// An armed device: peers have known since an earlier fence that its rings are not checked. A poll takes
 /// messages, and the sleep is announced again without such a fence.
 #[test]
-fn holding_anew_loses_nothing() {
+fn arming_again_loses_nothing() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
         assert!(device.arm());
@@ -650,7 +650,7 @@ fn holding_anew_loses_nothing() {
         producer.join().unwrap();
         assert!(
             !asleep || device.taken.len() == 2 || device.door.is_called(),
-            "asleep with something untaken, and nobody rings"
+            "asleep with an untaken message, without a wake-up"
         );
         // The sleeper will also be woken for later messages.
         let called = device.door.is_called();
@@ -675,11 +675,11 @@ fn waits_for_space(before: fn(&mut Device)) {
 }
 
 #[test]
-fn nobody_sleeps_for_space_that_has_come() {
+fn a_parked_device_does_not_sleep_for_available_space() {
     waits_for_space(|_| ());
 }
 
 #[test]
-fn nobody_who_is_held_sleeps_for_space_that_has_come() {
+fn an_armed_device_does_not_sleep_for_available_space() {
     waits_for_space(|device| assert!(device.arm()));
 }

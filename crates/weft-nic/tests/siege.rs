@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 #[test]
-fn peers_go_on_under_every_attack() {
+fn peers_continue_under_every_attack() {
     let scale = siege::Scale { moments: 2, moment: Duration::from_millis(50), least: 5, many: 300, open: 200 };
     let mut peer = Command::new(std::env::current_exe().unwrap());
     peer.args(["--exact", "the_hostile_peer", "--nocapture"]);

@@ -18,8 +18,8 @@
 //!
 //! Trust: the peer may write anything. The owner trusts only its own record of the front. A claim word with
 //! another front, or with overlapping claims, is a violation. A peer that claims units without copying them,
-//! or counts them wrongly, damages its own transfer. With any words, the helper copies only between
-//! the memory that its own engine named and addresses that the kernel checks.
+//! or counts them wrongly, damages its own transfer. The helper copies only between memory that
+//! its own engine named and addresses that the kernel checks, whatever the words are.
 //!
 //! The atomics come from `super::sync`, so that a model checker can replace them (`tests/loom_share.rs`).
 

@@ -41,7 +41,7 @@ pub fn pushes_arrive_intact<D: Device>() {
 }
 
 /// An empty push completes. A push into no window, or into one that is too short, is discarded and completes.
-pub fn pushes_without_room_are_thrown_away<D: Device>() {
+pub fn pushes_without_room_are_discarded<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, far) = world.join_and_greet(0, 1);
     let mut memory = Owned::new(pattern(1, 100_000));
@@ -244,7 +244,7 @@ pub fn both_sides_move_a_transfer<D: Device>() {
 
 /// Help with a transfer that has ended or never existed moves nothing. Help that cannot access the peer's
 /// memory fails the transfer.
-pub fn help_that_is_late_or_wrong_does_no_harm<D: Device>() {
+pub fn late_or_wrong_help_does_no_harm<D: Device>() {
     const SIZE: usize = 300_000;
     let mut world = World::new::<D>(2);
     let (near, link) = world.join_and_greet(0, 1);

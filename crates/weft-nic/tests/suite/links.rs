@@ -4,7 +4,7 @@ use weft_engine::nic::{LinkError, Nic};
 
 use super::{Device, World};
 
-pub fn connects_and_tells_names<D: Device>() {
+pub fn links_carry_names<D: Device>() {
     let mut world = World::new::<D>(2);
     world.join_and_greet(0, 1);
     world.join_and_greet(1, 0);
@@ -44,7 +44,7 @@ pub fn a_service_name_reaches<D: Device>() {
     world.join_and_greet(0, 1);
 }
 
-pub fn nobody_there_is_refused<D: Device>() {
+pub fn a_missing_endpoint_refuses_connections<D: Device>() {
     let mut world = World::new::<D>(1);
     let gone = D::open();
     let name = gone.name();
@@ -78,7 +78,7 @@ pub fn a_silent_peer_times_out<D: Device>() {
     assert_eq!(world.nodes[0].inbox.down, [(link, LinkError::Timeout)]);
 }
 
-pub fn close_delivers_what_was_sent<D: Device>() {
+pub fn close_delivers_sent_messages<D: Device>() {
     for drop_instead in [false, true] {
         let mut world = World::new::<D>(2);
         let (near, far) = world.join_and_greet(0, 1);
@@ -141,7 +141,7 @@ pub fn one_endpoint_has_many_peers<D: Device>() {
         }
         for (peer, &(_, far)) in links.iter().enumerate() {
             let near = links[peer].0;
-            world.until("each peer hears", |nodes| nodes[peer + 1].take_messages(far) == [[round, near.0 as u8]]);
+            world.until("each peer receives", |nodes| nodes[peer + 1].take_messages(far) == [[round, near.0 as u8]]);
             world.nodes[peer + 1].send(far, 1, &[round]).unwrap();
         }
         for &(near, _) in &links {

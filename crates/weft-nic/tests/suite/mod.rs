@@ -147,7 +147,7 @@ impl Sink for Inbox {
     }
 
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>) {
-        assert_eq!(self.pending.remove(&ctx), Some(link), "`done` for what was not accepted, or twice");
+        assert_eq!(self.pending.remove(&ctx), Some(link), "`done` without an accepted call, or twice");
         self.done.insert(ctx, result);
     }
 }

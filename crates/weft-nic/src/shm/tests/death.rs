@@ -146,7 +146,7 @@ fn a_killed_peer_is_gone() {
                     let mut fds =
                         [rustix::event::PollFd::from_borrowed_fd(host.nic.wait_fd(), rustix::event::PollFlags::IN)];
                     let limit = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
-                    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "nobody woke us");
+                    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "the sleep was not ended");
                 }
                 host.poll();
                 assert!(start.elapsed() < Duration::from_secs(30));
@@ -163,7 +163,7 @@ fn a_killed_peer_is_gone() {
 /// A peer that has requested a copy dies. Its process id belongs to another process when the client polls
 /// again.
 #[test]
-fn a_number_that_was_given_anew_is_not_the_peer() {
+fn a_reused_process_id_is_not_the_peer() {
     let mut host = Node::new(&ShmConfig::default());
     let to = host.nic.name();
     let child = Child::run(|| {
@@ -310,7 +310,7 @@ fn a_port_can_be_taken_again_although_a_fork_lives_on() {
 
 /// Connections to a dead peer fail at once on both devices.
 #[test]
-fn the_dead_are_called_in_vain() {
+fn calls_to_a_dead_peer_fail() {
     let config = Config { listen: Some(([127, 0, 0, 1], 0).into()), answer_timeout_ms: 60_000, ..Config::default() };
     let (mut host, mut inbox) = (Devices::new(&config).unwrap(), Inbox::default());
     let to = host.name();
@@ -361,7 +361,7 @@ fn a_close_is_seen_although_a_fork_lives_on() {
 /// A link has failed at one end, whose client has its memory back. The other end, in the middle of a copy,
 /// does not report success.
 #[test]
-fn nothing_is_copied_from_where_the_link_has_failed() {
+fn a_copy_fails_with_its_link() {
     const BYTES: usize = 1_000_000;
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (near, far) = super::join(&mut a, &mut b);
@@ -385,7 +385,7 @@ fn nothing_is_copied_from_where_the_link_has_failed() {
 
 /// Two short transfers are queued. The first one writes the peer's word that says that the link has ended.
 #[test]
-fn nothing_begins_where_the_link_is_over() {
+fn no_transfer_starts_after_the_end_of_a_link() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (near, far) = super::join(&mut a, &mut b);
     if !b.inbox.up[0].1.caps.put {

@@ -24,7 +24,7 @@ use crate::shm::accept::most_accepted;
 use crate::shm::handshake::Handshake;
 use crate::shm::{Shm, ShmConfig, handshake, rights};
 
-/// Runs a function on a thread of the user `nobody`. Returns `None` if that is not permitted.
+/// Runs a function on a thread of an unprivileged user. Returns `None` if that is not permitted.
 fn as_nobody<T: Send>(run: impl FnOnce() -> T + Send) -> Option<T> {
     thread::scope(|scope| {
         let nobody = scope.spawn(|| {
@@ -43,7 +43,7 @@ fn socket() -> OwnedFd {
 
 /// A foreign user connects to the right address. The victim hangs up before the user has sent anything.
 #[test]
-fn a_foreign_user_is_hung_up_on() {
+fn a_foreign_user_is_disconnected() {
     let mut victim = Node::new(&ShmConfig::default());
     let address = SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id())).unwrap();
     let connected = as_nobody(|| {
@@ -84,7 +84,7 @@ fn hand_over(by: &OwnedFd, blocking: &TcpStream) -> rustix::io::Result<usize> {
 
 /// A foreign user puts descriptors into its connections, whose close blocks. The victim's thread does not
 /// block. `old` simulates a system where sockets accept the descriptors.
-fn descriptors_block_nobody(old: bool) {
+fn check_that_descriptors_do_not_block(old: bool) {
     let mut victim = Node::new(&ShmConfig::default());
     if old {
         assert!(victim.nic.control.refuses_rights, "a system since 6.16");
@@ -123,7 +123,7 @@ fn descriptors_block_nobody(old: bool) {
 /// The number of foreign sockets exceeds the limit. Callers are refused, so that they connect by TCP. A
 /// caller that waits already is accepted when there is room again.
 #[test]
-fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
+fn too_many_foreign_sockets_send_callers_elsewhere() {
     alone(|| {
         let name = EpName::full(&NameParts { tcp: true, ..name_parts() });
         let mut victim = Node { nic: Shm::new(&ShmConfig::default(), name).unwrap(), inbox: Inbox::default() };
@@ -198,12 +198,12 @@ fn a_foreign_listeners_descriptors_are_closed_by_others() {
 
 #[test]
 fn a_foreign_user_sends_no_descriptors() {
-    descriptors_block_nobody(false);
+    check_that_descriptors_do_not_block(false);
 }
 
 #[test]
 fn a_foreign_users_descriptors_are_closed_by_others() {
-    descriptors_block_nobody(true);
+    check_that_descriptors_do_not_block(true);
 }
 
 /// A foreign user listens at the address of a former peer. It receives nothing.
@@ -224,7 +224,7 @@ fn a_foreign_listener_is_denied() {
     assert_eq!(node.inbox.down, [(link, LinkError::Denied)]);
     let caller = rustix::net::accept(&listener).unwrap();
     let mut byte = [0];
-    assert_eq!(rustix::net::recv(&caller, &mut byte, RecvFlags::empty()).unwrap().1, 0, "not a word");
+    assert_eq!(rustix::net::recv(&caller, &mut byte, RecvFlags::empty()).unwrap().1, 0, "nothing was sent");
 }
 
 /// Only if a map contains all users does the overflow number denote a single user.

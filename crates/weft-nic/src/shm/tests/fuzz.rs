@@ -44,8 +44,8 @@ fn pokes(words: &[(usize, u64)]) -> Vec<u8> {
     out
 }
 
-/// Whatever words are in the rings and control words, the victim does not panic and ends that link at worst.
-/// The data that it passes on is within the bounds of its contract.
+/// For all words in the rings and control words, the victim does not panic, and ends that link at worst. The
+/// data that it passes on is within the bounds of its contract.
 #[test]
 fn rings() {
     let record = |kind: u64, len: u64, line: u64| kind << 56 | len << 32 | line;
@@ -235,7 +235,7 @@ fn handshakes() {
         if let Some((link, _)) = victim.inbox.up.pop() {
             assert!(proven, "a link without a proof");
             reached[3] += 1;
-            // Whatever the offer said of its sender, the link is usable.
+            // Any offer that was accepted makes a usable link.
             let sent = victim.nic.send(link, &[1; 40], &[]).is_ok();
             seen.extend([u8::from(sent), victim.poll() as u8]);
         }
@@ -310,7 +310,7 @@ fn answers() {
             let (heard, frame) = answer(&socket);
             seen.push(heard);
             if let Some(frame) = frame {
-                assert!(proven, "kind {} to somebody without a proof", frame.kind);
+                assert!(proven, "kind {} to a peer without a proof", frame.kind);
                 reached[1] += u64::from(frame.kind == OFFER);
             } else if heard != SILENCE || !victim.inbox.up.is_empty() {
                 break;

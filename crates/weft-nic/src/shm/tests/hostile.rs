@@ -73,7 +73,7 @@ fn random_words_harm_only_the_link() {
 /// One peer overwrites the doorbell, which all peers share, while the victim sleeps. Other peers still wake
 /// the victim, and it finds their messages. Peers cannot write the announcement of the sleep.
 #[test]
-fn a_spoiled_doorbell_silences_nobody() {
+fn a_spoiled_doorbell_loses_no_message() {
     let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let mut friend = Node::new(&ShmConfig::default());
     let (theirs, _) = join(&mut hostile, &mut victim);
@@ -130,7 +130,7 @@ fn an_impossible_position_ends_a_wait_for_space() {
     while victim.nic.send(mine, &[1; 40], &[]).is_ok() {}
     poke(segment(&hostile, theirs), 0, u64::MAX);
     assert!(!victim.nic.park());
-    assert!(victim.nic.send(mine, &[1; 40], &[]).is_err(), "the engine tries again what had to wait");
+    assert!(victim.nic.send(mine, &[1; 40], &[]).is_err(), "the engine retries the send");
     victim.poll();
     assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
 }
@@ -200,7 +200,7 @@ fn a_wrong_proof_is_denied() {
         let verdict = hear(&socket, &mut victim);
         if proof == honest {
             assert_eq!((verdict.kind, victim.inbox.up.pop().is_some()), (ACCEPT, true), "{turn}");
-            assert_ne!(raw::held(NAME), nothing, "{turn}: what is offered is mapped");
+            assert_ne!(raw::held(NAME), nothing, "{turn}: the offered files are mapped");
             drop(socket);
             until("end", &mut [&mut victim], |nodes| nodes[0].inbox.down.pop().is_some());
         } else {
@@ -241,7 +241,7 @@ fn a_listeners_wrong_proof_is_denied() {
         } else {
             until("denial", &mut [&mut victim], |nodes| !nodes[0].inbox.down.is_empty());
             assert_eq!(victim.inbox.down.pop(), Some((link, LinkError::Denied)), "{turn}");
-            assert_eq!(handshake::receive(socket.as_fd()).err(), Some(LinkError::Gone), "{turn}: not a word");
+            assert_eq!(handshake::receive(socket.as_fd()).err(), Some(LinkError::Gone), "{turn}: nothing was sent");
         }
     }
     assert!(victim.inbox.up.is_empty() && victim.nic.handshakes.is_empty());
@@ -271,7 +271,7 @@ fn job_keys_must_agree() {
 
 /// The number of silent connections exceeds the limit of handshakes. An honest peer still connects.
 #[test]
-fn silent_connections_shut_nobody_out() {
+fn silent_connections_exclude_no_peer() {
     let mut victim = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });
     let target = victim.nic.name();
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);

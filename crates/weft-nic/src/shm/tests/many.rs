@@ -36,7 +36,7 @@ pub(super) fn alone(body: impl FnOnce()) {
 }
 
 #[test]
-fn three_hundred_links_and_nothing_is_left() {
+fn many_links_leave_no_state() {
     alone(|| {
         let (fds, maps) = (descriptors(), mapped_segments());
         {
@@ -93,7 +93,7 @@ fn come_back(node: &mut Node) {
 /// A node is away until after the time-out. On its return it finds more answers than one check reports, at
 /// either side, and none of its calls counts as late.
 #[test]
-fn answers_that_came_while_somebody_was_away_are_not_late() {
+fn answers_during_an_absence_are_not_late() {
     const CALLS: usize = EVENTS + 36;
     alone(|| {
         let (mut caller, mut host) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -185,7 +185,7 @@ fn running_out_of_descriptors_is_an_error() {
             }
         }
         failures += a.inbox.down.len();
-        assert_eq!(failures, 20, "who calls need not wait for the end of its patience");
+        assert_eq!(failures, 20, "callers fail before their time-out");
         // No connection is left at the listener, so that the endpoint can sleep.
         assert!((0..1000).any(|_| b.poll() == 0 && b.nic.park()));
         b.nic.wake();
@@ -197,7 +197,7 @@ fn running_out_of_descriptors_is_an_error() {
 /// A shut listener reports a waiting caller once. If another thread has taken even the spare descriptor, the
 /// caller is accepted when there are descriptors again, although the host sleeps.
 #[test]
-fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
+fn a_waiting_caller_is_accepted_when_descriptors_return() {
     alone(|| {
         let (mut caller, mut host) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
         caller.nic.connect(&host.nic.name()).unwrap();
@@ -211,7 +211,7 @@ fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
         setrlimit(Resource::Nofile, before).unwrap();
         let mut fds = [PollFd::from_borrowed_fd(host.nic.wait_fd(), PollFlags::IN)];
         let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "nobody wakes it");
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "the sleep was not ended");
         host.nic.wake();
         until("link", &mut [&mut caller, &mut host], |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
         // The host can sleep again.
@@ -221,7 +221,7 @@ fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
 }
 
 #[test]
-fn the_probe_tells_what_works() {
+fn the_probe_reports_each_facility() {
     alone(|| {
         let findings = crate::shm::probe();
         assert!(findings.len() >= 6 && findings.iter().all(|finding| !finding.detail.is_empty()));

@@ -148,7 +148,7 @@ proptest! {
 
 /// The payload consists of the stamps that the next lap expects.
 #[test]
-fn payload_that_looks_like_a_header_is_not_one() {
+fn payload_is_not_mistaken_for_a_header() {
     let mut pair = Pair::new(MIN_LINES);
     // Each message takes 100 lines. In lap n, every line of its payload contains the header that lap n+1
     // expects there.
@@ -264,7 +264,7 @@ fn a_hostile_peer_ends_its_link_only() {
 /// Records that are written past the caches, with all alignments of source and target, in one piece and in
 /// several.
 #[test]
-fn what_goes_past_the_caches_arrives() {
+fn records_past_the_caches_arrive() {
     for far in [false, true] {
         let mut pair = Pair::new(MIN_LINES);
         let cycles = if far { 500 } else { 130 };
@@ -288,7 +288,7 @@ fn what_goes_past_the_caches_arrives() {
 }
 
 #[test]
-fn a_consumer_is_far_when_most_looks_say_so() {
+fn most_measurements_decide_the_distance() {
     let mut distance = Distance::default();
     let near = distance.stream_lines();
     (0..100).for_each(|_| distance.note(60));

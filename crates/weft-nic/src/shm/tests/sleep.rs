@@ -76,7 +76,7 @@ fn a_closed_link_swallows_no_wake_up() {
 
 /// A listener arms the device and sleeps, while a client polls now and then.
 #[test]
-fn a_held_endpoint_is_polled_and_goes_on_listening() {
+fn an_armed_endpoint_stays_armed_across_polls() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (near, _) = join(&mut a, &mut b);
     while !b.nic.arm() {
@@ -92,7 +92,7 @@ fn a_held_endpoint_is_polled_and_goes_on_listening() {
         // the device is not armed.
         assert_eq!(b.poll(), 1);
         assert!(!b.nic.is_armed() || sleep(&b, 0));
-        assert!((0..3).any(|_| b.nic.arm()), "only the byte that woke is there");
+        assert!((0..3).any(|_| b.nic.arm()), "only the wake-up byte is there");
         assert!(b.nic.is_armed() && !sleep(&b, 5));
         assert_eq!(b.inbox.messages.len(), turn);
     }
@@ -102,15 +102,15 @@ fn a_held_endpoint_is_polled_and_goes_on_listening() {
     assert!(b.nic.is_armed());
     b.nic.wake();
     assert!(!b.nic.is_armed());
-    a.nic.send(near, b"to one that polls", &[]).unwrap();
-    assert!(!sleep(&b, 20), "woken without having said that it sleeps");
+    a.nic.send(near, b"to a polling peer", &[]).unwrap();
+    assert!(!sleep(&b, 20), "woken without an announced sleep");
     assert_eq!(b.poll(), 1);
 }
 
 /// Several threads poll an armed device. The listener sleeps only after it has armed the device again, and no
 /// wake-up is lost.
 #[test]
-fn holding_beside_polls_loses_nothing() {
+fn arming_beside_polls_loses_nothing() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (near, far) = join(&mut a, &mut b);
     const TURNS: u32 = 5000;

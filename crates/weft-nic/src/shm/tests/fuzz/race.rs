@@ -273,7 +273,7 @@ impl Exchange {
 /// The victim ends the hostile link or continues. Its exchange with others stays correct, and no memory is
 /// touched that must not be.
 #[test]
-fn words_change_while_they_are_used() {
+fn a_peer_changes_words_while_they_are_used() {
     let (mut victim, mut friend) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (near, far) = join(&mut friend, &mut victim);
     let direct = victim.inbox.up[0].1.caps.get;
