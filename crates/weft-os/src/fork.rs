@@ -30,32 +30,32 @@ static LIST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// This thread uses the list. A signal handler that forks meanwhile does not take the lock.
-    static BUSY: Cell<bool> = const { Cell::new(false) };
+    static IN_USE: Cell<bool> = const { Cell::new(false) };
     /// Forks that this thread has begun and not finished. The count exceeds 1 if a signal handler forks
     /// between our handlers of another fork.
     static FORKS: Cell<u32> = const { Cell::new(0) };
     /// The guard of the forking thread; the child has its copy.
-    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+    static HELD: Cell<Option<LockedList>> = const { Cell::new(None) };
 }
 
 /// The list, locked for a fork.
-struct Held {
+struct LockedList {
     list: ManuallyDrop<MutexGuard<'static, Vec<bool>>>,
     /// The process whose descriptors are in the list.
     owner: u32,
 }
 
-impl Held {
+impl LockedList {
     /// In the child: replaces the inherited copies, unless that is already done.
-    fn let_go_of_copies(&mut self) {
+    fn replace_copies(&mut self) {
         let me = std::process::id();
         if std::mem::replace(&mut self.owner, me) == me {
             return;
         }
-        let mut nowhere = None;
+        let mut unconnected = None;
         for (fd, listed) in (0..).zip(self.list.iter_mut()) {
             if std::mem::take(listed) {
-                replace(fd, &mut nowhere);
+                replace(fd, &mut unconnected);
             }
         }
     }
@@ -68,8 +68,8 @@ fn lock() -> MutexGuard<'static, Vec<bool>> {
 /// Registers the fork handlers. Call this when the library is loaded. Otherwise the first endpoint registers
 /// them, and a child forked by another thread at that moment blocks on the first use of the list.
 pub fn watch_forks() {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
+    static REGISTER: Once = Once::new();
+    REGISTER.call_once(|| {
         // SAFETY: the functions take no arguments, and the C library removes them when this library is
         // unloaded. The call fails only if memory is exhausted; children then keep copies.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
@@ -77,12 +77,12 @@ pub fn watch_forks() {
 }
 
 /// Calls `work` with the list while no other thread can fork.
-fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
+fn with_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
     watch_forks();
-    BUSY.set(true);
+    IN_USE.set(true);
     compiler_fence(Ordering::SeqCst);
     let done = if let Some(mut held) = HELD.take() {
-        held.let_go_of_copies();
+        held.replace_copies();
         let done = work(&mut held.list);
         HELD.set(Some(held));
         done
@@ -90,7 +90,7 @@ fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
         work(&mut lock())
     };
     compiler_fence(Ordering::SeqCst);
-    BUSY.set(false);
+    IN_USE.set(false);
     done
 }
 
@@ -104,7 +104,7 @@ impl Unshared {
     /// # Errors
     /// The errors of `make`.
     pub fn new(make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
-        at_list(|list| {
+        with_list(|list| {
             let fd = make()?;
             let at = index(&fd);
             if list.len() <= at {
@@ -118,7 +118,7 @@ impl Unshared {
     /// Returns a descriptor that children inherit, for an owner whose close may block.
     #[must_use]
     pub fn into_shared(self) -> OwnedFd {
-        at_list(|list| list[index(&self.0)] = false);
+        with_list(|list| list[index(&self.0)] = false);
         // SAFETY: `self` is not used again, and is not dropped.
         unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0) }
     }
@@ -126,7 +126,7 @@ impl Unshared {
 
 impl Drop for Unshared {
     fn drop(&mut self) {
-        at_list(|list| {
+        with_list(|list| {
             list[index(&self.0)] = false;
             // SAFETY: the descriptor is dropped only here, and is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.0) };
@@ -152,8 +152,8 @@ unsafe extern "C" fn before() {
     // This comes first: a signal handler must not wait for the code that it interrupted.
     FORKS.set(forks + 1);
     compiler_fence(Ordering::SeqCst);
-    if forks == 0 && !BUSY.get() {
-        HELD.set(Some(Held { list: ManuallyDrop::new(lock()), owner: std::process::id() }));
+    if forks == 0 && !IN_USE.get() {
+        HELD.set(Some(LockedList { list: ManuallyDrop::new(lock()), owner: std::process::id() }));
     }
 }
 
@@ -161,7 +161,7 @@ unsafe extern "C" fn before() {
 /// 1, each in its own namespace.
 unsafe extern "C" fn in_child() {
     if let Some(held) = HELD.take() {
-        HELD.set(Some(Held { owner: 0, ..held }));
+        HELD.set(Some(LockedList { owner: 0, ..held }));
     }
     // SAFETY: called by the child, in the same position as `after` in the parent.
     unsafe { after() };
@@ -171,7 +171,7 @@ unsafe extern "C" fn in_child() {
 unsafe extern "C" fn after() {
     let forks = FORKS.get();
     if let Some(mut held) = HELD.take() {
-        held.let_go_of_copies();
+        held.replace_copies();
         if forks > 1 {
             HELD.set(Some(held));
         } else {
@@ -182,12 +182,12 @@ unsafe extern "C" fn after() {
     FORKS.set(forks.saturating_sub(1));
 }
 
-/// Replaces the descriptor by a copy of `nowhere`; the first call creates `nowhere`. The number stays free if
+/// Replaces the descriptor by a copy of `unconnected`; the first call creates `unconnected`. The number stays free if
 /// the kernel has no memory left, or if the limit of descriptors was lowered below it.
-fn replace(fd: RawFd, nowhere: &mut Option<RawFd>) {
-    if let Some(nowhere) = *nowhere {
+fn replace(fd: RawFd, unconnected: &mut Option<RawFd>) {
+    if let Some(unconnected) = *unconnected {
         // SAFETY: the child's copy of our descriptor, which the child does not use.
-        if unsafe { libc::dup3(nowhere, fd, libc::O_CLOEXEC) } < 0 {
+        if unsafe { libc::dup3(unconnected, fd, libc::O_CLOEXEC) } < 0 {
             // SAFETY: as above; the number is closed once.
             unsafe { libc::close(fd) };
         }
@@ -198,13 +198,13 @@ fn replace(fd: RawFd, nowhere: &mut Option<RawFd>) {
     // SAFETY: the call accesses no memory of ours.
     let mut made = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if made >= 0 && made != fd {
-        let elsewhere = made;
+        let temporary = made;
         // SAFETY: `fd` was closed above, so the number is free.
-        made = unsafe { libc::dup3(elsewhere, fd, libc::O_CLOEXEC) };
+        made = unsafe { libc::dup3(temporary, fd, libc::O_CLOEXEC) };
         // SAFETY: created above, with no other owner.
-        unsafe { libc::close(elsewhere) };
+        unsafe { libc::close(temporary) };
     }
-    *nowhere = (made >= 0).then_some(made);
+    *unconnected = (made >= 0).then_some(made);
 }
 
 #[cfg(test)]
@@ -241,7 +241,7 @@ mod tests {
 
     /// Forks without calling the atfork handlers. The child must not allocate, because another thread may
     /// hold the allocator's lock.
-    fn fork_unheard() -> libc::pid_t {
+    fn fork_without_handlers() -> libc::pid_t {
         let (flags, none) = (libc::c_long::from(libc::SIGCHLD), 0_usize);
         // SAFETY: copies this process with the calling thread only.
         unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) as libc::pid_t }
@@ -257,14 +257,14 @@ mod tests {
         (Unshared::new(make).unwrap(), other.unwrap())
     }
 
-    fn leads_somewhere(fd: &Unshared) -> bool {
+    fn is_connected(fd: &Unshared) -> bool {
         rustix::io::write(fd, b"x") == Ok(1)
     }
 
     /// A signal handler may fork at any point.
     #[test]
     fn a_thread_that_uses_the_list_may_fork() {
-        assert!(at_list(|_| in_child(fork, || true)));
+        assert!(with_list(|_| in_child(fork, || true)));
     }
 
     /// The client's atfork handlers run between ours if they were registered earlier.
@@ -272,22 +272,22 @@ mod tests {
     fn a_forking_thread_may_use_the_list() {
         let (kept, _other) = socket();
         // The list must not grow in the child: another thread may have held the allocator's lock at the fork.
-        at_list(|list| list.resize(list.len().max(4096), false));
+        with_list(|list| list.resize(list.len().max(4096), false));
         // SAFETY: in the position of the C library's call.
         unsafe { before() };
         let (late, _other) = socket();
-        let ok = in_child(fork_unheard, || {
+        let ok = in_child(fork_without_handlers, || {
             // SAFETY: drops the child's own copy, once.
             drop(unsafe { std::ptr::read(&raw const kept) });
             let (own, _other) = socket();
             // SAFETY: in the position of the C library's call.
             unsafe { after() };
-            !leads_somewhere(&late) && leads_somewhere(&own) && leads_somewhere(&socket().0)
+            !is_connected(&late) && is_connected(&own) && is_connected(&socket().0)
         });
         drop(late);
         // SAFETY: in the position of the C library's call.
         unsafe { after() };
-        assert!(ok && leads_somewhere(&kept));
+        assert!(ok && is_connected(&kept));
         std::thread::spawn(socket).join().unwrap();
     }
 
@@ -299,14 +299,14 @@ mod tests {
         unsafe { before() };
         let ok = in_child(fork, || {
             let (own, _other) = socket();
-            let alone = !leads_somewhere(&kept) && in_child(fork, || !leads_somewhere(&own));
+            let alone = !is_connected(&kept) && in_child(fork, || !is_connected(&own));
             // SAFETY: in the position of the C library's call.
             unsafe { after() };
-            alone && leads_somewhere(&own) && leads_somewhere(&socket().0)
+            alone && is_connected(&own) && is_connected(&socket().0)
         });
         // SAFETY: in the position of the C library's call.
         unsafe { after() };
-        assert!(ok && leads_somewhere(&kept));
+        assert!(ok && is_connected(&kept));
         std::thread::spawn(socket).join().unwrap();
     }
 
@@ -320,7 +320,7 @@ mod tests {
             let [one, two] = [0; 2].map(|_| Unshared::new(|| high(&other.0)).unwrap());
             let limit = Rlimit { current: Some(LIMIT), maximum: rustix::process::getrlimit(Resource::Nofile).maximum };
             rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
-            leads_somewhere(&two) && in_child(fork, || [&one, &two, &other.0].iter().all(|fd| !leads_somewhere(fd)))
+            is_connected(&two) && in_child(fork, || [&one, &two, &other.0].iter().all(|fd| !is_connected(fd)))
         });
         assert!(ok);
     }

@@ -18,14 +18,14 @@ use weft_engine::nic::Span;
 
 /// Longer ranges are looked up instead of made present: other operations of the endpoint would wait for the
 /// page faults.
-const MOST_AT_ONCE: u64 = 4 << 20;
+const POPULATE_LIMIT_BYTES: u64 = 4 << 20;
 
 /// Whether all of `memory` can be read, and with `write` also written. `Some` is a range around it with the
 /// same access: the whole contiguous range if `far`, otherwise its pages.
 #[must_use]
 pub fn accessible(memory: Span, write: bool, far: bool) -> Option<Span> {
     let pages = pages(memory)?;
-    if !far && pages.len <= MOST_AT_ONCE {
+    if !far && pages.len <= POPULATE_LIMIT_BYTES {
         match populate(pages, write) {
             Ok(()) => return Some(pages),
             // Nothing is mapped there, or no memory backs the mapping: the file is shorter, or the memory has

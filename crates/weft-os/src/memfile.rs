@@ -37,7 +37,7 @@ pub fn create(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, SystemError> {
 ///
 /// # Errors
 /// EFBIG: the limit is lower.
-pub fn may_have(bytes: u64) -> Result<(), Errno> {
+pub fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     if getrlimit(Resource::Fsize).current.is_some_and(|most| most < bytes) { Err(Errno::FBIG) } else { Ok(()) }
 }
 

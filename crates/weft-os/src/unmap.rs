@@ -74,7 +74,7 @@ const EVENT_UNMAP: u8 = 0x16;
 const MESSAGE_BYTES: usize = 32;
 
 /// Capacity of the ring in reports.
-const KEPT: usize = 1024;
+const CAPACITY: usize = 1024;
 
 /// The descriptor, and the thread that reads it.
 struct Monitor {
@@ -100,8 +100,8 @@ impl Monitor {
         let fd = Arc::new(open().map_err(SystemError::of("userfaultfd (vm.unprivileged_userfaultfd=1 allows it)"))?);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(SystemError::of("eventfd"))?);
         let log = Arc::new(Log::new());
-        let (reader, told, stopped) = (Arc::clone(&fd), Arc::clone(&log), Arc::clone(&stop));
-        let thread = Worker::spawn("weft-unmap", move || run(&reader, &told, &stopped))?;
+        let (reader, written, stopped) = (Arc::clone(&fd), Arc::clone(&log), Arc::clone(&stop));
+        let thread = Worker::spawn("weft-unmap", move || run(&reader, &written, &stopped))?;
         Ok(Self { fd: Some(fd), log, stop, thread: Some(thread) })
     }
 
@@ -173,13 +173,13 @@ fn run(fd: &OwnedFd, log: &Log, stop: &OwnedFd) {
         }
         log.round(|| {
             let len = rustix::io::read(fd, &mut messages[..]).unwrap_or(0);
-            messages[..len].chunks_exact(MESSAGE_BYTES).filter_map(reported).for_each(|span| log.write(span));
+            messages[..len].chunks_exact(MESSAGE_BYTES).filter_map(decode).for_each(|span| log.write(span));
         });
     }
 }
 
 /// The range that a message reports as gone.
-fn reported(message: &[u8]) -> Option<Span> {
+fn decode(message: &[u8]) -> Option<Span> {
     let word = |at: usize| message.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
     let (first, second, third) = (word(8)?, word(16)?, word(24)?);
     match *message.first()? {
@@ -249,14 +249,14 @@ impl UnmapWatch {
 
 #[cfg(test)]
 mod tests {
-    use super::log::EVERYTHING;
+    use super::log::ALL_MEMORY;
     use super::*;
 
     #[test]
     fn a_reader_gets_every_report_or_an_overrun_report() {
         let log = Log::new();
         let (mut quick, mut late) = (0, 0);
-        for n in 0..KEPT as u64 - 1 {
+        for n in 0..CAPACITY as u64 - 1 {
             log.write(Span { start: n, len: 1 });
             assert_eq!(log.next(&mut quick), Some(Span { start: n, len: 1 }));
             assert_eq!(log.next(&mut quick), None);
@@ -264,7 +264,7 @@ mod tests {
         let mut keeps_up = late;
         assert_eq!(log.next(&mut keeps_up), Some(Span { start: 0, len: 1 }), "none is lost yet");
         log.write(Span { start: 7, len: 1 });
-        assert_eq!(log.next(&mut late), Some(EVERYTHING), "the first is about to be overwritten");
+        assert_eq!(log.next(&mut late), Some(ALL_MEMORY), "the first is about to be overwritten");
         assert_eq!((log.next(&mut late), log.next(&mut quick)), (None, Some(Span { start: 7, len: 1 })));
     }
 
@@ -279,9 +279,9 @@ mod tests {
             bytes
         };
         let gone = Some(Span { start: 0x1000, len: 0x2000 });
-        assert_eq!(reported(&message(EVENT_UNMAP, [0x1000, 0x3000, 9])), gone);
-        assert_eq!(reported(&message(EVENT_REMOVE, [0x1000, 0x3000, 9])), gone);
-        assert_eq!(reported(&message(EVENT_REMAP, [0x1000, 0x9000, 0x2000])), gone);
-        assert_eq!(reported(&message(0x12, [0x1000, 0x3000, 9])), None, "a page fault is none");
+        assert_eq!(decode(&message(EVENT_UNMAP, [0x1000, 0x3000, 9])), gone);
+        assert_eq!(decode(&message(EVENT_REMOVE, [0x1000, 0x3000, 9])), gone);
+        assert_eq!(decode(&message(EVENT_REMAP, [0x1000, 0x9000, 0x2000])), gone);
+        assert_eq!(decode(&message(0x12, [0x1000, 0x3000, 9])), None, "a page fault is not a report");
     }
 }

@@ -21,12 +21,12 @@ mod sync {
     pub(super) use loom::thread::yield_now;
 }
 
-const KEPT: usize = 2;
+const CAPACITY: usize = 2;
 
 #[path = "../src/unmap/log.rs"]
 mod log;
 
-use log::{EVERYTHING, Log};
+use log::{ALL_MEMORY, Log};
 
 /// Report number `n`: start and length belong together.
 fn span(n: u64) -> Span {
@@ -54,18 +54,18 @@ impl System {
 
     /// The body of the reading thread until it has reported `all` events.
     fn report(&self, log: &Log, all: usize) {
-        let mut told = 0;
-        while told < all {
+        let mut reported = 0;
+        while reported < all {
             let mut events = self.events.lock().unwrap();
-            while events.0.len() == told {
+            while events.0.len() == reported {
                 events = self.changed.wait(events).unwrap();
             }
             drop(events);
             log.round(|| {
                 let mut events = self.events.lock().unwrap();
-                let spans = events.0[told..].to_vec();
-                told = events.0.len();
-                events.1 = told;
+                let spans = events.0[reported..].to_vec();
+                reported = events.0.len();
+                events.1 = reported;
                 self.changed.notify_all();
                 drop(events);
                 spans.into_iter().for_each(|span| log.write(span));
@@ -80,14 +80,14 @@ impl System {
 fn a_thread_finds_its_own_unmap_reported() {
     check(3, || {
         let (system, log) = (Arc::new(System::default()), Arc::new(Log::new()));
-        let (asked, told) = (Arc::clone(&system), Arc::clone(&log));
+        let (kernel, ring) = (Arc::clone(&system), Arc::clone(&log));
         let other = Arc::clone(&system);
         let threads =
-            [loom::thread::spawn(move || asked.report(&told, 2)), loom::thread::spawn(move || other.unmap(span(1)))];
+            [loom::thread::spawn(move || kernel.report(&ring, 2)), loom::thread::spawn(move || other.unmap(span(1)))];
         let mut read = log.count();
         system.unmap(span(0));
-        let heard: Vec<_> = std::iter::from_fn(|| log.next(&mut read)).collect();
-        assert!(heard.contains(&span(0)) || heard.contains(&EVERYTHING), "{heard:?}");
+        let reports: Vec<_> = std::iter::from_fn(|| log.next(&mut read)).collect();
+        assert!(reports.contains(&span(0)) || reports.contains(&ALL_MEMORY), "{reports:?}");
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
@@ -102,25 +102,25 @@ fn reports_are_read_once_and_whole_or_overrun() {
             let log = Arc::clone(&log);
             loom::thread::spawn(move || (0..REPORTS).for_each(|n| log.round(|| log.write(span(n)))))
         };
-        let (mut read, mut heard) = (0, 0);
-        let mut hear = || {
+        let (mut read, mut reports) = (0, 0);
+        let mut read_next = || {
             let before = read;
             match log.next(&mut read) {
-                Some(EVERYTHING) => assert!(read >= before + KEPT as u64, "given up without need"),
+                Some(ALL_MEMORY) => assert!(read >= before + CAPACITY as u64, "an overrun without need"),
                 Some(report) => {
                     assert_eq!((report, read), (span(before), before + 1));
-                    heard += 1;
+                    reports += 1;
                 }
                 None => return false,
             }
             true
         };
         for _ in 0..2 {
-            hear();
+            read_next();
         }
         writer.join().unwrap();
-        while hear() {}
+        while read_next() {}
         assert_eq!(read, REPORTS);
-        assert!(heard <= REPORTS);
+        assert!(reports <= REPORTS);
     });
 }

@@ -28,7 +28,7 @@ fn span(at: *mut c_void, len: usize) -> Span {
 }
 
 /// Whether one of the pending reports covers `gone`.
-fn told(watch: &mut UnmapWatch, gone: Span) -> bool {
+fn is_reported(watch: &mut UnmapWatch, gone: Span) -> bool {
     std::iter::from_fn(|| watch.unmapped()).any(|report| report.contains(&gone))
 }
 
@@ -50,24 +50,24 @@ fn every_kind_of_unmap_is_reported_before_the_call_returns() {
         // Discard reports of other tests' memory at the same address.
         while watch.unmapped().is_some() {}
         unmap(at, PAGES);
-        assert!(told(&mut watch, span(at, PAGES)), "munmap");
+        assert!(is_reported(&mut watch, span(at, PAGES)), "munmap");
     }
     let at = map();
     assert!(watch.watch(span(at, PAGES)));
     let third = at.wrapping_byte_add(2 * 4096);
     // SAFETY: memory of this test.
     unsafe { madvise(third, 4096, Advice::LinuxDontNeed) }.unwrap();
-    assert!(told(&mut watch, span(third, 4096)), "madvise");
+    assert!(is_reported(&mut watch, span(third, 4096)), "madvise");
     // SAFETY: memory of this test.
     unsafe { mmap_anonymous(third, 4096, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED) }.unwrap();
-    assert!(told(&mut watch, span(third, 4096)), "another mapping in its place");
+    assert!(is_reported(&mut watch, span(third, 4096)), "another mapping in its place");
     unmap(at, PAGES);
     let at = map();
     assert!(watch.watch(span(at, PAGES)));
     // SAFETY: memory of this test.
     let moved = unsafe { mremap(at, PAGES, 64 * PAGES, MremapFlags::MAYMOVE) }.unwrap();
     if moved != at {
-        assert!(told(&mut watch, span(at, PAGES)), "mremap");
+        assert!(is_reported(&mut watch, span(at, PAGES)), "mremap");
     }
     unmap(moved, 64 * PAGES);
 }
@@ -84,7 +84,7 @@ fn many_threads_unmap_and_none_is_missed() {
                 let at = map();
                 assert!(watch.watch(span(at, PAGES)));
                 unmap(at, PAGES);
-                assert!(told(&mut watch, span(at, PAGES)));
+                assert!(is_reported(&mut watch, span(at, PAGES)));
             }
         })
     });
@@ -99,7 +99,7 @@ fn observation_ends_and_starts_again() {
         let at = map();
         assert!(watch.watch(span(at, PAGES)));
         unmap(at, 4096);
-        assert!(told(&mut watch, span(at, 4096)));
+        assert!(is_reported(&mut watch, span(at, 4096)));
         drop(watch);
         unmap(at.wrapping_byte_add(4096), PAGES - 4096);
     }
@@ -213,7 +213,7 @@ fn a_forked_child_observes_its_own_memory() {
             let at = map();
             let watched = !inherited.watch(span(at, PAGES)) && watch.watch(span(at, PAGES));
             unmap(at, PAGES);
-            watched && told(&mut watch, span(at, PAGES))
+            watched && is_reported(&mut watch, span(at, PAGES))
         }));
     }
 }

@@ -10,17 +10,17 @@ use std::sync::Mutex;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use weft_os::UnmapWatch;
 
-static SAID: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
+static LINES: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
 
-struct Said;
+struct Capture;
 
-impl log::Log for Said {
+impl log::Log for Capture {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        SAID.lock().unwrap().push((record.level(), record.args().to_string()));
+        LINES.lock().unwrap().push((record.level(), record.args().to_string()));
     }
 
     fn flush(&self) {}
@@ -29,14 +29,14 @@ impl log::Log for Said {
 /// The log line for a process in which unmapping cannot be observed.
 fn refusal() -> String {
     assert!(UnmapWatch::new().is_none());
-    let said = std::mem::take(&mut *SAID.lock().unwrap());
-    let [(log::Level::Warn, text)] = said.as_slice() else { panic!("{said:?}") };
+    let lines = std::mem::take(&mut *LINES.lock().unwrap());
+    let [(log::Level::Warn, text)] = lines.as_slice() else { panic!("{lines:?}") };
     text.clone()
 }
 
 #[test]
 fn the_log_names_the_refused_helper() {
-    log::set_logger(&Said).unwrap();
+    log::set_logger(&Capture).unwrap();
     log::set_max_level(log::LevelFilter::Info);
     // The message names the helper that is missing.
     let refused = |calls: &'static [(libc::c_long, i32)]| {

@@ -102,7 +102,7 @@ fn claim(name: &str) -> Result<OwnedFd, rustix::io::Errno> {
 
 /// Writes to the file within the process's limit of file sizes.
 fn write(file: &File, bytes: &[u8], at: u64) -> std::io::Result<()> {
-    memfile::may_have(at + bytes.len() as u64)?;
+    memfile::check_size_limit(at + bytes.len() as u64)?;
     file.write_all_at(bytes, at)
 }
 

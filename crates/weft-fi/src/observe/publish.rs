@@ -140,7 +140,7 @@ impl Publisher {
     /// Writes bytes at an offset, and returns whether all were written.
     fn write(&self, bytes: &[u8], at: usize) -> bool {
         let end = (at + bytes.len()) as u64;
-        let written = memfile::may_have(end).and_then(|()| rustix::io::pwrite(&self.file, bytes, at as u64));
+        let written = memfile::check_size_limit(end).and_then(|()| rustix::io::pwrite(&self.file, bytes, at as u64));
         written == Ok(bytes.len())
     }
 }

@@ -136,7 +136,7 @@ impl Mapping {
 
     fn unsealed(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
         let fd = memfile::create(name, MemfdFlags::ALLOW_SEALING)?;
-        let resized = memfile::may_have(len as u64).and_then(|()| rustix::fs::ftruncate(&fd, len as u64));
+        let resized = memfile::check_size_limit(len as u64).and_then(|()| rustix::fs::ftruncate(&fd, len as u64));
         resized.map_err(NicError::system("ftruncate of a memfd"))?;
         let map = Self::map(fd.as_fd(), len).map_err(NicError::system("mmap of a memfd"))?;
         Ok((fd, map))

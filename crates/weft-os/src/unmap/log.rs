@@ -9,18 +9,18 @@
 
 use weft_engine::nic::Span;
 
-use super::KEPT;
+use super::CAPACITY;
 use super::sync::{AtomicU64, Ordering, yield_now};
 
 /// The report for a reader whose next report was overwritten.
-pub(super) const EVERYTHING: Span = Span { start: 0, len: u64::MAX };
+pub(super) const ALL_MEMORY: Span = Span { start: 0, len: u64::MAX };
 
-/// All reports of the process, of which the newest [`KEPT`] are stored.
+/// All reports of the process, of which the newest [`CAPACITY`] are stored.
 pub(super) struct Log {
     begun: AtomicU64,
     done: AtomicU64,
     count: AtomicU64,
-    spans: [[AtomicU64; 2]; KEPT],
+    spans: [[AtomicU64; 2]; CAPACITY],
 }
 
 impl Log {
@@ -64,9 +64,9 @@ impl Log {
         let span = Span { start: start.load(Ordering::SeqCst), len: len.load(Ordering::SeqCst) };
         let count = self.count.load(Ordering::SeqCst);
         // At this distance the thread may already be overwriting the slot.
-        if count - *read >= KEPT as u64 {
+        if count - *read >= CAPACITY as u64 {
             *read = count;
-            return Some(EVERYTHING);
+            return Some(ALL_MEMORY);
         }
         *read += 1;
         Some(span)
@@ -75,5 +75,5 @@ impl Log {
 
 /// The slot of report number `count`.
 fn slot(count: u64) -> usize {
-    usize::try_from(count % KEPT as u64).unwrap_or(0)
+    usize::try_from(count % CAPACITY as u64).unwrap_or(0)
 }
