@@ -13,11 +13,11 @@ use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_
 use weft_client::Library;
 
 use super::job::{Hello, Job, MARK, Measure, Task, ToParent};
-use super::{cores, kinds, tidy};
+use super::{cleanup, cores, kinds};
 
 /// The reason why a rank cannot continue.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum RankError {
     /// The provider lacks a needed capability.
     NotOffered(String),
     /// The measurement failed.
@@ -26,13 +26,13 @@ pub(crate) enum Trouble {
     Stuck,
 }
 
-impl From<weft_client::Error> for Trouble {
+impl From<weft_client::Error> for RankError {
     fn from(error: weft_client::Error) -> Self {
         if error.is_not_offered() { Self::NotOffered(error.to_string()) } else { Self::Failed(error.to_string()) }
     }
 }
 
-impl From<std::io::Error> for Trouble {
+impl From<std::io::Error> for RankError {
     fn from(error: std::io::Error) -> Self {
         Self::Failed(error.to_string())
     }
@@ -40,7 +40,7 @@ impl From<std::io::Error> for Trouble {
 
 /// The main function of a child process. `task` is its argument.
 pub(crate) fn run(task: &str) -> ExitCode {
-    tidy::in_child();
+    cleanup::in_child();
     let last = match serde_json::from_str(task) {
         Err(error) => ToParent::Failed(format!("this command is internal to `weft bench`: {error}")),
         Ok(Task::Probe(path)) => match probe(&path) {
@@ -52,9 +52,9 @@ pub(crate) fn run(task: &str) -> ExitCode {
         },
         Ok(Task::Rank(job)) => match rank(job) {
             Ok(()) => return ExitCode::SUCCESS,
-            Err(Trouble::NotOffered(why)) => ToParent::NotOffered(why),
-            Err(Trouble::Failed(why)) => ToParent::Failed(why),
-            Err(Trouble::Stuck) => ToParent::Failed("an operation could not be posted for a long time".to_owned()),
+            Err(RankError::NotOffered(why)) => ToParent::NotOffered(why),
+            Err(RankError::Failed(why)) => ToParent::Failed(why),
+            Err(RankError::Stuck) => ToParent::Failed("an operation could not be posted for a long time".to_owned()),
         },
     };
     report(&last);
@@ -75,9 +75,9 @@ fn probe(path: &Path) -> Result<ToParent, weft_client::Error> {
     Ok(ToParent::Library(major, minor, library.providers()?))
 }
 
-fn rank(job: Job) -> Result<(), Trouble> {
-    die_with_parent(&job).map_err(Trouble::Failed)?;
-    cores::pin(&job.others_cores).map_err(Trouble::Failed)?;
+fn rank(job: Job) -> Result<(), RankError> {
+    die_with_parent(&job).map_err(RankError::Failed)?;
+    cores::pin(&job.others_cores).map_err(RankError::Failed)?;
     kinds::run(&mut Session { job })
 }
 
@@ -103,20 +103,20 @@ pub(crate) struct Session {
 impl Session {
     /// Called when the provider has started its threads. From then on this thread runs on the cores for threads that
     /// call the provider.
-    pub(crate) fn opened(&self) -> Result<(), Trouble> {
+    pub(crate) fn opened(&self) -> Result<(), RankError> {
         let Job { cores, others_cores, .. } = &self.job;
-        if cores == others_cores { Ok(()) } else { cores::pin(cores).map_err(Trouble::Failed) }
+        if cores == others_cores { Ok(()) } else { cores::pin(cores).map_err(RankError::Failed) }
     }
 
     /// Sends this rank's addresses to the parent, and waits for the addresses of all ranks.
-    pub(crate) fn exchange(&self, mut hello: Hello) -> Result<Vec<Hello>, Trouble> {
+    pub(crate) fn exchange(&self, mut hello: Hello) -> Result<Vec<Hello>, RankError> {
         hello.pid = std::process::id();
         report(&ToParent::Hello(hello));
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line)?;
         let hellos: Option<Vec<Option<Hello>>> = serde_json::from_str(&line).ok();
         let hellos = hellos.and_then(|all| all.into_iter().collect::<Option<Vec<_>>>());
-        hellos.ok_or_else(|| Trouble::Failed("the parent sent no addresses".to_owned()))
+        hellos.ok_or_else(|| RankError::Failed("the parent sent no addresses".to_owned()))
     }
 
     /// Sends the measured values to the parent.
@@ -125,7 +125,7 @@ impl Session {
     }
 
     /// Reports that this rank is finished, and makes progress until all ranks are.
-    pub(crate) fn finish(&self, progress: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
+    pub(crate) fn finish(&self, progress: impl FnMut() -> Result<(), RankError>) -> Result<(), RankError> {
         self.linger(0, progress)
     }
 
@@ -134,8 +134,8 @@ impl Session {
     pub(crate) fn linger(
         &self,
         pause_ms: i64,
-        mut progress: impl FnMut() -> Result<(), Trouble>,
-    ) -> Result<(), Trouble> {
+        mut progress: impl FnMut() -> Result<(), RankError>,
+    ) -> Result<(), RankError> {
         report(&ToParent::Done);
         let stdin = std::io::stdin();
         let mut alive = true;
@@ -157,11 +157,11 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
 }
 
 /// Reads bytes in hexadecimal.
-pub(crate) fn from_hex(text: &str) -> Result<Vec<u8>, Trouble> {
+pub(crate) fn from_hex(text: &str) -> Result<Vec<u8>, RankError> {
     let digit = |c: u8| char::from(c).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let byte = |pair: &[u8]| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?);
     let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
-    bytes.ok_or_else(|| Trouble::Failed("an address that is not hexadecimal".to_owned()))
+    bytes.ok_or_else(|| RankError::Failed("an address that is not hexadecimal".to_owned()))
 }
 
 #[cfg(test)]

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::cleanup;
 use super::job::{Hello, Job, MARK, Measure, Outcome, Task, ToParent};
 use super::places::Host;
 use super::plan::Variant;
 use super::subject::Subject;
-use super::tidy;
 
 /// Time that a rank has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
@@ -57,9 +57,9 @@ pub(crate) fn run(job: &Job, subject: &Subject, host: &Host) -> Outcome {
         ranks.iter_mut().for_each(|rank| rank.await_end(end));
     }
     drop(ranks);
-    tidy::files_left();
+    cleanup::files_left();
     match outcome {
-        Outcome::Failed(why) => Outcome::Failed(why + tidy::hint(&subject.provider)),
+        Outcome::Failed(why) => Outcome::Failed(why + cleanup::hint(&subject.provider)),
         other => other,
     }
 }
@@ -131,9 +131,9 @@ impl Rank {
             // peers would share.
             command.env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
         }
-        tidy::starting();
+        cleanup::starting();
         let mut process = command.spawn()?;
-        tidy::started(pid(&process));
+        cleanup::started(pid(&process));
         let complaints = Arc::new(Mutex::new(Vec::new()));
         if let Some(stdout) = process.stdout.take() {
             std::thread::spawn(move || listen(BufReader::new(stdout), number, &events));
@@ -178,7 +178,7 @@ impl Drop for Rank {
             let _ = self.process.kill();
         }
         let _ = self.process.wait();
-        tidy::ended(pid(&self.process));
+        cleanup::ended(pid(&self.process));
     }
 }
 

@@ -10,9 +10,10 @@
 //! - `places`: the paths of libfabrics and of the provider. `cores`: the placement of ranks and threads.
 //! - `job`: the messages between parent and child. `launch`: the parent's side. `child`: the child's side.
 //! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements.
-//! - `tidy`: leftover files and interruptions. `stats`, `rows`: medians, ratios, JSON. `table`, `plot`: the output.
+//! - `cleanup`: leftover files and interruptions. `stats`, `rows`: medians, ratios, JSON. `table`, `plot`: the output.
 
 mod child;
+mod cleanup;
 mod cores;
 mod job;
 mod kinds;
@@ -26,7 +27,6 @@ mod rows;
 mod stats;
 mod subject;
 mod table;
-mod tidy;
 mod timing;
 
 use std::collections::BTreeMap;
@@ -101,7 +101,7 @@ fn writable(file: &Path) -> Result<(), String> {
 /// Makes all measurements, in rounds.
 fn measure(options: &Options, prepared: &Prepared) -> Vec<Row> {
     let Prepared { host, subjects, cases, cores } = prepared;
-    tidy::begin();
+    cleanup::begin();
     let mut turns: Vec<(usize, usize)> = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         turns.extend((0..subjects.len()).filter(|&at| case.suits(&subjects[at])).map(|subject| (index, subject)));

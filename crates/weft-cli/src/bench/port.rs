@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Posted, Progress, Region, Threading, Wanted};
 
-use super::child::{Trouble, from_hex, to_hex};
+use super::child::{RankError, from_hex, to_hex};
 use super::job::{Hello, Job};
 use super::options::{Op, Wait};
 
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Number of reads by an idle rank between two checks of its standard input.
 const READS: u32 = 64;
 /// Sleep of a rank between two reads while it waits for its first batch.
-const DOZE: Duration = Duration::from_micros(500);
+const IDLE_SLEEP: Duration = Duration::from_micros(500);
 /// Longest sleep in one call, which bounds the effect of a lost wake-up.
 const SLEEP_MS: i32 = 10;
 
@@ -34,12 +34,12 @@ pub(crate) struct Port {
 }
 
 /// Opens a domain of the job's provider.
-pub(crate) fn open_domain(job: &Job) -> Result<Domain, Trouble> {
+pub(crate) fn open_domain(job: &Job) -> Result<Domain, RankError> {
     open_domain_for(job, 0)
 }
 
 /// Opens a domain of the job's provider, with room for `receives` posted receives if the provider offers it.
-pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Trouble> {
+pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, RankError> {
     let library = Library::load(&job.library)?;
     let (op, case) = (job.case.op, &job.case);
     let mut wanted = Wanted {
@@ -68,7 +68,7 @@ pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Trou
 
 impl Port {
     /// Opens an endpoint.
-    pub(crate) fn open(domain: &Domain, bytes: usize, slots: u32, peers: usize, wait: Wait) -> Result<Self, Trouble> {
+    pub(crate) fn open(domain: &Domain, bytes: usize, slots: u32, peers: usize, wait: Wait) -> Result<Self, RankError> {
         let ep = Endpoint::open(domain, bytes, slots, peers)?;
         Ok(Self { ep, arrived: vec![false; slots as usize], remote: 0, wait })
     }
@@ -86,8 +86,8 @@ impl Port {
     }
 
     /// Inserts the address of a peer's endpoint.
-    pub(crate) fn meet(&mut self, hello: &Hello, endpoint: usize) -> Result<Peer, Trouble> {
-        let missing = || Trouble::Failed("a rank has fewer endpoints than it should".to_owned());
+    pub(crate) fn insert_peer(&mut self, hello: &Hello, endpoint: usize) -> Result<Peer, RankError> {
+        let missing = || RankError::Failed("a rank has fewer endpoints than it should".to_owned());
         let name = from_hex(hello.names.get(endpoint).ok_or_else(missing)?)?;
         let &(base, key) = hello.regions.get(endpoint).ok_or_else(missing)?;
         let addresses = self.ep.insert(&name, 1)?;
@@ -100,7 +100,7 @@ impl Port {
     pub(crate) fn post(
         &mut self,
         mut operation: impl FnMut(&mut Endpoint) -> Result<Posted, Error>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RankError> {
         if operation(&mut self.ep)? == Posted::Done {
             return Ok(());
         }
@@ -116,14 +116,14 @@ impl Port {
                 return Ok(());
             }
             if Instant::now() > end {
-                return Err(Trouble::Stuck);
+                return Err(RankError::Stuck);
             }
         }
     }
 
     /// Reads completions.
     #[inline]
-    pub(crate) fn poll(&mut self) -> Result<usize, Trouble> {
+    pub(crate) fn poll(&mut self) -> Result<usize, RankError> {
         let (arrived, remote) = (&mut self.arrived, &mut self.remote);
         let count = self.ep.poll(|completion| match completion.slot {
             Some(slot) => arrived[slot as usize] = true,
@@ -134,7 +134,7 @@ impl Port {
 
     /// Reads completions or waits for them, as configured.
     #[inline]
-    fn idle(&mut self) -> Result<(), Trouble> {
+    fn idle(&mut self) -> Result<(), RankError> {
         match self.wait {
             Wait::Spin => {
                 self.poll()?;
@@ -157,7 +157,7 @@ impl Port {
 
     /// Waits for the operation with this slot, and clears its completion.
     #[inline]
-    pub(crate) fn finish(&mut self, slot: u32) -> Result<(), Trouble> {
+    pub(crate) fn finish(&mut self, slot: u32) -> Result<(), RankError> {
         while !self.take(slot) {
             self.idle()?;
         }
@@ -171,17 +171,17 @@ impl Port {
     }
 
     /// Waits for the operation with this slot, with sleeps that free the core. Does not clear its completion.
-    pub(crate) fn doze_until(&mut self, slot: u32) -> Result<(), Trouble> {
+    pub(crate) fn sleep_until(&mut self, slot: u32) -> Result<(), RankError> {
         while !self.arrived[slot as usize] {
             self.poll()?;
-            std::thread::sleep(DOZE);
+            std::thread::sleep(IDLE_SLEEP);
         }
         Ok(())
     }
 
     /// Waits until `count` of the peer's writes with data have arrived.
     #[inline]
-    pub(crate) fn await_remote(&mut self, count: u64) -> Result<(), Trouble> {
+    pub(crate) fn await_remote(&mut self, count: u64) -> Result<(), RankError> {
         while self.remote < count {
             self.idle()?;
         }
@@ -189,7 +189,7 @@ impl Port {
     }
 
     /// Makes progress for a while.
-    pub(crate) fn linger(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn linger(&mut self) -> Result<(), RankError> {
         for _ in 0..READS {
             self.poll()?;
         }

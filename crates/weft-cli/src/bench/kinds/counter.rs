@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use weft_client::Piece;
 
-use super::super::child::{Session, Trouble};
+use super::super::child::{RankError, Session};
 use super::super::job::Hello;
 use super::super::port::{Peer, Port, open_domain};
 use super::super::timing;
@@ -35,7 +35,7 @@ const fn message(slot: u32) -> Piece {
 }
 
 /// The measurement.
-pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+pub(crate) fn run(session: &mut Session) -> Result<(), RankError> {
     let job = &session.job;
     let domain = open_domain(job)?;
     let adders = count(job.case.number)?;
@@ -45,7 +45,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
     let mut hello = Hello::default();
     port.add_to(&mut hello);
     let hellos = session.exchange(hello)?;
-    let peers: Result<Vec<Peer>, Trouble> = hellos.iter().map(|hello| port.meet(hello, 0)).collect();
+    let peers: Result<Vec<Peer>, RankError> = hellos.iter().map(|hello| port.insert_peer(hello, 0)).collect();
     let peers = peers?;
     if job.rank == 0 {
         let mut host = Host { port, peers, adders, announced: false, total: 0 };
@@ -55,7 +55,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
         session.result(measures(job.case.kind, job.case.size, nanoseconds / f64::from(adders)));
         return session.linger(1, || host.port.linger());
     }
-    let host = *peers.first().ok_or(Trouble::Failed("there is no rank 0".to_owned()))?;
+    let host = *peers.first().ok_or(RankError::Failed("there is no rank 0".to_owned()))?;
     add(&mut port, host)?;
     session.linger(1, || port.linger())
 }
@@ -71,7 +71,7 @@ struct Host {
 
 impl Host {
     /// Measures the time that the others take for `additions` each.
-    fn batch(&mut self, additions: u64) -> Result<Duration, Trouble> {
+    fn batch(&mut self, additions: u64) -> Result<Duration, RankError> {
         for slot in self.adders..2 * self.adders {
             self.port.post(|ep| ep.tagged_recv(slot, message(slot), DONE_TAG, 0))?;
         }
@@ -82,11 +82,11 @@ impl Host {
         self.total += additions * u64::from(self.adders);
         match self.port.ep.load(COUNTER)? {
             now if now == self.total => Ok(took),
-            now => Err(Trouble::Failed(format!("after {} additions the number is {now}", self.total))),
+            now => Err(RankError::Failed(format!("after {} additions the number is {now}", self.total))),
         }
     }
 
-    fn announce(&mut self, additions: u64) -> Result<(), Trouble> {
+    fn announce(&mut self, additions: u64) -> Result<(), RankError> {
         for slot in 0..self.adders {
             if self.announced {
                 self.port.finish(slot)?;
@@ -101,7 +101,7 @@ impl Host {
 }
 
 /// Another rank: performs batches until one is empty.
-fn add(port: &mut Port, host: Peer) -> Result<(), Trouble> {
+fn add(port: &mut Port, host: Peer) -> Result<(), RankError> {
     port.ep.store(OPERAND, 1)?;
     let mut before = None;
     loop {
@@ -116,7 +116,7 @@ fn add(port: &mut Port, host: Peer) -> Result<(), Trouble> {
             port.finish(ADD)?;
             let fetched = port.ep.load(RESULT)?;
             if before.replace(fetched).is_some_and(|before| before >= fetched) {
-                return Err(Trouble::Failed(format!("the value {fetched} was fetched twice or out of order")));
+                return Err(RankError::Failed(format!("the value {fetched} was fetched twice or out of order")));
             }
         }
         port.post(|ep| ep.tagged_send(REPORT, message(REPORT), host.address, DONE_TAG))?;

@@ -17,7 +17,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use rustix::thread::futex;
 
-use super::super::child::{Session, Trouble, from_hex, to_hex};
+use super::super::child::{RankError, Session, from_hex, to_hex};
 use super::super::cores;
 use super::super::job::{Hello, Job, Measure};
 use super::super::options::{Kind, Op};
@@ -76,7 +76,7 @@ pub(crate) fn bound(
 }
 
 /// Measures a floor.
-pub(crate) fn run(session: &mut Session, floor: Floor) -> Result<(), Trouble> {
+pub(crate) fn run(session: &mut Session, floor: Floor) -> Result<(), RankError> {
     match floor {
         Floor::CacheLine => alone(session, hand_over),
         Floor::Ring => alone(session, ring),
@@ -92,7 +92,7 @@ fn sample(job: &Job) -> Duration {
 }
 
 /// Makes a measurement that takes one process.
-fn alone(session: &mut Session, measure: fn(&Job) -> Result<f64, Trouble>) -> Result<(), Trouble> {
+fn alone(session: &mut Session, measure: fn(&Job) -> Result<f64, RankError>) -> Result<(), RankError> {
     session.exchange(Hello::default())?;
     let nanoseconds = measure(&session.job)?;
     report(session, nanoseconds);
@@ -136,8 +136,8 @@ impl Line {
 fn with_helper<T>(
     job: &Job,
     helper: impl FnOnce() + Send,
-    measure: impl FnOnce() -> Result<T, Trouble>,
-) -> Result<T, Trouble> {
+    measure: impl FnOnce() -> Result<T, RankError>,
+) -> Result<T, RankError> {
     let [first, second] = [0, 1].map(|at| [job.cores[at % job.cores.len()]]);
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -150,7 +150,7 @@ fn with_helper<T>(
     })
 }
 
-fn hand_over(job: &Job) -> Result<f64, Trouble> {
+fn hand_over(job: &Job) -> Result<f64, RankError> {
     let (to, fro) = (Line::default(), Line::default());
     let echo = || {
         let mut next = 1;
@@ -168,7 +168,7 @@ fn hand_over(job: &Job) -> Result<f64, Trouble> {
                 to.0.store(last, Ordering::Release);
                 fro.await_at_least(last);
             }
-            Ok::<_, Trouble>(start.elapsed())
+            Ok::<_, RankError>(start.elapsed())
         });
         to.0.store(OVER, Ordering::Release);
         Ok(round_trip? / 2.0)
@@ -188,7 +188,7 @@ struct Slot {
     message: AtomicU64,
 }
 
-fn ring(job: &Job) -> Result<f64, Trouble> {
+fn ring(job: &Job) -> Result<f64, RankError> {
     let slots: Vec<Slot> = (0..RING).map(|_| Slot::default()).collect();
     let slot = |number: u64| slots.get(usize::try_from(number % RING).unwrap_or_default());
     let taken = Line::default();
@@ -228,7 +228,7 @@ fn ring(job: &Job) -> Result<f64, Trouble> {
                 slot.number.store(last, Ordering::Release);
             }
             taken.await_at_least(last);
-            Ok::<_, Trouble>(start.elapsed())
+            Ok::<_, RankError>(start.elapsed())
         });
         for slot in &slots {
             slot.number.store(OVER, Ordering::Release);
@@ -260,7 +260,7 @@ impl FutexBarrier {
     }
 }
 
-fn futex_barrier(job: &Job) -> Result<f64, Trouble> {
+fn futex_barrier(job: &Job) -> Result<f64, RankError> {
     let threads = u32::try_from(job.case.number).unwrap_or(u32::MAX);
     let barrier = FutexBarrier { threads, arrived: AtomicU32::new(0), generation: AtomicU32::new(0) };
     let batch = AtomicU64::new(0);
@@ -280,7 +280,7 @@ fn futex_barrier(job: &Job) -> Result<f64, Trouble> {
             barrier.wait();
             let start = Instant::now();
             (0..count).for_each(|_| barrier.wait());
-            Ok::<_, Trouble>(start.elapsed())
+            Ok::<_, RankError>(start.elapsed())
         });
         batch.store(OVER, Ordering::Relaxed);
         barrier.wait();
@@ -294,7 +294,7 @@ fn buffers(job: &Job) -> usize {
     Layout::new(job.case.size, u32::try_from(window).unwrap_or(u32::MAX)).buffers()
 }
 
-fn copy(job: &Job) -> Result<f64, Trouble> {
+fn copy(job: &Job) -> Result<f64, RankError> {
     let (size, count) = (job.case.size, buffers(job));
     let source = vec![1_u8; size * count];
     let mut target = vec![0_u8; size * count];
@@ -311,12 +311,12 @@ fn copy(job: &Job) -> Result<f64, Trouble> {
     })
 }
 
-fn readv(session: &mut Session) -> Result<(), Trouble> {
+fn readv(session: &mut Session) -> Result<(), RankError> {
     let (size, count) = (session.job.case.size, buffers(&session.job));
     let memory = vec![1_u8; size * count];
     let hellos = session.exchange(Hello { regions: vec![(memory.as_ptr() as u64, 0)], ..Hello::default() })?;
     if session.job.rank == 0 {
-        let other = hellos.get(1).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
+        let other = hellos.get(1).ok_or(RankError::Failed("there is no peer".to_owned()))?;
         let pid = Pid::from_raw(i32::try_from(other.pid).unwrap_or(0));
         let base = other.regions.first().and_then(|region| usize::try_from(region.0).ok()).unwrap_or_default();
         let mut target = vec![0_u8; size * count];
@@ -328,8 +328,8 @@ fn readv(session: &mut Session) -> Result<(), Trouble> {
                 let from = RemoteIoVec { base: base + at * size, len: size };
                 match process_vm_readv(pid, &mut [IoSliceMut::new(into)], &[from]) {
                     Ok(read) if read == size => at = (at + 1) % count,
-                    Ok(_) => return Err(Trouble::Failed("process_vm_readv read less than it should".to_owned())),
-                    Err(error) => return Err(Trouble::NotOffered(format!("process_vm_readv is refused: {error}"))),
+                    Ok(_) => return Err(RankError::Failed("process_vm_readv read less than it should".to_owned())),
+                    Err(error) => return Err(RankError::NotOffered(format!("process_vm_readv is refused: {error}"))),
                 }
             }
             Ok(start.elapsed())
@@ -339,7 +339,7 @@ fn readv(session: &mut Session) -> Result<(), Trouble> {
     session.finish(|| Ok(()))
 }
 
-fn tcp(session: &mut Session) -> Result<(), Trouble> {
+fn tcp(session: &mut Session) -> Result<(), RankError> {
     let rank = session.job.rank;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?.to_string();
@@ -371,7 +371,7 @@ fn tcp(session: &mut Session) -> Result<(), Trouble> {
 struct Socket(TcpStream);
 
 impl Socket {
-    fn send(&mut self, mut bytes: &[u8]) -> Result<(), Trouble> {
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), RankError> {
         while !bytes.is_empty() {
             match self.0.write(bytes) {
                 Ok(sent) => bytes = &bytes[sent..],
@@ -382,11 +382,11 @@ impl Socket {
         Ok(())
     }
 
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Trouble> {
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), RankError> {
         let mut have = 0;
         while have < bytes.len() {
             match self.0.read(&mut bytes[have..]) {
-                Ok(0) => return Err(Trouble::Failed("the peer closed the socket".to_owned())),
+                Ok(0) => return Err(RankError::Failed("the peer closed the socket".to_owned())),
                 Ok(more) => have += more,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
@@ -397,7 +397,7 @@ impl Socket {
 }
 
 /// Measures a batch of round trips, or of windows with an acknowledgement.
-fn batch(socket: &mut Socket, job: &Job, window: usize, count: u64) -> Result<Duration, Trouble> {
+fn batch(socket: &mut Socket, job: &Job, window: usize, count: u64) -> Result<Duration, RankError> {
     let buffers = buffers(job);
     let out = vec![1_u8; job.case.size * buffers];
     let mut back = vec![0_u8; if job.case.kind == Kind::Bandwidth { 1 } else { job.case.size }];
@@ -413,7 +413,7 @@ fn batch(socket: &mut Socket, job: &Job, window: usize, count: u64) -> Result<Du
 }
 
 /// Serves as the other side until a batch of 0.
-fn echo(socket: &mut Socket, job: &Job, window: usize) -> Result<(), Trouble> {
+fn echo(socket: &mut Socket, job: &Job, window: usize) -> Result<(), RankError> {
     let (size, buffers) = (job.case.size, buffers(job));
     let mut memory = vec![0_u8; size * buffers];
     loop {

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use weft_client::Piece;
 
-use super::super::child::{Session, Trouble};
+use super::super::child::{RankError, Session};
 use super::super::plan::Variant;
 use super::count;
-use super::pair::{Duel, Pair, Room, duel};
+use super::pair::{Pair, Room, Workload, measure_pairs};
 
 /// Messages matched at a time.
 const BURST: u32 = 32;
@@ -32,7 +32,7 @@ const fn other(at: u32) -> u64 {
 }
 
 /// The measurement.
-pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+pub(crate) fn run(session: &mut Session) -> Result<(), RankError> {
     let case = &session.job.case;
     let depth = count(case.number)?;
     let (posted, wildcard) = match case.variant {
@@ -42,10 +42,15 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
         _ => (false, true),
     };
     let room = Room { window: BURST, lasting: if posted { depth } else { 1 } };
-    let finished =
-        duel(session, room, &|| Matching { depth, posted, wildcard, pending: [false; BURST as usize], took: None });
+    let finished = measure_pairs(session, room, &|| Matching {
+        depth,
+        posted,
+        wildcard,
+        pending: [false; BURST as usize],
+        took: None,
+    });
     match finished {
-        Err(Trouble::Stuck) => Err(Trouble::NotOffered(format!("its queue does not hold {depth} entries"))),
+        Err(RankError::Stuck) => Err(RankError::NotOffered(format!("its queue does not hold {depth} entries"))),
         other => other,
     }
 }
@@ -64,21 +69,21 @@ impl Matching {
         if self.wildcard { IGNORED } else { 0 }
     }
 
-    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), Trouble> {
+    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), RankError> {
         let (slot, piece) = (pair.in_slot(at), pair.layout.incoming(at));
         let tag = if self.wildcard { MATCHING } else { SENT };
         pair.port.post(|ep| ep.tagged_recv(slot, piece, tag, self.ignore()))
     }
 
-    fn receive_all(&self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn receive_all(&self, pair: &mut Pair) -> Result<(), RankError> {
         (0..BURST).try_for_each(|at| self.receive(pair, at))
     }
 
-    fn await_all(pair: &mut Pair) -> Result<(), Trouble> {
+    fn await_all(pair: &mut Pair) -> Result<(), RankError> {
         (0..BURST).try_for_each(|at| pair.port.finish(pair.in_slot(at)))
     }
 
-    fn send_all(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn send_all(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         let to = pair.peer.address;
         for at in 0..BURST {
             let (slot, piece) = (pair.out_slot(at), pair.layout.outgoing(at));
@@ -91,7 +96,7 @@ impl Matching {
     }
 
     /// Posts the receives that match nothing.
-    fn fill_posted(&self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn fill_posted(&self, pair: &mut Pair) -> Result<(), RankError> {
         let piece = Piece { offset: pair.layout.incoming(0).offset, len: 8 };
         (0..self.depth).try_for_each(|at| {
             let slot = pair.lasting_slot(at);
@@ -100,7 +105,7 @@ impl Matching {
     }
 
     /// Sends the unexpected messages. A message is complete when the peer has it.
-    fn fill_unexpected(&self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn fill_unexpected(&self, pair: &mut Pair) -> Result<(), RankError> {
         let (to, slot) = (pair.peer.address, pair.lasting_slot(0));
         let piece = Piece { offset: pair.layout.outgoing(0).offset, len: 8 };
         (0..self.depth).try_for_each(|at| {
@@ -110,8 +115,8 @@ impl Matching {
     }
 }
 
-impl Duel for Matching {
-    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble> {
+impl Workload for Matching {
+    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), RankError> {
         match (self.posted, active) {
             (true, true) => self.fill_posted(pair),
             (true, false) => Ok(()),
@@ -127,7 +132,7 @@ impl Duel for Matching {
         }
     }
 
-    fn active(&mut self, pair: &mut Pair, bursts: u64) -> Result<(), Trouble> {
+    fn active(&mut self, pair: &mut Pair, bursts: u64) -> Result<(), RankError> {
         let mut took = Duration::ZERO;
         for _ in 0..bursts {
             if self.posted {
@@ -150,7 +155,7 @@ impl Duel for Matching {
         Ok(())
     }
 
-    fn passive(&mut self, pair: &mut Pair, bursts: u64) -> Result<(), Trouble> {
+    fn passive(&mut self, pair: &mut Pair, bursts: u64) -> Result<(), RankError> {
         for _ in 0..bursts {
             pair.expect_ack()?;
             pair.await_ack()?;

@@ -10,41 +10,41 @@ use std::time::Instant;
 
 use weft_client::{Domain, Endpoint};
 
-use super::super::child::{Session, Trouble};
+use super::super::child::{RankError, Session};
 use super::super::job::{Hello, Measure};
 use super::super::port::{Port, open_domain};
-use super::crowd;
+use super::idle;
 
 /// Addresses inserted by one call.
 const CHUNK: usize = 4096;
 
 /// Measures the memory of a peer after one exchange of messages. Rank 0 is the hub; two other ranks have half of the
 /// peers each.
-pub(crate) fn idle_peers(session: &mut Session) -> Result<(), Trouble> {
+pub(crate) fn idle_peers(session: &mut Session) -> Result<(), RankError> {
     let job = &session.job;
     let number = job.case.number.max(2);
     let halves = [number / 2, number - number / 2];
     if job.rank > 0 {
-        return crowd::host(session, halves[job.rank - 1], 0);
+        return idle::host(session, halves[job.rank - 1], 0);
     }
     let domain = open_domain(job)?;
-    let mut port = Port::open(&domain, 4096, crowd::SLOTS, number, job.wait)?;
+    let mut port = Port::open(&domain, 4096, idle::SLOTS, number, job.wait)?;
     let mut hello = Hello::default();
     port.add_to(&mut hello);
     let hellos = session.exchange(hello)?;
-    let [_, first, second] = hellos.as_slice() else { return Err(Trouble::Failed("a rank is missing".to_owned())) };
+    let [_, first, second] = hellos.as_slice() else { return Err(RankError::Failed("a rank is missing".to_owned())) };
     // The first peer takes more memory than each further one.
-    crowd::greet(&mut port, first, 0..1)?;
+    idle::connect(&mut port, first, 0..1)?;
     let mut listing = Listing::new();
     let before = Usage::now(&mut listing)?;
-    crowd::greet(&mut port, first, 1..halves[0])?;
-    crowd::greet(&mut port, second, 0..halves[1])?;
+    idle::connect(&mut port, first, 1..halves[0])?;
+    idle::connect(&mut port, second, 0..halves[1])?;
     session.result(before.growth_to(&Usage::now(&mut listing)?, number - 1));
     session.finish(|| port.linger())
 }
 
 /// Measures memory and time of an address in the address vector.
-pub(crate) fn insert(session: &mut Session) -> Result<(), Trouble> {
+pub(crate) fn insert(session: &mut Session) -> Result<(), RankError> {
     let job = &session.job;
     let number = job.case.number;
     let domain = open_domain(job)?;
@@ -84,7 +84,7 @@ struct Names {
 }
 
 impl Names {
-    fn new(domain: &Domain, ep: &Endpoint, provider: &str) -> Result<Self, Trouble> {
+    fn new(domain: &Domain, ep: &Endpoint, provider: &str) -> Result<Self, RankError> {
         let pattern = ep.name().to_vec();
         let (vary, strings) = match (domain.address_format(), pattern.len()) {
             // sockaddr_in: the last three bytes of the address, so that it stays in its network; then a byte of the
@@ -96,7 +96,7 @@ impl Names {
             // The capability, from which the endpoint's identity is derived (docs/protocol.md).
             (_, 32 | 48) if provider == "weft" => (vec![31, 30, 29, 28], false),
             (format, _) => {
-                return Err(Trouble::NotOffered(format!("addresses of format {format} cannot be generated")));
+                return Err(RankError::NotOffered(format!("addresses of format {format} cannot be generated")));
             }
         };
         Ok(Self { pattern, vary, strings })
@@ -139,7 +139,7 @@ impl Listing {
         Self(vec![b' '; Self::BYTES])
     }
 
-    fn read(&mut self) -> Result<&str, Trouble> {
+    fn read(&mut self) -> Result<&str, RankError> {
         let mut file = std::fs::File::open("/proc/self/smaps")?;
         let mut len = 0;
         loop {
@@ -152,7 +152,7 @@ impl Listing {
 }
 
 impl Usage {
-    fn now(listing: &mut Listing) -> Result<Self, Trouble> {
+    fn now(listing: &mut Listing) -> Result<Self, RankError> {
         let heap = weft_client::heap_bytes().map(|bytes| bytes as f64);
         Ok(Self { heap, ..Self::parse(listing.read()?) })
     }

@@ -1,8 +1,8 @@
 //! The measurements: the ranks' side.
 
 mod counter;
-mod crowd;
 pub(super) mod floor;
+mod idle;
 mod matching;
 mod memory;
 mod overlap;
@@ -11,30 +11,30 @@ mod pair;
 mod pingpong;
 mod stream;
 
-use super::child::{Session, Trouble};
+use super::child::{RankError, Session};
 use super::job::Measure;
 use super::options::Kind;
 use super::plan::Variant;
 use pair::Room;
 
 /// Takes part in a measurement as the job's rank.
-pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
+pub(super) fn run(session: &mut Session) -> Result<(), RankError> {
     let job = session.job.clone();
     let pingpong = Room { window: pingpong::WINDOW, lasting: 0 };
     match (job.floor, job.case.kind) {
         (Some(floor), _) => floor::run(session, floor),
-        (None, Kind::Pingpong) => pair::duel(session, pingpong, &|| pingpong::PingPong::new(&job)),
+        (None, Kind::Pingpong) => pair::measure_pairs(session, pingpong, &|| pingpong::PingPong::new(&job)),
         (None, Kind::Bandwidth | Kind::Rate) => {
             let window = count(job.window)?;
-            pair::duel(session, Room { window, lasting: 0 }, &|| stream::Stream::new(&job, window))
+            pair::measure_pairs(session, Room { window, lasting: 0 }, &|| stream::Stream::new(&job, window))
         }
-        (None, Kind::Peers) if job.rank >= 2 => crowd::host(session, job.case.number, 0),
+        (None, Kind::Peers) if job.rank >= 2 => idle::host(session, job.case.number, 0),
         (None, Kind::Peers) => {
-            let room = Room { lasting: crowd::SLOTS, ..pingpong };
+            let room = Room { lasting: idle::SLOTS, ..pingpong };
             let (mut pairs, hellos) = pair::open(session, room)?;
             match (job.rank, hellos.get(2), pairs.as_mut_slice()) {
-                (0, Some(idle), [pair]) => crowd::greet(&mut pair.port, idle, 0..job.case.number)?,
-                (1, Some(_), [pair]) => pair.doze_until_announced()?,
+                (0, Some(idle), [pair]) => idle::connect(&mut pair.port, idle, 0..job.case.number)?,
+                (1, Some(_), [pair]) => pair.sleep_until_announced()?,
                 _ => {}
             }
             pair::conduct(session, &mut pairs, &|| pingpong::PingPong::new(&job))
@@ -49,8 +49,8 @@ pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
 }
 
 /// Converts a number of slots.
-fn count(number: usize) -> Result<u32, Trouble> {
-    u32::try_from(number).ok().filter(|&count| count < 1 << 24).ok_or_else(|| Trouble::Failed("too many".to_owned()))
+fn count(number: usize) -> Result<u32, RankError> {
+    u32::try_from(number).ok().filter(|&count| count < 1 << 24).ok_or_else(|| RankError::Failed("too many".to_owned()))
 }
 
 /// The result of a kind, derived from the time of one operation.

@@ -12,11 +12,11 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use super::super::child::{Session, Trouble};
+use super::super::child::{RankError, Session};
 use super::super::job::Measure;
 use super::super::plan::Variant;
 use super::super::{stats, timing};
-use super::pair::{DATA, Duel, Pair, Room, open};
+use super::pair::{DATA, Pair, Room, Workload, open};
 
 /// Duration of the work, as a multiple of the transfer's. One side alone, or one thread, may need some three times as
 /// long for a transfer as two idle sides together.
@@ -25,30 +25,30 @@ const STRETCH: f64 = 4.0;
 const STEPS: u64 = 100_000;
 
 /// The measurement.
-pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+pub(crate) fn run(session: &mut Session) -> Result<(), RankError> {
     let (mut pairs, _) = open(session, Room { window: 1, lasting: 0 })?;
     let job = &session.job;
-    let [pair] = pairs.as_mut_slice() else { return Err(Trouble::Failed("one thread is enough".to_owned())) };
-    let mut duel = Overlap { sending: job.case.variant == Variant::Sender, ..Overlap::default() };
-    duel.prepare(pair, job.rank == 0)?;
+    let [pair] = pairs.as_mut_slice() else { return Err(RankError::Failed("one thread is enough".to_owned())) };
+    let mut workload = Overlap { sending: job.case.variant == Variant::Sender, ..Overlap::default() };
+    workload.prepare(pair, job.rank == 0)?;
     if job.rank == 0 {
         let sample = Duration::from_millis(job.sample_ms as u64);
-        let result = measure(pair, &mut duel, sample)?;
+        let result = measure(pair, &mut workload, sample)?;
         pair.announce(0)?;
         session.result(result);
     } else {
-        pair.serve(&mut duel)?;
+        pair.serve(&mut workload)?;
     }
     session.finish(|| pair.port.linger())
 }
 
-fn measure(pair: &mut Pair, duel: &mut Overlap, sample: Duration) -> Result<Vec<Measure>, Trouble> {
-    let transfer = pair.measure(duel, sample)?;
+fn measure(pair: &mut Pair, workload: &mut Overlap, sample: Duration) -> Result<Vec<Measure>, RankError> {
+    let transfer = pair.measure(workload, sample)?;
     let alone = |steps: u64| {
         timing::nanoseconds(sample / 4, |count| {
             let start = Instant::now();
             (0..count).for_each(|_| work(steps));
-            Ok::<_, Trouble>(start.elapsed())
+            Ok::<_, RankError>(start.elapsed())
         })
     };
     let step = alone(STEPS)? / STEPS as f64;
@@ -56,11 +56,11 @@ fn measure(pair: &mut Pair, duel: &mut Overlap, sample: Duration) -> Result<Vec<
     #[allow(clippy::cast_possible_truncation)]
     let steps = (transfer * STRETCH / step).ceil() as u64;
     let work_alone = alone(steps)?;
-    duel.steps = steps;
-    duel.phases.clear();
-    let iteration = pair.measure(duel, sample)?;
+    workload.steps = steps;
+    workload.phases.clear();
+    let iteration = pair.measure(workload, sample)?;
     let phase = |which: fn(&Phases) -> f64| {
-        let all: Vec<f64> = duel.phases.iter().map(which).collect();
+        let all: Vec<f64> = workload.phases.iter().map(which).collect();
         stats::median(&all).unwrap_or_default()
     };
     let overhead = (iteration - work_alone).max(0.0);
@@ -100,12 +100,12 @@ struct Overlap {
 }
 
 impl Overlap {
-    fn receive(pair: &mut Pair) -> Result<(), Trouble> {
+    fn receive(pair: &mut Pair) -> Result<(), RankError> {
         let (slot, piece) = (pair.in_slot(0), pair.layout.incoming(0));
         pair.port.post(|ep| ep.tagged_recv(slot, piece, DATA, 0))
     }
 
-    fn send(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn send(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         let (slot, piece, to) = (pair.out_slot(0), pair.layout.outgoing(0), pair.peer.address);
         if std::mem::replace(&mut self.pending, true) {
             pair.port.finish(slot)?;
@@ -114,7 +114,7 @@ impl Overlap {
     }
 
     /// Makes one iteration. Returns its start, and the ends of posting, working and waiting.
-    fn iteration(&mut self, pair: &mut Pair) -> Result<[Instant; 4], Trouble> {
+    fn iteration(&mut self, pair: &mut Pair) -> Result<[Instant; 4], RankError> {
         if self.sending {
             pair.expect_ack()?;
         }
@@ -140,12 +140,12 @@ impl Overlap {
     }
 }
 
-impl Duel for Overlap {
-    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble> {
+impl Workload for Overlap {
+    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), RankError> {
         if self.sending && !active { Self::receive(pair) } else { Ok(()) }
     }
 
-    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError> {
         let (mut took, mut post, mut wait) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         for _ in 0..count {
             let [start, posted, worked, over] = self.iteration(pair)?;
@@ -159,7 +159,7 @@ impl Duel for Overlap {
         Ok(())
     }
 
-    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError> {
         for _ in 0..count {
             if self.sending {
                 pair.port.finish(pair.in_slot(0))?;

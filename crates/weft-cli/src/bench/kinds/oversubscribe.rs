@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use weft_client::Piece;
 
-use super::super::child::{Session, Trouble};
+use super::super::child::{RankError, Session};
 use super::super::job::Hello;
 use super::super::plan::Variant;
 use super::super::port::{Peer, Port, open_domain};
@@ -35,14 +35,14 @@ const fn piece(slot: u32) -> Piece {
 }
 
 /// The measurement.
-pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+pub(crate) fn run(session: &mut Session) -> Result<(), RankError> {
     let job = &session.job;
     let domain = open_domain(job)?;
     let mut port = Port::open(&domain, SLOTS as usize * 64, SLOTS, job.ranks, job.wait)?;
     let mut hello = Hello::default();
     port.add_to(&mut hello);
     let hellos = session.exchange(hello)?;
-    let peers: Result<Vec<Peer>, Trouble> = hellos.iter().map(|hello| port.meet(hello, 0)).collect();
+    let peers: Result<Vec<Peer>, RankError> = hellos.iter().map(|hello| port.insert_peer(hello, 0)).collect();
     let mut group = Group { port, peers: peers?, rank: job.rank, pending: [false; SLOTS as usize] };
     let barrier = job.case.variant == Variant::Barrier;
     if job.rank == 0 {
@@ -51,7 +51,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
             group.announce(count)?;
             let start = Instant::now();
             group.operate(barrier, count)?;
-            Ok::<_, Trouble>(start.elapsed())
+            Ok::<_, RankError>(start.elapsed())
         })?;
         group.announce(0)?;
         session.result(measures(job.case.kind, job.case.size, nanoseconds));
@@ -74,7 +74,7 @@ struct Group {
 }
 
 impl Group {
-    fn send(&mut self, slot: u32, to: usize, tag: u64, value: u64) -> Result<(), Trouble> {
+    fn send(&mut self, slot: u32, to: usize, tag: u64, value: u64) -> Result<(), RankError> {
         if std::mem::replace(&mut self.pending[slot as usize], true) {
             self.port.finish(slot)?;
         }
@@ -84,31 +84,31 @@ impl Group {
     }
 
     /// Posts the receive of a step. In each step, one rank only may send to this one.
-    fn post_receive(&mut self, step: u32) -> Result<(), Trouble> {
+    fn post_receive(&mut self, step: u32) -> Result<(), RankError> {
         let slot = STEPS + step;
         self.port.post(|ep| ep.tagged_recv(slot, piece(slot), STEP_TAG + u64::from(step), 0))
     }
 
-    fn await_value(&mut self, step: u32) -> Result<u64, Trouble> {
+    fn await_value(&mut self, step: u32) -> Result<u64, RankError> {
         self.port.finish(STEPS + step)?;
         Ok(self.port.ep.load(piece(STEPS + step).offset)?)
     }
 
-    fn send_value(&mut self, step: u32, to: usize, value: u64) -> Result<(), Trouble> {
+    fn send_value(&mut self, step: u32, to: usize, value: u64) -> Result<(), RankError> {
         self.send(step, to, STEP_TAG + u64::from(step), value)
     }
 
-    fn announce(&mut self, count: u64) -> Result<(), Trouble> {
+    fn announce(&mut self, count: u64) -> Result<(), RankError> {
         (1..self.peers.len()).try_for_each(|to| self.send(BATCH_OUT, to, BATCH_TAG, count))
     }
 
-    fn next_batch(&mut self) -> Result<u64, Trouble> {
+    fn next_batch(&mut self) -> Result<u64, RankError> {
         self.port.post(|ep| ep.tagged_recv(BATCH_IN, piece(BATCH_IN), BATCH_TAG, 0))?;
         self.port.finish(BATCH_IN)?;
         Ok(self.port.ep.load(piece(BATCH_IN).offset)?)
     }
 
-    fn operate(&mut self, barrier: bool, count: u64) -> Result<(), Trouble> {
+    fn operate(&mut self, barrier: bool, count: u64) -> Result<(), RankError> {
         let ranks = self.peers.len() as u64;
         for round in 0..count {
             if barrier {
@@ -118,13 +118,13 @@ impl Group {
             let sum = self.allreduce(self.rank as u64 + round)?;
             let expected = ranks * (ranks - 1) / 2 + ranks * round;
             if sum != expected {
-                return Err(Trouble::Failed(format!("the sum over {ranks} ranks is {sum} instead of {expected}")));
+                return Err(RankError::Failed(format!("the sum over {ranks} ranks is {sum} instead of {expected}")));
             }
         }
         Ok(())
     }
 
-    fn barrier(&mut self) -> Result<(), Trouble> {
+    fn barrier(&mut self) -> Result<(), RankError> {
         let ranks = self.peers.len();
         for step in (0..FOLD).take_while(|step| 1 << step < ranks) {
             self.post_receive(step)?;
@@ -134,7 +134,7 @@ impl Group {
         Ok(())
     }
 
-    fn allreduce(&mut self, mut value: u64) -> Result<u64, Trouble> {
+    fn allreduce(&mut self, mut value: u64) -> Result<u64, RankError> {
         let ranks = self.peers.len();
         let power = 1 << ranks.ilog2();
         if self.rank >= power {

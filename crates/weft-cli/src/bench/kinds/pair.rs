@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use weft_client::{Piece, Stats};
 
-use super::super::child::{Session, Trouble};
+use super::super::child::{RankError, Session};
 use super::super::cores;
 use super::super::job::{COUNT, Hello, Job, Measure};
 use super::super::options::{Bind, Kind, Op};
@@ -86,15 +86,15 @@ pub(crate) struct Pair {
 }
 
 /// The work of both sides in a batch.
-pub(crate) trait Duel {
+pub(crate) trait Workload {
     /// Called once before the first batch: posts receives that must precede it.
-    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble>;
+    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), RankError>;
     /// Performs `count` operations on the measuring side.
-    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble>;
+    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError>;
     /// Performs the other side's part of the same batch.
-    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble>;
+    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError>;
     /// Called after the last batch: checks the effect of the operations.
-    fn verify(&mut self, _pair: &mut Pair) -> Result<(), Trouble> {
+    fn verify(&mut self, _pair: &mut Pair) -> Result<(), RankError> {
         Ok(())
     }
     /// The measured part of the last batch's time, if not all of it counts.
@@ -112,7 +112,7 @@ impl Pair {
     }
 
     /// Makes a pair that is ready for [`Pair::announce`] and [`Pair::next_batch`].
-    pub(crate) fn new(port: Port, peer: Peer, layout: Layout, window: u32) -> Result<Self, Trouble> {
+    pub(crate) fn new(port: Port, peer: Peer, layout: Layout, window: u32) -> Result<Self, RankError> {
         let mut pair = Self { port, peer, layout, window, control_pending: false, ack_pending: false };
         pair.receive_control()?;
         Ok(pair)
@@ -137,13 +137,13 @@ impl Pair {
         2 * self.window + EXTRA_SLOTS + at
     }
 
-    fn receive_control(&mut self) -> Result<(), Trouble> {
+    fn receive_control(&mut self) -> Result<(), RankError> {
         let slot = self.extra(1);
         self.port.post(|ep| ep.tagged_recv(slot, CONTROL_IN, CONTROL, 0))
     }
 
     /// Announces the number of operations of the next batch to the peer.
-    pub(crate) fn announce(&mut self, count: u64) -> Result<(), Trouble> {
+    pub(crate) fn announce(&mut self, count: u64) -> Result<(), RankError> {
         let (slot, to) = (self.extra(0), self.peer.address);
         if std::mem::replace(&mut self.control_pending, true) {
             self.port.finish(slot)?;
@@ -153,7 +153,7 @@ impl Pair {
     }
 
     /// Waits for the number of operations of the next batch.
-    pub(crate) fn next_batch(&mut self) -> Result<u64, Trouble> {
+    pub(crate) fn next_batch(&mut self) -> Result<u64, RankError> {
         self.port.finish(self.extra(1))?;
         let count = self.port.ep.load(CONTROL_IN.offset)?;
         self.receive_control()?;
@@ -161,30 +161,30 @@ impl Pair {
     }
 
     /// Waits for the first announcement, which may take some time.
-    pub(crate) fn doze_until_announced(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn sleep_until_announced(&mut self) -> Result<(), RankError> {
         let slot = self.extra(1);
-        self.port.doze_until(slot)
+        self.port.sleep_until(slot)
     }
 
     /// Posts the receive for an acknowledgement.
-    pub(crate) fn expect_ack(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn expect_ack(&mut self) -> Result<(), RankError> {
         let slot = self.extra(3);
         self.port.post(|ep| ep.tagged_recv(slot, ACK_IN, ACK, 0))
     }
 
     /// Waits for the acknowledgement.
     #[inline]
-    pub(crate) fn await_ack(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn await_ack(&mut self) -> Result<(), RankError> {
         self.port.finish(self.extra(3))
     }
 
     /// Waits for the acknowledgement, at most for `limit`.
-    pub(crate) fn await_ack_for(&mut self, limit: Duration) -> Result<(), Trouble> {
+    pub(crate) fn await_ack_for(&mut self, limit: Duration) -> Result<(), RankError> {
         let (slot, end) = (self.extra(3), Instant::now() + limit);
         while !self.port.take(slot) {
             self.port.poll()?;
             if Instant::now() > end {
-                return Err(Trouble::Stuck);
+                return Err(RankError::Stuck);
             }
         }
         Ok(())
@@ -192,7 +192,7 @@ impl Pair {
 
     /// Sends an acknowledgement.
     #[inline]
-    pub(crate) fn acknowledge(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn acknowledge(&mut self) -> Result<(), RankError> {
         let (slot, to) = (self.extra(2), self.peer.address);
         if std::mem::replace(&mut self.ack_pending, true) {
             self.port.finish(slot)?;
@@ -201,24 +201,24 @@ impl Pair {
     }
 
     /// Measures the nanoseconds of one unit of the batches' counts.
-    pub(crate) fn measure(&mut self, duel: &mut impl Duel, sample: Duration) -> Result<f64, Trouble> {
-        timing::nanoseconds_of_part(sample, |count| self.timed(duel, count))
+    pub(crate) fn measure(&mut self, workload: &mut impl Workload, sample: Duration) -> Result<f64, RankError> {
+        timing::nanoseconds_of_part(sample, |count| self.timed(workload, count))
     }
 
-    fn timed(&mut self, duel: &mut impl Duel, count: u64) -> Result<Took, Trouble> {
+    fn timed(&mut self, workload: &mut impl Workload, count: u64) -> Result<Took, RankError> {
         self.announce(count)?;
         let start = Instant::now();
-        duel.active(self, count)?;
+        workload.active(self, count)?;
         let all = start.elapsed();
-        Ok(Took { all, counts: duel.own_time().unwrap_or(all) })
+        Ok(Took { all, counts: workload.own_time().unwrap_or(all) })
     }
 
     /// Serves the peer's batches until it announces the end.
-    pub(crate) fn serve(&mut self, duel: &mut impl Duel) -> Result<(), Trouble> {
+    pub(crate) fn serve(&mut self, workload: &mut impl Workload) -> Result<(), RankError> {
         loop {
             match self.next_batch()? {
                 0 => return Ok(()),
-                count => duel.passive(self, count)?,
+                count => workload.passive(self, count)?,
             }
         }
     }
@@ -234,7 +234,7 @@ pub(crate) struct Room {
 }
 
 /// Opens an endpoint per thread and pairs it with the peer's. Also returns the addresses of all ranks.
-pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hello>), Trouble> {
+pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hello>), RankError> {
     let window = room.window;
     let job = &session.job;
     let layout = Layout::new(job.case.size, window);
@@ -243,7 +243,7 @@ pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hell
     let domain = open_domain_for(job, if room.lasting > 64 { deep } else { 0 })?;
     let most = domain.inject_bytes();
     if job.inject && !job.case.is_remote() && job.case.size > most {
-        return Err(Trouble::NotOffered(format!("it injects no more than {most} bytes")));
+        return Err(RankError::NotOffered(format!("it injects no more than {most} bytes")));
     }
     let mut hello = Hello::default();
     let mut ports = Vec::new();
@@ -258,31 +258,31 @@ pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hell
     }
     session.opened()?;
     let hellos = session.exchange(hello)?;
-    let other = hellos.get(1 - job.rank).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
-    let meet = |(thread, mut port): (usize, Port)| {
-        let peer = port.meet(other, thread)?;
+    let other = hellos.get(1 - job.rank).ok_or(RankError::Failed("there is no peer".to_owned()))?;
+    let make_pair = |(thread, mut port): (usize, Port)| {
+        let peer = port.insert_peer(other, thread)?;
         Pair::new(port, peer, layout, window)
     };
-    let pairs: Result<Vec<Pair>, Trouble> = ports.into_iter().enumerate().map(meet).collect();
+    let pairs: Result<Vec<Pair>, RankError> = ports.into_iter().enumerate().map(make_pair).collect();
     Ok((pairs?, hellos))
 }
 
 /// Makes a whole measurement between two ranks, each with the case's number of threads.
-pub(crate) fn duel<D: Duel + Send>(
+pub(crate) fn measure_pairs<D: Workload + Send>(
     session: &mut Session,
     room: Room,
     make: &(dyn Fn() -> D + Sync),
-) -> Result<(), Trouble> {
+) -> Result<(), RankError> {
     let (mut pairs, _) = open(session, room)?;
     conduct(session, &mut pairs, make)
 }
 
 /// Makes the measurement with open pairs.
-pub(crate) fn conduct<D: Duel + Send>(
+pub(crate) fn conduct<D: Workload + Send>(
     session: &Session,
     pairs: &mut [Pair],
     make: &(dyn Fn() -> D + Sync),
-) -> Result<(), Trouble> {
+) -> Result<(), RankError> {
     let job = &session.job;
     let threads = pairs.len();
     // Each measuring thread continues until all have measured, so that each is measured beside the others.
@@ -290,16 +290,16 @@ pub(crate) fn conduct<D: Duel + Send>(
     let before = inside(pairs);
     let each = |(thread, pair): (usize, &mut Pair)| {
         if threads > 1 && job.bind != Bind::All {
-            cores::pin(&job.cores[thread % job.cores.len()..][..1]).map_err(Trouble::Failed)?;
+            cores::pin(&job.cores[thread % job.cores.len()..][..1]).map_err(RankError::Failed)?;
         }
         side(job, pair, &mut make(), &start, &measuring)
     };
-    let results: Vec<Result<Option<f64>, Trouble>> = match &mut *pairs {
+    let results: Vec<Result<Option<f64>, RankError>> = match &mut *pairs {
         [only] => vec![each((0, only))],
         many => std::thread::scope(|scope| {
             let each = &each;
             let running: Vec<_> = many.iter_mut().enumerate().map(|job| scope.spawn(move || each(job))).collect();
-            let panicked = |_| Err(Trouble::Failed("a thread panicked".to_owned()));
+            let panicked = |_| Err(RankError::Failed("a thread panicked".to_owned()));
             running.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
         }),
     };
@@ -325,28 +325,28 @@ fn together(nanoseconds: &[f64]) -> Option<f64> {
 }
 
 /// Makes one thread's part of one rank. Rank 0 returns the time of an operation.
-fn side<D: Duel>(
+fn side<D: Workload>(
     job: &Job,
     pair: &mut Pair,
-    duel: &mut D,
+    workload: &mut D,
     start: &Barrier,
     measuring: &AtomicUsize,
-) -> Result<Option<f64>, Trouble> {
+) -> Result<Option<f64>, RankError> {
     let active = job.rank == 0;
-    duel.prepare(pair, active)?;
+    workload.prepare(pair, active)?;
     start.wait();
     if !active {
-        pair.serve(duel)?;
+        pair.serve(workload)?;
         return Ok(None);
     }
-    let nanoseconds = pair.measure(duel, Duration::from_millis(job.sample_ms as u64))?;
+    let nanoseconds = pair.measure(workload, Duration::from_millis(job.sample_ms as u64))?;
     measuring.fetch_sub(1, Ordering::Relaxed);
     while job.case.kind == Kind::Rate && measuring.load(Ordering::Relaxed) > 0 {
-        pair.timed(duel, 1)?;
+        pair.timed(workload, 1)?;
     }
-    duel.verify(pair)?;
+    workload.verify(pair)?;
     pair.announce(0)?;
-    Ok(Some(duel.per_operation(nanoseconds)))
+    Ok(Some(workload.per_operation(nanoseconds)))
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@
 
 use weft_client::Piece;
 
-use super::super::child::Trouble;
+use super::super::child::RankError;
 use super::super::job::Job;
 use super::super::options::Op;
-use super::pair::{COUNTER, DATA, Duel, OPERAND, Pair};
+use super::pair::{COUNTER, DATA, OPERAND, Pair, Workload};
 
 /// Sends whose completions may be outstanding: enough that no send has to wait for a completion.
 pub(crate) const WINDOW: u32 = 16;
@@ -43,7 +43,7 @@ impl PingPong {
 
     /// Returns a slot whose previous operation is complete.
     #[inline]
-    fn free_slot(&mut self, pair: &mut Pair) -> Result<u32, Trouble> {
+    fn free_slot(&mut self, pair: &mut Pair) -> Result<u32, RankError> {
         let at = self.next_out;
         self.next_out = (at + 1) % WINDOW;
         if std::mem::replace(&mut self.pending[at as usize], true) {
@@ -52,7 +52,7 @@ impl PingPong {
         Ok(pair.out_slot(at))
     }
 
-    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), Trouble> {
+    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), RankError> {
         let (slot, piece) = (pair.in_slot(at), pair.layout.incoming(at));
         if self.op == Op::Msg {
             pair.port.post(|ep| ep.recv(slot, piece))
@@ -62,7 +62,7 @@ impl PingPong {
     }
 
     #[inline]
-    fn send(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn send(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         let (to, piece) = (pair.peer.address, pair.layout.outgoing(0));
         if self.inject {
             return match self.op {
@@ -79,7 +79,7 @@ impl PingPong {
 
     /// Waits for a message. The caller posts its receive again after the answer.
     #[inline]
-    fn arrival(&mut self, pair: &mut Pair) -> Result<u32, Trouble> {
+    fn arrival(&mut self, pair: &mut Pair) -> Result<u32, RankError> {
         let at = self.next_in;
         self.next_in = (at + 1) % RECEIVES;
         pair.port.finish(pair.in_slot(at))?;
@@ -87,21 +87,21 @@ impl PingPong {
     }
 
     #[inline]
-    fn write(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn write(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         let (peer, piece) = (pair.peer, pair.layout.incoming(0));
         let slot = self.free_slot(pair)?;
         pair.port.post(|ep| ep.write_data(slot, piece, peer.address, peer.region, 1))
     }
 
     #[inline]
-    fn await_write(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn await_write(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         self.written += 1;
         pair.port.await_remote(self.written)
     }
 
     /// Performs a read or fetch-and-add and waits for its completion.
     #[inline]
-    fn fetch(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn fetch(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         let (peer, slot) = (pair.peer, pair.out_slot(0));
         let Piece { offset, len } = pair.layout.incoming(0);
         if self.op == Op::FetchAdd {
@@ -116,8 +116,8 @@ impl PingPong {
     }
 }
 
-impl Duel for PingPong {
-    fn prepare(&mut self, pair: &mut Pair, _active: bool) -> Result<(), Trouble> {
+impl Workload for PingPong {
+    fn prepare(&mut self, pair: &mut Pair, _active: bool) -> Result<(), RankError> {
         pair.port.ep.store(OPERAND, 1)?;
         if matches!(self.op, Op::Tagged | Op::Msg) {
             (0..RECEIVES).try_for_each(|at| self.receive(pair, at))?;
@@ -125,7 +125,7 @@ impl Duel for PingPong {
         Ok(())
     }
 
-    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError> {
         match self.op {
             Op::Tagged | Op::Msg => {
                 let mut used = None;
@@ -146,7 +146,7 @@ impl Duel for PingPong {
         }
     }
 
-    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError> {
         match self.op {
             Op::Tagged | Op::Msg => (0..count).try_for_each(|_| {
                 let at = self.arrival(pair)?;
@@ -162,7 +162,7 @@ impl Duel for PingPong {
         }
     }
 
-    fn verify(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn verify(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         if self.op != Op::FetchAdd {
             return Ok(());
         }
@@ -176,9 +176,9 @@ impl Duel for PingPong {
 }
 
 /// Checks that a counter has the number of additions of 1 as its value.
-pub(crate) fn check_sum(found: u64, expected: u64) -> Result<(), Trouble> {
+pub(crate) fn check_sum(found: u64, expected: u64) -> Result<(), RankError> {
     if found == expected {
         return Ok(());
     }
-    Err(Trouble::Failed(format!("{expected} additions of 1 made {found}")))
+    Err(RankError::Failed(format!("{expected} additions of 1 made {found}")))
 }

@@ -6,10 +6,10 @@
 
 use weft_client::Piece;
 
-use super::super::child::Trouble;
+use super::super::child::RankError;
 use super::super::job::Job;
 use super::super::options::Op;
-use super::pair::{COUNTER, DATA, Duel, OPERAND, Pair};
+use super::pair::{COUNTER, DATA, OPERAND, Pair, Workload};
 use super::pingpong::check_sum;
 
 /// State of one side. A batch counts windows.
@@ -32,7 +32,7 @@ impl Stream {
         }
     }
 
-    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), Trouble> {
+    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), RankError> {
         let (slot, piece) = (pair.in_slot(at), pair.layout.incoming(at));
         if self.op == Op::Msg {
             pair.port.post(|ep| ep.recv(slot, piece))
@@ -43,7 +43,7 @@ impl Stream {
 
     /// Posts the `at`th operation of a window.
     #[inline]
-    fn post(&mut self, pair: &mut Pair, at: u32) -> Result<(), Trouble> {
+    fn post(&mut self, pair: &mut Pair, at: u32) -> Result<(), RankError> {
         let (peer, slot) = (pair.peer, pair.out_slot(at));
         let (piece, target) = (pair.layout.outgoing(at), pair.layout.incoming(at).offset);
         if self.inject {
@@ -69,7 +69,7 @@ impl Stream {
     }
 
     /// Waits for all pending operations.
-    fn drain(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn drain(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         for at in 0..self.window {
             if std::mem::take(&mut self.pending[at as usize]) {
                 pair.port.finish(pair.out_slot(at))?;
@@ -83,8 +83,8 @@ impl Stream {
     }
 }
 
-impl Duel for Stream {
-    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble> {
+impl Workload for Stream {
+    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), RankError> {
         pair.port.ep.store(OPERAND, 1)?;
         if !active && !self.is_remote() {
             (0..self.window).try_for_each(|at| self.receive(pair, at))?;
@@ -92,7 +92,7 @@ impl Duel for Stream {
         Ok(())
     }
 
-    fn active(&mut self, pair: &mut Pair, windows: u64) -> Result<(), Trouble> {
+    fn active(&mut self, pair: &mut Pair, windows: u64) -> Result<(), RankError> {
         for _ in 0..windows {
             if !self.is_remote() {
                 pair.expect_ack()?;
@@ -105,7 +105,7 @@ impl Duel for Stream {
         if self.is_remote() { self.drain(pair) } else { Ok(()) }
     }
 
-    fn passive(&mut self, pair: &mut Pair, windows: u64) -> Result<(), Trouble> {
+    fn passive(&mut self, pair: &mut Pair, windows: u64) -> Result<(), RankError> {
         if self.is_remote() {
             // The target only makes progress, which waiting for the next announcement does.
             return Ok(());
@@ -120,7 +120,7 @@ impl Duel for Stream {
         Ok(())
     }
 
-    fn verify(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+    fn verify(&mut self, pair: &mut Pair) -> Result<(), RankError> {
         if self.op != Op::FetchAdd {
             return Ok(());
         }

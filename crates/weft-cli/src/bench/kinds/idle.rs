@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use weft_client::Piece;
 
-use super::super::child::{Session, Trouble};
+use super::super::child::{RankError, Session};
 use super::super::job::Hello;
 use super::super::port::{Port, open_domain};
 
@@ -21,7 +21,7 @@ const BYTES: usize = 2048;
 const PAUSE_MS: i64 = 500;
 
 /// Hosts `endpoints` idle peers of rank `hub`'s first endpoint.
-pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<(), Trouble> {
+pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<(), RankError> {
     let domain = open_domain(&session.job)?;
     let mut hello = Hello::default();
     let mut ports = Vec::new();
@@ -31,7 +31,7 @@ pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<()
         ports.push(port);
     }
     let hellos = session.exchange(hello)?;
-    let hub = hellos.get(hub).ok_or(Trouble::Failed("the hub's addresses are missing".to_owned()))?;
+    let hub = hellos.get(hub).ok_or(RankError::Failed("the hub's addresses are missing".to_owned()))?;
     for port in &mut ports {
         port.post(|ep| ep.tagged_recv(0, IN, GREETING, 0))?;
     }
@@ -42,7 +42,7 @@ pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<()
             let port = &mut ports[at];
             port.poll()?;
             if port.take(0) {
-                let to = port.meet(hub, 0)?.address;
+                let to = port.insert_peer(hub, 0)?.address;
                 port.post(|ep| ep.tagged_send(1, OUT, to, ANSWER))?;
             } else {
                 still.push(at);
@@ -55,10 +55,10 @@ pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<()
 }
 
 /// Exchanges a message with some endpoints of an idle process, one after the other, so that they are connected.
-pub(crate) fn greet(port: &mut Port, idle: &Hello, which: Range<usize>) -> Result<(), Trouble> {
+pub(crate) fn connect(port: &mut Port, idle: &Hello, which: Range<usize>) -> Result<(), RankError> {
     let (out_slot, in_slot) = (port.slots() - SLOTS, port.slots() - 1);
     for at in which {
-        let to = port.meet(idle, at)?.address;
+        let to = port.insert_peer(idle, at)?.address;
         port.post(|ep| ep.tagged_recv(in_slot, IN, ANSWER, 0))?;
         port.post(|ep| ep.tagged_send(out_slot, OUT, to, GREETING))?;
         for slot in [out_slot, in_slot] {
