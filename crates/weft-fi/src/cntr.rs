@@ -5,10 +5,10 @@
 //! trigger operations ([`crate::trigger`]): the thread that raises it to a threshold learns this from the
 //! result. It has the operations performed once it holds no lock.
 //!
-//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics ([`gauge`]).
+//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics ([`values`]).
 //! Neither a read nor a raise without waiters takes a lock.
 
-mod gauge;
+mod values;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use weft_engine::program::{Counter, Level};
 use weft_fi_sys as sys;
 use weft_nic::NicError;
 
-use crate::cntr::gauge::Gauge;
+use crate::cntr::values::CounterValues;
 
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -43,7 +43,7 @@ mod sync {
 #[repr(C)]
 pub(crate) struct Cntr {
     head: Head<sys::fid_cntr>,
-    gauge: Gauge,
+    values: CounterValues,
     /// Whether the counter counts bytes instead of operations.
     bytes: bool,
     /// The sum of the client's own additions to the value, wrapping.
@@ -55,7 +55,7 @@ pub(crate) struct Cntr {
     waker: LazyWaker,
     set: Option<Hold<WaitSet>>,
     /// The values that waiting threads have seen. Locked while a value is set.
-    told: Mutex<Told>,
+    seen: Mutex<SeenValues>,
     sources: Sources,
     uses: Uses,
     /// The last field, so that all others are dropped before the domain.
@@ -113,14 +113,14 @@ fn open_counter(
     };
     let counter = Cntr {
         head: Head::new(head),
-        gauge: Gauge::new(),
+        values: CounterValues::new(),
         bytes: events == sys::v2::FI_CNTR_EVENTS_BYTES,
         by_client: AtomicU64::new(0),
         resets: AtomicU64::new(0),
         wait,
         waker: LazyWaker::default(),
         set,
-        told: Mutex::default(),
+        seen: Mutex::default(),
         sources: domain.new_sources(),
         uses: Uses::new(),
         domain,
@@ -135,19 +135,19 @@ fn open_counter(
 
 /// The client's threads that have seen the current values.
 #[derive(Default)]
-struct Told {
+struct SeenValues {
     /// Successes and errors.
     values: (u64, u64),
     /// `None`: all threads know the initial values.
     threads: Option<SmallVec<[usize; 2]>>,
 }
 
-impl Told {
-    fn knows(&self, thread: usize, values: (u64, u64)) -> bool {
+impl SeenValues {
+    fn has_seen(&self, thread: usize, values: (u64, u64)) -> bool {
         self.values == values && self.threads.as_ref().is_none_or(|threads| threads.contains(&thread))
     }
 
-    fn tell(&mut self, thread: usize, values: (u64, u64)) {
+    fn record(&mut self, thread: usize, values: (u64, u64)) {
         if self.values != values {
             *self = Self { values, threads: Some(SmallVec::new()) };
         }
@@ -155,7 +155,7 @@ impl Told {
     }
 
     /// A value was set. The same values are a change when they occur again.
-    fn forget(&mut self) {
+    fn reset(&mut self) {
         self.threads = Some(SmallVec::new());
     }
 }
@@ -192,12 +192,12 @@ impl Cntr {
 
     /// The value, without progress.
     pub(crate) fn value(&self) -> u64 {
-        self.gauge.value()
+        self.values.value()
     }
 
     /// The error count, without progress.
     pub(crate) fn errors(&self) -> u64 {
-        self.gauge.errors()
+        self.values.errors()
     }
 
     /// The changes so far that the client did not make itself.
@@ -212,13 +212,13 @@ impl Cntr {
     #[inline]
     #[must_use]
     pub(crate) fn add(&self, amount: u64) -> bool {
-        self.gauge.add(amount) && self.notify_due()
+        self.values.add(amount) && self.notify_due()
     }
 
     /// Sets the value. True: as for [`Cntr::add`].
     #[must_use]
     pub(crate) fn set(&self, value: u64) -> bool {
-        self.change(|look| self.gauge.set(value, look))
+        self.change(|notify_programs| self.values.set(value, notify_programs))
     }
 
     /// Sets the value on behalf of deferred work, which the client sees as a change.
@@ -231,7 +231,7 @@ impl Cntr {
 
     /// Adds successes on behalf of the client; the amount may be negative. True: as for [`Cntr::add`].
     fn add_by_client(&self, amount: u64) -> bool {
-        if is_less(amount) { self.set_back(|| self.gauge.add(amount)) } else { self.add(amount) }
+        if is_less(amount) { self.set_back(|| self.values.add(amount)) } else { self.add(amount) }
     }
 
     /// Adds successes on behalf of deferred work, which the client sees as a change.
@@ -245,20 +245,20 @@ impl Cntr {
     }
 
     fn add_errors(&self, amount: u64) -> bool {
-        self.gauge.add_errors(amount) && self.notify_due()
+        self.values.add_errors(amount) && self.notify_due()
     }
 
     fn add_errors_by_client(&self, amount: u64) -> bool {
         if !is_less(amount) {
             return self.add_errors(amount);
         }
-        let programs = self.set_back(|| self.gauge.add_errors(amount));
+        let programs = self.set_back(|| self.values.add_errors(amount));
         self.resets.fetch_add(1, Ordering::Release);
         programs
     }
 
     fn set_errors(&self, value: u64) -> bool {
-        let programs = self.change(|look| self.gauge.set_errors(value, look));
+        let programs = self.change(|notify_programs| self.values.set_errors(value, notify_programs));
         self.resets.fetch_add(1, Ordering::Release);
         programs
     }
@@ -269,9 +269,9 @@ impl Cntr {
     fn change(&self, set: impl FnOnce(&mut dyn FnMut()) -> bool) -> bool {
         let mut freed = false;
         let called = {
-            let mut told = self.told.lock();
-            let called = set(&mut || freed |= self.look());
-            told.forget();
+            let mut seen = self.seen.lock();
+            let called = set(&mut || freed |= self.notify_programs());
+            seen.reset();
             called
         };
         (called && self.notify_due()) | freed
@@ -280,8 +280,8 @@ impl Cntr {
     /// Performs an addition that lowers one of the values, with the same notifications as a lower setting.
     #[cold]
     fn set_back(&self, add: impl FnOnce() -> bool) -> bool {
-        self.change(|look| {
-            look();
+        self.change(|notify_programs| {
+            notify_programs();
             add();
             // Waiters for the next change have a threshold above the old number.
             true
@@ -291,15 +291,15 @@ impl Cntr {
     /// Notifies waiters of a change. True: programs became ready.
     #[cold]
     fn notify_due(&self) -> bool {
-        let due = self.gauge.due();
+        let due = self.values.due();
         if due.sleepers {
             self.notify();
         }
-        due.programs && self.look()
+        due.programs && self.notify_programs()
     }
 
     /// Moves waiting programs whose condition holds to the ready ones. True: as for [`Cntr::add`].
-    fn look(&self) -> bool {
+    fn notify_programs(&self) -> bool {
         self.domain.work().look(self.id())
     }
 
@@ -360,11 +360,11 @@ impl Member for Cntr {
     }
 
     fn has_news(&self) -> bool {
-        !self.told.lock().knows(poll::this_thread(), self.values())
+        !self.seen.lock().has_seen(poll::this_thread(), self.values())
     }
 
     fn clear_news(&self) {
-        self.told.lock().tell(poll::this_thread(), self.values());
+        self.seen.lock().record(poll::this_thread(), self.values());
     }
 
     /// The next change of the values wakes the clients that poll the descriptor. Returns -FI_EAGAIN if the
@@ -402,7 +402,7 @@ impl<R: Fn() -> bool> Waitable for Waiter<'_, R> {
     }
 
     fn arm(&self) -> bool {
-        let arm = || self.cntr.gauge.arm_sleeper(self.threshold);
+        let arm = || self.cntr.values.arm_sleeper(self.threshold);
         self.cntr.sources.arm_threshold(self.cntr.waker(), arm, || self.ready())
     }
 }
@@ -414,12 +414,12 @@ impl Counter for Hold<Cntr> {
     }
 
     fn arm(&self, at: u64) -> Level {
-        let (successes, errors) = self.gauge.arm_programs(at);
+        let (successes, errors) = self.values.arm_programs(at);
         Level { successes, errors }
     }
 
     fn disarm(&self) {
-        self.gauge.disarm_programs();
+        self.values.disarm_programs();
     }
 }
 

@@ -38,17 +38,17 @@ mod sync {
     }
 }
 
-#[path = "../src/cntr/gauge.rs"]
-mod gauge;
 #[path = "../src/trigger/queue.rs"]
 mod queue;
+#[path = "../src/cntr/values.rs"]
+mod values;
 
-use gauge::Gauge;
 use queue::{Outcome, Queue};
+use values::CounterValues;
 
 /// A counter as `Cntr` is one.
 #[derive(Clone)]
-struct Handle(Arc<Gauge>);
+struct Handle(Arc<CounterValues>);
 
 impl Counter for Handle {
     fn id(&self) -> u64 {
@@ -78,7 +78,7 @@ struct Domain {
 impl Domain {
     fn new() -> Self {
         Self {
-            counter: Handle(Arc::new(Gauge::new())),
+            counter: Handle(Arc::new(CounterValues::new())),
             queue: Arc::new(Queue::new(100)),
             performed: Arc::new(sync::Mutex::new(Vec::new())),
             rises: true,
@@ -97,15 +97,15 @@ impl Domain {
     }
 
     fn reset(&self) {
-        self.change(|gauge, look| gauge.set(0, look));
+        self.change(|values, look| values.set(0, look));
     }
 
     fn reset_errors(&self) {
-        self.change(|gauge, look| gauge.set_errors(0, look));
+        self.change(|values, look| values.set_errors(0, look));
     }
 
     /// As `Cntr::change` and its caller.
-    fn change(&self, set: impl FnOnce(&Gauge, &mut dyn FnMut()) -> bool) {
+    fn change(&self, set: impl FnOnce(&CounterValues, &mut dyn FnMut()) -> bool) {
         let mut freed = false;
         let called = set(&self.counter.0, &mut || freed |= self.queue.look(1));
         self.follow(called);

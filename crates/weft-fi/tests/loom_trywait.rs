@@ -3,7 +3,7 @@
 //! client that was told that it may sleep is woken. (The checker reports a sleeper whom nobody wakes as a
 //! deadlock.)
 //!
-//! What is parked until the next read, the counter's gauge and a queue's signal are included as they ship.
+//! What is parked until the next read, the counter's values and a queue's signal are included as they ship.
 //! Around them is a model: an endpoint whose device wakes a sleeper only while it is parked (how it does that
 //! is checked in weft-nic, `tests/loom_shm.rs`), a queue with a lock, and a descriptor that is readable as an
 //! epoll descriptor is.
@@ -57,16 +57,16 @@ mod sync {
     }
 }
 
-#[path = "../src/cntr/gauge.rs"]
-mod gauge;
 #[path = "../src/cq/signal.rs"]
 mod signal;
 #[path = "../src/sleep/trywait.rs"]
 mod trywait;
+#[path = "../src/cntr/values.rs"]
+mod values;
 
-use gauge::Gauge;
 use signal::Signal;
 use trywait::{Park, Trywait};
+use values::CounterValues;
 
 /// What a client sleeps on: readable while the bell has been rung or a parked device has seen something come.
 #[derive(Default)]
@@ -120,7 +120,7 @@ struct Model {
     /// Entries, and whether somebody wants to be rung when there are any.
     queue: Mutex<(usize, bool)>,
     signal: Signal,
-    gauge: Gauge,
+    values: CounterValues,
 }
 
 /// The model once more, as the thing that is parked.
@@ -162,7 +162,7 @@ impl Model {
             outside: Trywait::new(),
             queue: Mutex::default(),
             signal: Signal::new(),
-            gauge: Gauge::new(),
+            values: CounterValues::new(),
         })
     }
 
@@ -203,7 +203,7 @@ impl Model {
             self.fd.notify();
         }
         drop(queue);
-        if self.gauge.add(come as u64) && self.gauge.due().sleepers {
+        if self.values.add(come as u64) && self.values.due().sleepers {
             self.outside.invalidate();
             self.fd.notify();
         }
@@ -229,7 +229,7 @@ impl Model {
 
     fn arm_counter(&self, at: u64) -> bool {
         let (drain, notify) = (|| self.fd.drain(), || self.fd.notify());
-        self.outside.arm_threshold(drain, || self.gauge.arm_sleeper(at), || self.gauge.value() >= at, notify)
+        self.outside.arm_threshold(drain, || self.values.arm_sleeper(at), || self.values.value() >= at, notify)
     }
 
     /// `fi_cq_read`, or fi_cntr_read if nothing is `taken`.
@@ -263,7 +263,7 @@ impl Model {
 
     /// The same until a counter is so high.
     fn count(self: &Arc<Self>, thread: usize, at: u64) {
-        while self.gauge.value() < at {
+        while self.values.value() < at {
             self.read(thread, false);
             if self.may_sleep(thread, || self.arm_counter(at)) {
                 self.fd.sleep();

@@ -3,12 +3,12 @@
 //! Place in the data flow: the same as in weft-fi. Completions raise counters while an engine is called or
 //! progressed; a raise that reaches an awaited threshold makes the machine look. Acts are performed after the
 //! engine has been left, by the same calls as the client's own operations. A refused act is retried after a
-//! round of progress that has moved something. The counters (weft-fi's `cntr/gauge.rs`) and the machine are
+//! round of progress that has moved something. The counters (weft-fi's `cntr/values.rs`) and the machine are
 //! those that ship. The oracle gets every event, and begins and ends each act in its own model.
 
-#[path = "../../../weft-fi/src/cntr/gauge.rs"]
+#[path = "../../../weft-fi/src/cntr/values.rs"]
 #[allow(dead_code)]
-mod gauge;
+mod values;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use std::rc::Rc;
 use weft_engine::api::{Completion, Error, Fault, Kind, OpFlags};
 use weft_engine::program::{Counter, End, Errors, FREE_LANE, Level, Program, Programs, Task as Step};
 
-use self::gauge::Gauge;
+use self::values::CounterValues;
 use super::{Atomic, Harness, Recv, Rma, Send};
 use crate::cluster::{Cluster, Turn};
 use crate::oracle::program::{Change, Origin, Outcome, RECEIVED, REMOTE, SENT, Step as Known};
@@ -31,7 +31,7 @@ pub const RANK_COUNTERS: usize = 6;
 /// The first counter that only programs and their submitter raise.
 pub const FREE_COUNTER: usize = 3;
 
-/// The primitives that `gauge` imports.
+/// The primitives that `values` imports.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -43,7 +43,7 @@ mod sync {
 #[derive(Clone)]
 struct Handle {
     id: u64,
-    gauge: Rc<Gauge>,
+    values: Rc<CounterValues>,
 }
 
 impl Counter for Handle {
@@ -52,12 +52,12 @@ impl Counter for Handle {
     }
 
     fn arm(&self, at: u64) -> Level {
-        let (successes, errors) = self.gauge.arm_programs(at);
+        let (successes, errors) = self.values.arm_programs(at);
         Level { successes, errors }
     }
 
     fn disarm(&self) {
-        self.gauge.disarm_programs();
+        self.values.disarm_programs();
     }
 }
 
@@ -164,25 +164,25 @@ impl Queue {
 
     fn new_counter(&mut self) -> usize {
         let id = self.counters.len();
-        self.counters.push(Handle { id: id as u64, gauge: Rc::new(Gauge::new()) });
+        self.counters.push(Handle { id: id as u64, values: Rc::new(CounterValues::new()) });
         id
     }
 
     fn level(&self, counter: usize) -> Level {
-        let gauge = &self.counters[counter].gauge;
-        Level { successes: gauge.value(), errors: gauge.errors() }
+        let values = &self.counters[counter].values;
+        Level { successes: values.value(), errors: values.errors() }
     }
 
     fn change(&mut self, counter: usize, change: Change) {
-        let Handle { id, gauge } = &self.counters[counter];
+        let Handle { id, values } = &self.counters[counter];
         let look = || self.programs.look(*id);
         let watched = match change {
-            Change::Add(more) => gauge.add(more),
-            Change::AddErrors(more) => gauge.add_errors(more),
-            Change::Set(value) => gauge.set(value, look),
-            Change::SetErrors(value) => gauge.set_errors(value, look),
+            Change::Add(more) => values.add(more),
+            Change::AddErrors(more) => values.add_errors(more),
+            Change::Set(value) => values.set(value, look),
+            Change::SetErrors(value) => values.set_errors(value, look),
         };
-        if watched && gauge.due().programs {
+        if watched && values.due().programs {
             self.programs.look(*id);
         }
         self.due |= !self.programs.is_empty();

@@ -1,24 +1,24 @@
-//! `Gauge`: the two values of a counter, and the threshold at which waiters are notified.
+//! `CounterValues`: the two values of a counter, and the threshold at which waiters are notified.
 //!
-//! Place in the data flow: completions raise a value by [`Gauge::add`], which takes no lock. Threads that
-//! sleep in `fi_cntr_wait` and waiting programs ([`weft_engine::program`]) arm the gauge. It is a file of its
-//! own so that a model checker can try every interleaving (`tests/loom_trigger.rs`).
+//! Place in the data flow: completions raise a value by [`CounterValues::add`], which takes no lock. Threads that
+//! sleep in `fi_cntr_wait` and waiting programs ([`weft_engine::program`]) arm the threshold. The file is
+//! separate so that a model checker can try every interleaving (`tests/loom_trigger.rs`).
 //!
 //! No change is lost. A waiter writes `watch_at` and then reads the values. A raiser writes a value and then
 //! reads `watch_at`. All accesses are sequentially consistent, so at least one of the two sees the other.
 //! (`ordered` marks these places for the checker, which knows sequential consistency only of fences; it is
 //! empty otherwise.) A raise that reaches `watch_at` clears the threshold for all waiters at once
-//! ([`Gauge::due`]). Waiters whose condition does not hold yet arm it again. A notification without need must
+//! ([`CounterValues::due`]). Waiters whose condition does not hold yet arm it again. A notification without need must
 //! therefore be harmless. A value may be seen before its raiser has notified the waiting programs. A caller
 //! that sets a lower value therefore notifies them first.
 
 use super::sync::{AtomicBool, AtomicU64, Ordering, ordered};
 
 /// The threshold if there is no waiter.
-const NOBODY: u64 = u64::MAX;
+const NO_WAITER: u64 = u64::MAX;
 
 /// A 64-bit success count and a 64-bit error count.
-pub(crate) struct Gauge {
+pub(crate) struct CounterValues {
     value: AtomicU64,
     errors: AtomicU64,
     /// The lowest value at which a waiter must be notified. While it is set, changes of the errors notify as
@@ -39,13 +39,13 @@ pub(crate) struct Due {
     pub(crate) programs: bool,
 }
 
-impl Gauge {
-    /// Creates a gauge with both values 0 and no waiters.
+impl CounterValues {
+    /// Creates the values of a counter: both 0, without waiters.
     pub(crate) fn new() -> Self {
         Self {
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            watch_at: AtomicU64::new(NOBODY),
+            watch_at: AtomicU64::new(NO_WAITER),
             sleeping: AtomicBool::new(false),
             programs: AtomicBool::new(false),
         }
@@ -63,7 +63,7 @@ impl Gauge {
         self.errors.load(Ordering::SeqCst)
     }
 
-    /// Adds successes. True: a waiter's threshold is reached, and the caller must call [`Gauge::due`].
+    /// Adds successes. True: a waiter's threshold is reached, and the caller must call [`CounterValues::due`].
     #[inline]
     #[must_use]
     pub(crate) fn add(&self, amount: u64) -> bool {
@@ -72,40 +72,40 @@ impl Gauge {
         value >= self.watch_at.load(Ordering::SeqCst)
     }
 
-    /// Sets the number of successes. If the new number is lower, `look` notifies the waiting programs first.
-    /// True: as for [`Gauge::add`]. A lower number notifies all waiters, because those that wait for the next
+    /// Sets the number of successes. If the new number is lower, `notify_programs` notifies the waiting programs first.
+    /// True: as for [`CounterValues::add`]. A lower number notifies all waiters, because those that wait for the next
     /// change have a threshold above the old number.
     #[must_use]
-    pub(crate) fn set(&self, value: u64, look: impl FnMut()) -> bool {
-        let lower = value < self.replace(&self.value, value, look);
+    pub(crate) fn set(&self, value: u64, notify_programs: impl FnMut()) -> bool {
+        let lower = value < self.replace(&self.value, value, notify_programs);
         ordered();
         let watch_at = self.watch_at.load(Ordering::SeqCst);
-        value >= watch_at || lower && watch_at != NOBODY
+        value >= watch_at || lower && watch_at != NO_WAITER
     }
 
-    /// Adds failures. True: as for [`Gauge::add`].
+    /// Adds failures. True: as for [`CounterValues::add`].
     #[must_use]
     pub(crate) fn add_errors(&self, amount: u64) -> bool {
         self.errors.fetch_add(amount, Ordering::SeqCst);
         ordered();
-        self.watch_at.load(Ordering::SeqCst) != NOBODY
+        self.watch_at.load(Ordering::SeqCst) != NO_WAITER
     }
 
-    /// Sets the number of failures. `look` and the result are as for [`Gauge::set`].
+    /// Sets the number of failures. `notify_programs` and the result are as for [`CounterValues::set`].
     #[must_use]
-    pub(crate) fn set_errors(&self, value: u64, look: impl FnMut()) -> bool {
-        self.replace(&self.errors, value, look);
+    pub(crate) fn set_errors(&self, value: u64, notify_programs: impl FnMut()) -> bool {
+        self.replace(&self.errors, value, notify_programs);
         ordered();
-        self.watch_at.load(Ordering::SeqCst) != NOBODY
+        self.watch_at.load(Ordering::SeqCst) != NO_WAITER
     }
 
-    /// Replaces `number` by `value` and returns the old value. If the new value is lower, `look` has notified
+    /// Replaces `number` by `value` and returns the old value. If the new value is lower, `notify_programs` has notified
     /// the programs.
-    fn replace(&self, number: &AtomicU64, value: u64, mut look: impl FnMut()) -> u64 {
+    fn replace(&self, number: &AtomicU64, value: u64, mut notify_programs: impl FnMut()) -> u64 {
         let mut old = number.load(Ordering::SeqCst);
         loop {
             if value < old && self.programs.load(Ordering::SeqCst) {
-                look();
+                notify_programs();
             }
             match number.compare_exchange(old, value, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(old) => return old,
@@ -119,7 +119,7 @@ impl Gauge {
     /// does not hold.
     #[must_use]
     pub(crate) fn due(&self) -> Due {
-        self.watch_at.swap(NOBODY, Ordering::SeqCst);
+        self.watch_at.swap(NO_WAITER, Ordering::SeqCst);
         Due { sleepers: self.sleeping.swap(false, Ordering::SeqCst), programs: self.programs.load(Ordering::SeqCst) }
     }
 
@@ -127,7 +127,7 @@ impl Gauge {
     /// once more before it sleeps.
     pub(crate) fn arm_sleeper(&self, at: u64) {
         self.sleeping.swap(true, Ordering::SeqCst);
-        self.watch_at.fetch_min(at.min(NOBODY - 1), Ordering::SeqCst);
+        self.watch_at.fetch_min(at.min(NO_WAITER - 1), Ordering::SeqCst);
         ordered();
     }
 
@@ -137,7 +137,7 @@ impl Gauge {
         self.programs.swap(true, Ordering::SeqCst);
         let mut errors = self.errors();
         loop {
-            self.watch_at.fetch_min(at.saturating_sub(errors).min(NOBODY - 1), Ordering::SeqCst);
+            self.watch_at.fetch_min(at.saturating_sub(errors).min(NO_WAITER - 1), Ordering::SeqCst);
             ordered();
             // Failures counted before the arming took effect lower the number of successes that is still
             // needed.
