@@ -1,8 +1,8 @@
 //! Atomic operations on numbers (fi_atomic(3)). One table defines the valid operations and their execution.
 //!
-//! Place in the data flow: weft-fi and the engine turn the request of a call or a message into an [`Amo`],
-//! which fails for operations outside the table. The target's engine calls [`Amo::execute`] on its region.
-//! The documentation prints [`OPS`] and [`TYPES`].
+//! Place in the data flow: weft-fi and the engine turn the request of a call or a message into an [`Amo`].
+//! This fails for operations outside the table. The target's engine calls [`Amo::execute`] on its region. The
+//! documentation prints [`OPS`] and [`TYPES`].
 //!
 //! Each number is replaced in one step, by CPU instructions where its length and alignment allow
 //! (`mem::atomic`). An array is not replaced in one step. Numbers have the byte order of the host, which is

@@ -50,8 +50,8 @@ impl<T> List<T> {
 
     /// Appends an item. Its key stays valid until the item is removed.
     ///
-    /// The function is inlined and `make` runs after the node is chosen, so that the item's words are written
-    /// to their place one by one instead of by way of the stack.
+    /// The function is inlined, and `make` runs after the node is chosen. The words of the item are thus
+    /// written to their place one by one, and not by way of the stack.
     #[inline(always)]
     pub(crate) fn push(&mut self, make: impl FnOnce() -> T) -> u32 {
         if self.free == NIL {

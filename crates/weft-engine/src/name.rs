@@ -17,10 +17,13 @@
 //!  0      1      2        4                8         16               32           48
 //!  | ver  | flags| port   | IPv4, or scope | host id | capability     | IPv6 (if so)|
 //! ```
-//! `flags`: bit 0 = the endpoint id and capability are present. Such a name is *full*; a name without them is
-//! a *service* name, which has only address and port, as `fi_getinfo(node, service)` makes it. Bit 1 = the
-//! endpoint may be reached by shared memory; bit 2 = by TCP; bit 3, in addresses = by IPv6; bit 4 = the
-//! endpoint is a context of a scalable endpoint.
+//! Bits of `flags`:
+//! - 0: the endpoint id and capability are present. Such a name is *full*. A name without them is a *service*
+//!   name, which has only address and port, as `fi_getinfo(node, service)` makes it.
+//! - 1: the endpoint may be reached by shared memory.
+//! - 2: the endpoint may be reached by TCP.
+//! - 3, only in addresses: TCP uses IPv6.
+//! - 4: the endpoint is a context of a scalable endpoint.
 //!
 //! The contexts of a scalable endpoint are endpoints with related names. They share one capability, and the
 //! last byte of the endpoint id is the context's index. The receive contexts listen on consecutive ports. The

@@ -1,9 +1,10 @@
 //! The contract between the engine and a device: [`Nic`] below the engine, [`Sink`] above the device.
 //!
 //! Place in the data flow: `Engine` → `Nic` → wire → `Nic::poll` → `Sink` (the engine's state).
-//! The contract is modelled on network cards: short messages into a peer's mailbox (Aries FMA/SMSG, Unimem's
-//! mailbox), bulk transfers by a copy engine (Aries BTE, RDMA), completion events. A device never interprets the
-//! messages that it carries; the engine knows a device only by its [`NicCaps`].
+//!
+//! The contract is modelled on network cards. Short messages go into a peer's mailbox (Aries FMA/SMSG,
+//! Unimem's mailbox). A copy engine performs bulk transfers (Aries BTE, RDMA). Events report completion. A
+//! device never interprets the messages that it carries; the engine knows a device only by its [`NicCaps`].
 //!
 //! # Links
 //! A link is one connection to one peer endpoint; the device numbers its links densely ([`LinkId`]). Each side has

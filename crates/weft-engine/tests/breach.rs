@@ -1,5 +1,5 @@
-//! Peers that break the protocol in one way each. The engine closes the link, touches no memory after it has
-//! told the client that the memory is free, and limits the state that a peer can create. `fuzz.rs` and
+//! Peers that break the protocol in one way each. The engine closes the link. It touches no memory after it
+//! has told the client that the memory is free, and limits the state that a peer can create. `fuzz.rs` and
 //! weft-sim's `hostile.rs` search for further violations at random.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 

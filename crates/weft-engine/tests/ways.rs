@@ -250,8 +250,8 @@ fn a_stranger_is_found_in_a_book_that_others_write() {
     }
 }
 
-/// A receive names an address before it is inserted. A stranger that has sent a message turns out to be at
-/// the address: by its own name, by the name of its socket, or as a context of the endpoint.
+/// A receive names an address before it is inserted. A stranger that has sent a message turns out to be
+/// there. The row has its own name, the name of its socket, or the name of its scalable endpoint.
 #[test]
 fn a_stranger_is_at_the_address_that_is_inserted() {
     let base = EpName::full(&NameParts { context: Some(0), ..parts(2) });

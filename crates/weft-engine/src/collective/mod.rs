@@ -38,7 +38,7 @@ pub use run::{Next, Run};
 /// The most tasks of one schedule, about what the paper's hardware holds (16 Ki entries).
 pub const MAX_TASKS: usize = 16 * 1024;
 
-/// What a collective does (fi_collective(3)).
+/// The operation of a collective (fi_collective(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// No member leaves before all have entered. No buffers.
@@ -93,7 +93,7 @@ pub enum Overlap {
 /// One member's part in a collective: all that its schedule depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
     /// This member, below `members`.
     pub rank: u32,

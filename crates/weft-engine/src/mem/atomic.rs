@@ -1,9 +1,9 @@
 //! Client memory that is updated atomically.
 //!
 //! Place in the data flow: [`crate::amo`] computes the new value of a number; this module reads and replaces
-//! the number in one step. Where the CPU has instructions for the length and alignment, the step is atomic
-//! for all endpoints of the process, for other processes that map the memory, and for the client's own
-//! atomics.
+//! the number in one step. Where the CPU has instructions for the length and alignment, it uses them. The
+//! step is then atomic for all endpoints of the process, other processes that map the memory, and the
+//! client's own atomics.
 //!
 //! All other numbers are updated under a lock by [`locked`]: unaligned numbers, numbers of 32 bytes, and
 //! numbers that lie in two pieces. This is atomic among the endpoints of this process, as fi_atomic(3)
