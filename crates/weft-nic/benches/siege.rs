@@ -1,6 +1,6 @@
-//! The cost of an attack on an endpoint for its peers: round trips between two endpoints while a third party
-//! attacks, compared with quiet moments of the same run. `cargo bench -p weft-nic --bench siege`;
-//! `tests/siege.rs` makes a short run of each row.
+//! The cost of an attack on an endpoint for its peers. Two endpoints play round trips while a third party
+//! attacks, and in quiet moments of the same run. `cargo bench -p weft-nic --bench siege`; `tests/siege.rs`
+//! makes a short run of each row.
 //!
 //! One thread drives both endpoints and another attacks, so two processors suffice. Moments of attack and of
 //! quiet alternate, and their medians are compared, by two measures. The time on the clock includes the work

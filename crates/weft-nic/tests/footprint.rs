@@ -1,5 +1,5 @@
 //! The memory that a peer costs: an idle peer, a hostile one, and a stranger without proof. The test counts
-//! the heap of an engine and its devices while that engine runs, rounded up as glibc's allocator does, so
+//! the heap of an engine and its devices while that engine runs. It rounds up as glibc's allocator does, so
 //! that all runs give the same result. It is a program of its own, because it has an allocator of its own.
 #![allow(clippy::unwrap_used)]
 

@@ -3,9 +3,9 @@
 //! memory model.
 //!
 //! The files under test are included as they ship. Only the memory below them is replaced, by atomics of the
-//! checker and by cells that report data races. The asymmetric fence is modelled by its guarantee alone: of a
-//! light fence and a heavy one, the first comes before the second, and the thread of the second sees all
-//! writes before the first. Other fences do not take part.
+//! checker and by cells that report data races. The asymmetric fence is modelled by its guarantee alone. Of a
+//! light fence and a heavy one, either comes first. The thread of the second then sees all writes before the
+//! first. Other fences do not take part.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::arc_with_non_send_sync)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 

@@ -2,12 +2,12 @@
 //!
 //! Place in the data flow: part of [`Shm`]. `poll` calls [`Shm::check_control`] from time to time.
 //!
-//! The check costs a system call. It is made when the coarse clock has advanced, after 512 consecutive
-//! polls that found nothing, and after sleeping. The clock itself is read only in some polls,
-//! less often while polls are successful. While a handshake makes progress, the check is made at these polls
-//! in any case. A hang-up is therefore noticed within a clock tick (1 to 10 ms), and usually within
-//! microseconds of idleness. A caller that polls more rarely than the clock ticks notices it within a few
-//! unsuccessful polls.
+//! The check costs a system call. It is made when the coarse clock has advanced, after 512 consecutive polls
+//! that found nothing, and after sleeping. The clock itself is read only in some polls, less often while
+//! polls are successful. While a handshake makes progress, the check is made at these polls in any case.
+//!
+//! A hang-up is therefore noticed within a clock tick (1 to 10 ms), and usually within microseconds of
+//! idleness. A caller that polls more rarely than the clock ticks notices it within a few unsuccessful polls.
 //!
 //! A link that hangs up is drained first. The sink gets the records that the peer published before it closed,
 //! then `done` for the transfers in progress, then `down`.
@@ -45,8 +45,8 @@ const SCAN_LINKS: usize = 8;
 pub(super) const EARLY_CHECKS: u32 = 512;
 /// Numbers of unsuccessful and of successful polls between two readings of the clock, approximately. Powers
 /// of two.
-const EMPTY_POLLS_PER_LOOK: u32 = 8;
-const POLLS_PER_LOOK: u64 = 64;
+const EMPTY_POLLS_PER_CLOCK_READ: u32 = 8;
+const POLLS_PER_CLOCK_READ: u64 = 64;
 /// Time after which a sleeping device retries a connection that waits for room in a backlog, in ns.
 const RETRY_NS: u64 = 2_000_000;
 /// Time after which a sleeping device accepts again, if foreign users or lack of descriptors have prevented
@@ -160,11 +160,11 @@ impl Shm {
     pub(super) fn control_is_due(&mut self, calls: usize) -> bool {
         let clock_is_due = if calls == 0 {
             self.empty_polls += 1;
-            self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_LOOK)
+            self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CLOCK_READ)
         } else {
             // The polls are no longer consecutive, but still count towards the next reading of the clock.
-            self.empty_polls %= EMPTY_POLLS_PER_LOOK;
-            self.polls.is_multiple_of(POLLS_PER_LOOK)
+            self.empty_polls %= EMPTY_POLLS_PER_CLOCK_READ;
+            self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
         };
         self.control_due
             || (clock_is_due

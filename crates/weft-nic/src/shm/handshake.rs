@@ -20,9 +20,11 @@
 //! The socket stays open as the link's life line. Abstract names belong to the network namespace and vanish
 //! with their socket. Reaching one is therefore the test for "same host", and no name is left behind.
 //!
-//! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for malformed frames,
-//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out on either side,
-//! `Refused` where no endpoint listens or the other end hangs up.
+//! Errors:
+//! - [`LinkError::Denied`]: a foreign user, or a wrong proof.
+//! - `Protocol`: a malformed frame.
+//! - `Descriptors`, `Resources`, `PeerResources`: descriptors or memory have run out, on either side.
+//! - `Refused`: no endpoint listens, or the other end hangs up.
 //!
 //! Sources: unix(7), SCM_RIGHTS.
 

@@ -2,8 +2,8 @@
 //! doctor`.
 //!
 //! Place in the data flow: none. A diagnosing command calls [`probe`] and prints the findings. Each finding
-//! describes the consequence of a failure, none of which is fatal: without memfds or abstract sockets TCP
-//! serves the host, without cross-memory attach long messages are copied twice, without membarrier every
+//! describes the consequence of a failure. No failure is fatal. Without memfds or abstract sockets, TCP
+//! serves the host. Without cross-memory attach, long messages are copied twice. Without membarrier, every
 //! message needs a fence.
 //!
 //! Sources: ptrace(2) on access modes, Documentation/admin-guide/LSM/Yama.rst.

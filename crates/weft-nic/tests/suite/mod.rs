@@ -2,8 +2,10 @@
 //!
 //! A device joins by implementing [`Device`] in tests/conformance.rs and adding its name to the list there.
 //! The harness ([`World`]) polls all endpoints from one thread. On every sink call it checks the contract of
-//! links: no call for a link that is not up, exactly one `down`, and `done` exactly once and only for
-//! accepted calls.
+//! links:
+//! - no call for a link that is not up,
+//! - exactly one `down`,
+//! - `done` exactly once, and only for accepted calls.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
