@@ -115,7 +115,7 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
         sys::FI_AV_MAP | sys::FI_AV_TABLE => {}
         _ => return Err(Errno::INVAL),
     }
-    let mut table = Table::with_room(attr.count, context_bits);
+    let mut table = Table::with_capacity(attr.count, context_bits);
     if user_ids {
         table = table.with_user_ids();
     }
@@ -154,9 +154,9 @@ struct Results<'a> {
     /// The call's context, for events.
     context: usize,
     done: usize,
-    good: usize,
+    inserted_count: usize,
     /// New addresses of which the endpoints are not notified yet.
-    fresh: Vec<(Addr, EpName)>,
+    unannounced: Vec<(Addr, EpName)>,
 }
 
 impl<'a> Results<'a> {
@@ -175,7 +175,15 @@ impl<'a> Results<'a> {
             return Err(if synchronous { Errno::BADFLAGS } else { Errno::NOEQ });
         }
         let errors = if synchronous { context.cast() } else { std::ptr::null_mut() };
-        Ok(Self { changing: None, numbers, errors, context: context as usize, done: 0, good: 0, fresh: Vec::new() })
+        Ok(Self {
+            changing: None,
+            numbers,
+            errors,
+            context: context as usize,
+            done: 0,
+            inserted_count: 0,
+            unannounced: Vec::new(),
+        })
     }
 
     /// Inserts the next address, unless it was invalid.
@@ -183,20 +191,20 @@ impl<'a> Results<'a> {
         let inserted = name.and_then(|name| {
             self.changing.get_or_insert_with(|| av.changing.lock());
             let inserted = av.table.insert(&name).ok_or(Errno::NOSPC)?;
-            if inserted.fresh {
-                self.fresh.push((inserted.addr, name));
+            if inserted.is_new {
+                self.unannounced.push((inserted.addr, name));
             }
             Ok(inserted.addr)
         });
-        self.note(av, inserted);
-        if self.fresh.len() >= ANNOUNCED_AT_ONCE {
-            av.announce(&self.fresh);
-            self.fresh.clear();
+        self.record(av, inserted);
+        if self.unannounced.len() >= ANNOUNCED_AT_ONCE {
+            av.announce(&self.unannounced);
+            self.unannounced.clear();
         }
     }
 
     /// Records the result for the next address.
-    fn note(&mut self, av: &Av, result: Result<Addr, Errno>) {
+    fn record(&mut self, av: &Av, result: Result<Addr, Errno>) {
         let number = result.unwrap_or(sys::FI_ADDR_NOTAVAIL);
         if !self.numbers.is_null() {
             // SAFETY: one element per address, by the promise of `new`.
@@ -207,7 +215,7 @@ impl<'a> Results<'a> {
             unsafe { self.errors.wrapping_add(self.done).write(result.map_or_else(Errno::get, |_| 0)) };
         }
         match result {
-            Ok(_) => self.good += 1,
+            Ok(_) => self.inserted_count += 1,
             Err(errno) => av.report_failure(self.context, self.done, errno),
         }
         self.done += 1;
@@ -215,15 +223,15 @@ impl<'a> Results<'a> {
 
     /// The result of the call: the number of insertions, or 0 if an event reports it.
     fn finish(self, av: &Av) -> Result<c_int, Errno> {
-        av.announce(&self.fresh);
+        av.announce(&self.unannounced);
         if av.events {
             if let Some(eq) = &*av.eq.lock() {
                 let fid = std::ptr::from_ref(av) as usize;
-                eq.report(sys::FI_AV_COMPLETE, fid, self.context, self.good as u64);
+                eq.report(sys::FI_AV_COMPLETE, fid, self.context, self.inserted_count as u64);
             }
             return Ok(0);
         }
-        c_int::try_from(self.good).map_err(|_| Errno::OVERFLOW)
+        c_int::try_from(self.inserted_count).map_err(|_| Errno::OVERFLOW)
     }
 }
 
@@ -259,19 +267,19 @@ impl Av {
         self.cells.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
 
-    fn each_cell(&self, mut tell: impl FnMut(&CellRef)) {
+    fn each_cell(&self, mut notify: impl FnMut(&CellRef)) {
         // The lock of the list is not held while waiting for an endpoint's lock.
         let cells: Vec<CellRef> = self.cells.lock().iter().filter_map(Weak::upgrade).collect();
-        cells.iter().for_each(&mut tell);
+        cells.iter().for_each(&mut notify);
     }
 
     /// Notifies the endpoints of new addresses. Addresses are collected, because entering an endpoint from
     /// outside is expensive.
-    fn announce(&self, fresh: &[(Addr, EpName)]) {
-        if fresh.is_empty() {
+    fn announce(&self, added: &[(Addr, EpName)]) {
+        if added.is_empty() {
             return;
         }
-        self.each_cell(|cell| cell.addresses_added(fresh));
+        self.each_cell(|cell| cell.addresses_added(added));
     }
 
     fn remove(&self, addr: Addr) -> Result<(), Errno> {

@@ -55,7 +55,7 @@ const ROW_BYTES: u64 = ROW as u64;
 /// The number of rows in one read.
 const BLOCK: usize = 1024;
 /// The number of attempts to find a file that another process is creating.
-const LOOKS: u32 = 200;
+const FIND_ATTEMPTS: u32 = 200;
 
 const _: () = assert!(NAME_AT + 8 + LONGEST_NAME as u64 <= HEAD_BYTES);
 
@@ -121,7 +121,7 @@ impl Shared {
         match claim(&public) {
             Ok(socket) => Self::make(&public, bytes, socket),
             Err(rustix::io::Errno::ADDRINUSE) => {
-                let found = (0..LOOKS).find_map(|_| {
+                let found = (0..FIND_ATTEMPTS).find_map(|_| {
                     let found = Self::find(&public, bytes, false);
                     if found.is_err() {
                         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -150,17 +150,17 @@ impl Shared {
         write(&file, &MAGIC.to_le_bytes(), 0)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL).map_err(std::io::Error::from)?;
         let words = Words::map(&file, WORDS).map_err(std::io::Error::from)?;
-        let place = format!("{public}-{}-{}", std::process::id(), file.as_raw_fd());
-        let told = claim(&place).map_err(std::io::Error::from)?;
-        Ok(Self { file, words, checked: AtomicU64::new(0), read_only: false, _sockets: vec![socket, told] })
+        let location = format!("{public}-{}-{}", std::process::id(), file.as_raw_fd());
+        let locator = claim(&location).map_err(std::io::Error::from)?;
+        Ok(Self { file, words, checked: AtomicU64::new(0), read_only: false, _sockets: vec![socket, locator] })
     }
 
     fn find(public: &str, name: &[u8], read_only: bool) -> Result<Self, Errno> {
         let sockets = std::fs::read_to_string("/proc/net/unix")?;
         let prefix = format!("@{public}-");
-        let mut places = sockets.lines().filter_map(|line| line.split_whitespace().last()?.strip_prefix(&prefix));
-        let open = |place: &str| {
-            let (process, number) = place.split_once('-')?;
+        let mut locations = sockets.lines().filter_map(|line| line.split_whitespace().last()?.strip_prefix(&prefix));
+        let open = |location: &str| {
+            let (process, number) = location.split_once('-')?;
             let path = format!("/proc/{}/fd/{}", process.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
             // The descriptor may be any file of any process. Opening it must not block, and must not make a
             // terminal the controlling one. The addresses must not have been written by another user.
@@ -174,7 +174,7 @@ impl Shared {
             let shared = Self { file, words, checked: AtomicU64::new(0), read_only, _sockets: Vec::new() };
             shared.is_of(name).then_some(shared)
         };
-        places.find_map(open).ok_or(Errno::NOENT)
+        locations.find_map(open).ok_or(Errno::NOENT)
     }
 
     /// Whether the file is a vector with this name.
@@ -206,13 +206,13 @@ impl Shared {
 
     /// The number of rows, at most 2³² - 1. The file's size is read once per number in the head.
     pub(super) fn len(&self) -> u64 {
-        let said = self.words.get(ROWS).min(u64::from(u32::MAX));
+        let head_rows = self.words.get(ROWS).min(u64::from(u32::MAX));
         let checked = self.checked.load(Ordering::Relaxed);
-        if checked >> 32 == said {
+        if checked >> 32 == head_rows {
             return checked & u64::from(u32::MAX);
         }
-        let rows = said.min(self.rows_of_file());
-        self.checked.store(said << 32 | rows, Ordering::Relaxed);
+        let rows = head_rows.min(self.rows_of_file());
+        self.checked.store(head_rows << 32 | rows, Ordering::Relaxed);
         rows
     }
 

@@ -66,13 +66,13 @@ fn hash(identity: &Identity) -> u64 {
 pub(crate) struct Inserted {
     pub(crate) addr: Addr,
     /// Whether the name is new.
-    pub(crate) fresh: bool,
+    pub(crate) is_new: bool,
 }
 
 impl Table {
     /// Creates a table that reserves `count` rows. `context_bits`, less than 32, bits of an address select a
     /// receive context.
-    pub(crate) fn with_room(count: usize, context_bits: u32) -> Self {
+    pub(crate) fn with_capacity(count: usize, context_bits: u32) -> Self {
         let rows = Vec::with_capacity(count.min(RESERVE_LIMIT));
         Self { rows: RwLock::new(Rows { rows, ..Rows::default() }), context_bits, ..Self::default() }
     }
@@ -94,7 +94,7 @@ impl Table {
 
     /// Sets the user identifier of an address. `None` if the number is not in use.
     pub(super) fn set_user_id(&self, addr: Addr, id: Addr) -> Option<()> {
-        self.look(|rows| rows.row(addr).map(|_| ()))?;
+        self.lookup(|rows| rows.row(addr).map(|_| ()))?;
         let at = usize::try_from(addr).ok()?;
         let ids = &mut self.rows.write().user_ids;
         if ids.len() <= at {
@@ -116,13 +116,13 @@ impl Table {
     }
 
     /// Looks something up by `find`, after the local rows were updated from a shared vector.
-    fn look<T>(&self, find: impl Fn(&Rows) -> Option<T>) -> Option<T> {
+    fn lookup<T>(&self, find: impl Fn(&Rows) -> Option<T>) -> Option<T> {
         let rows = self.rows.read();
         match &self.shared {
-            Some(shared) if !rows.has_followed(shared) => {
+            Some(shared) if !rows.is_current(shared) => {
                 drop(rows);
                 let mut rows = self.rows.write();
-                rows.follow(shared);
+                rows.refresh(shared);
                 find(&rows)
             }
             _ => find(&rows),
@@ -173,7 +173,7 @@ impl Rows {
         if let Some(at) = self.find(&identity) {
             let row = self.rows.get_mut(at as usize)?;
             row.uses = row.uses.saturating_add(1);
-            return Some(Inserted { addr: Addr::from(at), fresh: false });
+            return Some(Inserted { addr: Addr::from(at), is_new: false });
         }
         let row = Row { name: *name, uses: 1 };
         let at = match self.free.pop() {
@@ -187,27 +187,27 @@ impl Rows {
                 at
             }
         };
-        self.remember(&identity, at);
-        Some(Inserted { addr: Addr::from(at), fresh: true })
+        self.index(&identity, at);
+        Some(Inserted { addr: Addr::from(at), is_new: true })
     }
 
     /// Whether the local rows contain all changes of other processes.
-    fn has_followed(&self, shared: &Shared) -> bool {
+    fn is_current(&self, shared: &Shared) -> bool {
         self.removals == shared.removals() && self.rows.len() as u64 == shared.len()
     }
 
     /// Applies the changes of other processes to the local rows.
-    fn follow(&mut self, shared: &Shared) {
+    fn refresh(&mut self, shared: &Shared) {
         let removals = shared.removals();
         if removals != std::mem::replace(&mut self.removals, removals) {
-            let mut theirs = shared.rows(0, self.rows.len() as u64);
+            let mut shared_rows = shared.rows(0, self.rows.len() as u64);
             for at in 0..self.rows.len() {
-                if theirs.next().is_none_or(|row| row.uses == 0) && self.rows[at].uses > 0 {
+                if shared_rows.next().is_none_or(|row| row.uses == 0) && self.rows[at].uses > 0 {
                     self.rows[at].uses = 0;
-                    self.forget(u32::try_from(at).unwrap_or(u32::MAX));
+                    self.unindex(u32::try_from(at).unwrap_or(u32::MAX));
                 }
             }
-            self.find_again();
+            self.reindex();
         }
         for row in shared.rows(self.rows.len() as u64, shared.len()) {
             let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
@@ -216,18 +216,18 @@ impl Rows {
             let name = row.name.unwrap_or_else(|| EpName::service(([0; 4], 0).into()));
             self.rows.push(Row { name, uses });
             if uses > 0 && self.find(&name.identity()).is_none() {
-                self.remember(&name.identity(), at);
+                self.index(&name.identity(), at);
             }
         }
     }
 
     /// Inserts a name into the shared rows. The file's lock is held.
     fn insert_shared(&mut self, shared: &Shared, name: &EpName) -> Option<Inserted> {
-        self.follow(shared);
+        self.refresh(shared);
         if let Some(at) = self.find(&name.identity()) {
             let uses = shared.row(at.into())?.uses;
             shared.set_uses(at.into(), uses.saturating_add(1))?;
-            return Some(Inserted { addr: at.into(), fresh: false });
+            return Some(Inserted { addr: at.into(), is_new: false });
         }
         // The file has fewer rows than known here, so another process has violated the rules. Numbers must
         // not be assigned again.
@@ -235,32 +235,32 @@ impl Rows {
             return None;
         }
         let addr = shared.append(name)?;
-        self.follow(shared);
-        Some(Inserted { addr, fresh: true })
+        self.refresh(shared);
+        Some(Inserted { addr, is_new: true })
     }
 
     fn remove_shared(&mut self, shared: &Shared, addr: Addr) -> Option<bool> {
-        self.follow(shared);
+        self.refresh(shared);
         self.row(addr)?;
         let left = shared.row(addr)?.uses.checked_sub(1)?;
         shared.set_uses(addr, left)?;
         if left == 0 {
-            // The lock is held, so no other process has changed the file. `follow` would read every row.
+            // The lock is held, so no other process has changed the file. `refresh` would read every row.
             self.removals = self.removals.wrapping_add(1);
             self.rows.get_mut(usize::try_from(addr).ok()?)?.uses = 0;
-            self.forget(u32::try_from(addr).ok()?);
+            self.unindex(u32::try_from(addr).ok()?);
         }
         Some(left == 0)
     }
 
-    fn remember(&mut self, identity: &Identity, at: u32) {
+    fn index(&mut self, identity: &Identity, at: u32) {
         let rows = &self.rows;
         let rehash = |&at: &u32| rows.get(at as usize).map_or(0, |row| hash(&row.name.identity()));
         self.by_identity.insert_unique(hash(identity), at, rehash);
     }
 
     /// Removes a row's name and user identifier from the indexes.
-    fn forget(&mut self, at: u32) {
+    fn unindex(&mut self, at: u32) {
         let Some(row) = self.rows.get(at as usize) else { return };
         if let Some(id) = self.user_ids.get_mut(at as usize) {
             *id = ADDR_NONE;
@@ -273,12 +273,12 @@ impl Rows {
 
     /// Restores index entries: other processes may have inserted a removed name again before this process saw
     /// the removal.
-    fn find_again(&mut self) {
+    fn reindex(&mut self) {
         for at in 0..u32::try_from(self.rows.len()).unwrap_or(u32::MAX) {
             let Some(row) = self.rows.get(at as usize).filter(|row| row.uses > 0) else { continue };
             let identity = row.name.identity();
             if self.find(&identity).is_none() {
-                self.remember(&identity, at);
+                self.index(&identity, at);
             }
         }
     }
@@ -290,7 +290,7 @@ impl Rows {
         if row.uses > 0 {
             return Some(false);
         }
-        self.forget(at);
+        self.unindex(at);
         self.free.push(Reverse(at));
         Some(true)
     }
@@ -298,7 +298,7 @@ impl Rows {
 
 impl AddressBook for Table {
     fn name(&self, addr: Addr) -> Option<EpName> {
-        let name = self.look(|rows| rows.row(addr & self.endpoint_mask()).map(|row| row.name))?;
+        let name = self.lookup(|rows| rows.row(addr & self.endpoint_mask()).map(|row| row.name))?;
         // Without context bits the context is the first, which has the endpoint's name.
         let context = addr.checked_shr(Addr::BITS - self.context_bits).unwrap_or(0);
         name.context(u8::try_from(context).ok()?)
@@ -312,7 +312,7 @@ impl AddressBook for Table {
         // All contexts of a scalable endpoint belong to the inserted endpoint.
         let name = name.base();
         let find = |rows: &Rows| rows.find(&name.identity()).or_else(|| rows.find(&name.socket_identity()));
-        self.look(find).map(Addr::from)
+        self.lookup(find).map(Addr::from)
     }
 }
 
@@ -352,9 +352,9 @@ mod tests {
     #[test]
     fn numbers_are_dense_and_names_are_found_by_id_or_socket() {
         let table = Table::default();
-        assert_eq!(table.insert(&full(1)), Some(Inserted { addr: 0, fresh: true }));
-        assert_eq!(table.insert(&service(2)), Some(Inserted { addr: 1, fresh: true }));
-        assert_eq!(table.insert(&full(1)), Some(Inserted { addr: 0, fresh: false }));
+        assert_eq!(table.insert(&full(1)), Some(Inserted { addr: 0, is_new: true }));
+        assert_eq!(table.insert(&service(2)), Some(Inserted { addr: 1, is_new: true }));
+        assert_eq!(table.insert(&full(1)), Some(Inserted { addr: 0, is_new: false }));
         assert_eq!(table.addr(&full(1)), Some(0));
         assert_eq!(table.addr(&full(2)), Some(1), "a peer that was inserted by its socket only");
         assert_eq!(table.addr(&service(1)), None);
@@ -365,10 +365,10 @@ mod tests {
 
     #[test]
     fn contexts_belong_to_their_endpoint() {
-        let table = Table::with_room(0, 3);
+        let table = Table::with_capacity(0, 3);
         let base = EpName::full(&NameParts { context: Some(0), ..parts(1) });
         table.insert(&full(9)).unwrap();
-        assert_eq!(table.insert(&base), Some(Inserted { addr: 1, fresh: true }));
+        assert_eq!(table.insert(&base), Some(Inserted { addr: 1, is_new: true }));
         let second = base.context(2).unwrap();
         assert_eq!((table.name(1), table.name(1 | 2 << 61)), (Some(base), Some(second)));
         assert_eq!((table.addr(&second), table.addr(&base)), (Some(1), Some(1)));
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn a_million_addresses_fit_their_limits() {
         const COUNT: u64 = 1_000_000;
-        let table = Table::with_room(COUNT as usize, 0);
+        let table = Table::with_capacity(COUNT as usize, 0);
         let start = Instant::now();
         for number in 0..COUNT {
             assert_eq!(table.insert(&full(number)).unwrap().addr, number);
@@ -432,7 +432,7 @@ mod tests {
         let open = |read_only| Table::default().with_shared(Shared::open(&name, read_only).unwrap());
         let (table, other) = (open(false), open(true));
         for number in 0..COUNT {
-            assert_eq!(table.insert(&full(number)), Some(Inserted { addr: number, fresh: true }));
+            assert_eq!(table.insert(&full(number)), Some(Inserted { addr: number, is_new: true }));
         }
         assert_eq!(other.addr(&full(COUNT - 1)), Some(COUNT - 1));
         let start = Instant::now();
@@ -442,7 +442,7 @@ mod tests {
         let taken = start.elapsed();
         assert!(taken < Duration::from_secs(1), "{taken:?}");
         assert_eq!((table.remove(0), table.addr(&full(0)), table.len()), (None, None, 0));
-        assert_eq!(table.insert(&full(7)), Some(Inserted { addr: COUNT, fresh: true }));
+        assert_eq!(table.insert(&full(7)), Some(Inserted { addr: COUNT, is_new: true }));
         assert_eq!((other.addr(&full(7)), other.addr(&full(8)), other.len()), (Some(COUNT), None, 1));
     }
 
@@ -480,7 +480,7 @@ mod tests {
                     let next = (0..).find(|addr| model.values().all(|(known, _)| known != addr)).unwrap();
                     let entry = model.entry(number).or_insert((next, 0));
                     entry.1 += 1;
-                    let expected = Inserted { addr: entry.0, fresh: entry.1 == 1 };
+                    let expected = Inserted { addr: entry.0, is_new: entry.1 == 1 };
                     prop_assert_eq!(table.insert(&full(number)), Some(expected));
                 } else if let Some(entry) = model.get_mut(&number) {
                     entry.1 -= 1;
