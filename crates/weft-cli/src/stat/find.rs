@@ -153,7 +153,7 @@ fn read(file: &OwnedFd) -> Option<(Head, Published)> {
     rustix::io::pread(file, &mut head[..], 0).ok()?;
     let head = Head::parse(&head)?;
     let endpoint = Endpoint::from_words(&block(file, layout::ENDPOINT_AT, head.endpoint_words)?);
-    let count = usize::try_from(endpoint.peers).unwrap_or(usize::MAX).min(layout::PEERS_MOST);
+    let count = usize::try_from(endpoint.peers).unwrap_or(usize::MAX).min(layout::MAX_PEERS);
     let rows = (0..count).map_while(|number| {
         // The file ends before the claimed number of rows.
         let at = layout::PEERS_AT + number * layout::PEER_BYTES;

@@ -100,7 +100,7 @@ fn print(host: &Host, record: &Record<'_>) {
 }
 
 /// Logs a warning to a host that does not get the provider.
-pub(crate) fn tell(host: &Host, text: &str) {
+pub(crate) fn warn_host(host: &Host, text: &str) {
     let text = CString::new(text).unwrap_or_default();
     errno::kept(|| host.log(sys::FI_LOG_WARN, sys::FI_LOG_CORE, c"fi_prov_ini", 0, &text));
 }

@@ -1,6 +1,6 @@
 //! Published counters: each endpoint writes its counters into a memfd for `weft stat` and `weft top`.
 //!
-//! Place in the data flow: beside it. Every `ROUNDS_PER_LOOK` rounds of progress, and before a thread sleeps,
+//! Place in the data flow: beside it. Every `ROUNDS_PER_CHECK` rounds of progress, and before a thread sleeps,
 //! an endpoint reads the coarse clock. When `INTERVAL` has passed, or `BEFORE_SLEEP` before a sleep, it
 //! writes the counters of its engine ([`weft_engine::stats`]) and its devices. A process that makes no call
 //! therefore publishes nothing, and its last activity may be missing. The published block contains its time.
@@ -32,7 +32,7 @@ use crate::endpoint::cell::Eng;
 use layout::{Endpoint, Head, Peer};
 
 /// Rounds of progress between two reads of the clock.
-pub(crate) const ROUNDS_PER_LOOK: u64 = 256;
+pub(crate) const ROUNDS_PER_CHECK: u64 = 256;
 /// The interval of publication by threads that make progress.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 /// The interval of publication by threads that are about to sleep, possibly for a long time.
@@ -60,7 +60,7 @@ pub(crate) struct Publisher {
 
 /// The counters that the engine does not have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Around {
+pub(crate) struct CellCounters {
     /// Rounds of progress.
     pub(crate) rounds: u64,
     /// Threads that sleep.
@@ -98,19 +98,24 @@ impl Publisher {
     }
 
     /// Publishes if `interval` has passed since the last time.
-    pub(crate) fn look(&mut self, engine: &mut Eng, interval: Duration, around: impl FnOnce() -> Around) {
+    pub(crate) fn publish_if_due(
+        &mut self,
+        engine: &mut Eng,
+        interval: Duration,
+        counters: impl FnOnce() -> CellCounters,
+    ) {
         let now_ns = now_ns();
         let since = Duration::from_nanos(now_ns.saturating_sub(self.published_ns));
         if since >= interval && getpid() == self.owner {
             self.published_ns = now_ns;
-            self.publish(engine, &around(), now_ns);
+            self.publish(engine, &counters(), now_ns);
         }
     }
 
-    fn publish(&mut self, engine: &mut Eng, around: &Around, now_ns: u64) {
+    fn publish(&mut self, engine: &mut Eng, counters: &CellCounters, now_ns: u64) {
         self.round += 1;
         let report = engine.report();
-        let peers = usize::try_from(report.peers).unwrap_or(usize::MAX).min(layout::PEERS_MOST);
+        let peers = usize::try_from(report.peers).unwrap_or(usize::MAX).min(layout::MAX_PEERS);
         if self.next_peer >= peers {
             self.next_peer = 0;
         }
@@ -131,7 +136,7 @@ impl Publisher {
                 return;
             }
         }
-        let mut endpoint = endpoint(&engine.name(), &report, around, &engine.nic().stats());
+        let mut endpoint = endpoint(&engine.name(), &report, counters, &engine.nic().stats());
         (endpoint.published_ns, endpoint.opened_ns) = (now_ns, self.opened_ns);
         layout::block(&mut self.block, self.round, endpoint.words());
         self.write(&self.block, layout::ENDPOINT_AT);
@@ -157,25 +162,25 @@ fn name(name: &EpName) -> [u64; 4] {
 }
 
 /// The words of an endpoint's block, except for the times.
-fn endpoint(of: &EpName, report: &Report, around: &Around, stats: &Stats) -> Endpoint {
+fn endpoint(of: &EpName, report: &Report, counters: &CellCounters, stats: &Stats) -> Endpoint {
     let [ip_high, ip_low, port, id] = name(of);
     let mut endpoint = Endpoint {
         ip_high,
         ip_low,
         port,
         id,
-        rounds: around.rounds,
-        sleepers: around.sleepers,
+        rounds: counters.rounds,
+        sleepers: counters.sleepers,
         peers: report.peers,
         operations: report.operations,
         posted: report.posted,
         unexpected: report.unexpected,
         unexpected_most: report.unexpected_most,
         unexpected_total: report.unexpected_total,
-        failures: around.failures,
-        again: around.again,
+        failures: counters.failures,
+        again: counters.again,
         datagrams_dropped: report.dropped,
-        lock_waits: around.lock_waits,
+        lock_waits: counters.lock_waits,
         cache_hits: report.cache.hits,
         cache_misses: report.cache.misses,
         cache_bytes: report.cache.bytes,
@@ -252,7 +257,7 @@ mod tests {
     use super::*;
 
     /// The address 10.0.0.7:4711, without an endpoint id.
-    fn somebody() -> EpName {
+    fn peer_name() -> EpName {
         EpName::service(([10, 0, 0, 7], 4711).into())
     }
 
@@ -269,7 +274,7 @@ mod tests {
             dropped: 7,
             cache: Counts { hits: 8, misses: 9, bytes: 10, ..Counts::default() },
         };
-        let around = Around { rounds: 11, sleepers: 12, lock_waits: 13, failures: 14, again: 15 };
+        let counters = CellCounters { rounds: 11, sleepers: 12, lock_waits: 13, failures: 14, again: 15 };
         let tcp = TcpStats {
             receive_calls: 16,
             send_calls: 17,
@@ -282,7 +287,7 @@ mod tests {
             links: 24,
             half_open: 25,
         };
-        let found = endpoint(&somebody(), &report, &around, &Stats { tcp: Some(tcp), fallbacks: 26 });
+        let found = endpoint(&peer_name(), &report, &counters, &Stats { tcp: Some(tcp), fallbacks: 26 });
         assert_eq!(found.name(), "10.0.0.7:4711/00000000");
         let Endpoint { ip_high, ip_low, port, id, .. } = found;
         let expected = Endpoint {
@@ -322,7 +327,7 @@ mod tests {
     #[test]
     fn every_word_of_a_peer_comes_from_its_own_counter() {
         let report = PeerReport {
-            name: somebody(),
+            name: peer_name(),
             addr: 1,
             state: LinkStatus::Up(LinkId(77)),
             sent: Flow { messages: 3, bytes: 4, rendezvous: 5, accesses: 6, access_bytes: 7 },

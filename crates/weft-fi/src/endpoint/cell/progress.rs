@@ -8,16 +8,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{EndpointCell, State};
-use crate::observe::publish::{Around, INTERVAL, ROUNDS_PER_LOOK};
+use crate::observe::publish::{CellCounters, INTERVAL, ROUNDS_PER_CHECK};
 use crate::sleep::lock::Guard;
 use crate::sleep::wait::Waker;
 
-const _: () = assert!(ROUNDS_PER_LOOK.is_multiple_of(ROUNDS_PER_CPU));
+const _: () = assert!(ROUNDS_PER_CHECK.is_multiple_of(ROUNDS_PER_CPU));
 
 /// Rounds after which a caller that wants the endpoint idle gives up for this time.
 const SETTLE_ROUNDS: u32 = 64;
 
-/// So many rounds of the client lie between two looks at what changes slowly. [`ROUNDS_PER_LOOK`] is a multiple.
+/// So many rounds of the client lie between two looks at what changes slowly. [`ROUNDS_PER_CHECK`] is a multiple.
 const ROUNDS_PER_CPU: u64 = 64;
 
 impl EndpointCell {
@@ -47,7 +47,7 @@ impl EndpointCell {
             if self.auto.is_some() {
                 self.cpu.store(this_cpu(), Ordering::Relaxed);
             }
-            state.look_due = polls.is_multiple_of(ROUNDS_PER_LOOK);
+            state.look_due = polls.is_multiple_of(ROUNDS_PER_CHECK);
             state.programs_due |= state.look_due;
         }
         let done = state.round();
@@ -63,7 +63,7 @@ impl EndpointCell {
     /// Lets others see what has happened, if that was not done within the interval.
     pub(crate) fn publish(&self, state: &mut State, interval: Duration) {
         let State { engine: Some(engine), routes, publisher: Some(publisher), .. } = state else { return };
-        publisher.look(engine, interval, || Around {
+        publisher.publish_if_due(engine, interval, || CellCounters {
             rounds: self.polls.load(Ordering::Relaxed),
             sleepers: self.sleepers.load(Ordering::Relaxed).into(),
             lock_waits: self.state.waits(),

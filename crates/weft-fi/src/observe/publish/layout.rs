@@ -29,7 +29,7 @@ pub const PEERS_AT: usize = 1024;
 /// Length of a row in bytes.
 pub const PEER_BYTES: usize = 256;
 /// Maximum number of rows; further peers have none.
-pub const PEERS_MOST: usize = 1 << 14;
+pub const MAX_PEERS: usize = 1 << 14;
 
 /// Offset and length of the version text in the head, in bytes.
 const VERSION_AT: usize = 64;
