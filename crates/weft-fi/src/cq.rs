@@ -27,7 +27,7 @@ use weft_nic::NicError;
 use crate::abi::errno::Errno;
 use crate::abi::noop;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
-use crate::cq::ring::{Entry, Failure, Format, Nothing, Ring};
+use crate::cq::ring::{Entry, Failure, Format, Ring, TakeError};
 use crate::cq::signal::Signal;
 use crate::domain::Domain;
 use crate::sleep::lock::{Guard, Guarded};
@@ -284,8 +284,8 @@ impl Cq {
                 self.sources.read_something();
                 taken.cast_signed()
             }
-            Err(Nothing::Empty) => Errno::AGAIN.size(),
-            Err(Nothing::Failed) => Errno::AVAIL.size(),
+            Err(TakeError::Empty) => Errno::AGAIN.size(),
+            Err(TakeError::Failed) => Errno::AVAIL.size(),
         }
     }
 

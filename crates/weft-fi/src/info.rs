@@ -58,10 +58,10 @@ pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
         let service = (!service.is_null()).then(|| unsafe { CStr::from_ptr(service) });
         // SAFETY: null or a structure that the host allocated and the client has filled in.
         let hints = unsafe { Hints::read(hints) }?;
-        let question = Question { api: version, node, service, flags, hints };
+        let request = Request { api: version, node, service, flags, hints };
         // System calls that fail here, for instance for lack of a route, must not change the client's errno.
-        let answer = errno::kept(|| question.answer(Params::load()))?;
-        let filled = answer.write(host)?;
+        let reply = errno::kept(|| request.reply(Params::load()))?;
+        let filled = reply.write(host)?;
         if info.is_null() {
             return Err(Errno::INVAL);
         }
@@ -72,7 +72,7 @@ pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
 }
 
 /// The arguments of a call of `fi_getinfo`.
-struct Question<'a> {
+struct Request<'a> {
     api: u32,
     node: Option<&'a CStr>,
     service: Option<&'a CStr>,
@@ -81,22 +81,22 @@ struct Question<'a> {
 }
 
 /// The values for the resulting `fi_info`.
-struct Answer {
+struct Reply {
     offer: Box<Offer>,
     src: Option<EpName>,
     dest: Option<EpName>,
 }
 
-impl Question<'_> {
-    fn answer(&self, params: &Params) -> Result<Answer, Errno> {
+impl Request<'_> {
+    fn reply(&self, params: &Params) -> Result<Reply, Errno> {
         if self.flags & PRIVATE_LAYERING_FLAGS != 0 {
             return Err(offer::reject("flags", self.flags, "no layering"));
         }
         let mut offer = Offer::select(self.api, self.hints.as_deref(), params)?;
-        offer.find_instances(self.api);
+        offer.find_open_instances(self.api);
         let (src, dest) = self.addresses(offer.format)?;
         let src = src.or_else(|| default_source(offer.format, params));
-        Ok(Answer { offer, src, dest })
+        Ok(Reply { offer, src, dest })
     }
 
     /// Source and destination, from node and service or from the hints (fi_getinfo(3), "src_addr",
@@ -149,7 +149,7 @@ fn is_local(socket: SocketAddr) -> bool {
     UdpSocket::bind(any_port).is_ok()
 }
 
-impl Answer {
+impl Reply {
     /// Writes the answer into a structure of the host.
     fn write(&self, host: &'static Host) -> Result<Info, Errno> {
         let info = host.new_info().ok_or(Errno::NOMEM)?;

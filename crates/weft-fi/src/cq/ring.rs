@@ -91,7 +91,7 @@ impl Format {
 
 /// The reason why a read took nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Nothing {
+pub(crate) enum TakeError {
     /// The queue is empty.
     Empty,
     /// An error entry is next (-FI_EAVAIL).
@@ -173,10 +173,10 @@ impl Ring {
     }
 
     /// The reason why the next read takes nothing, if so.
-    pub(crate) fn nothing(&self) -> Option<Nothing> {
+    pub(crate) fn take_error(&self) -> Option<TakeError> {
         match self.front() {
-            None => Some(Nothing::Empty),
-            Some(entry) if entry.failed => Some(Nothing::Failed),
+            None => Some(TakeError::Empty),
+            Some(entry) if entry.failed => Some(TakeError::Failed),
             Some(_) => None,
         }
     }
@@ -192,7 +192,7 @@ impl Ring {
         out: *mut u8,
         count: usize,
         src: *mut sys::fi_addr_t,
-    ) -> Result<usize, Nothing> {
+    ) -> Result<usize, TakeError> {
         // One arm per format, so that each copy has a constant length.
         match format {
             Format::Context => {
@@ -224,7 +224,7 @@ impl Ring {
         out: *mut u8,
         count: usize,
         src: *mut sys::fi_addr_t,
-    ) -> Result<usize, Nothing> {
+    ) -> Result<usize, TakeError> {
         let mut taken = 0;
         while taken < count {
             let Some(entry) = self.front().filter(|entry| !entry.failed) else { break };
@@ -252,7 +252,7 @@ impl Ring {
         if taken > 0 || count == 0 {
             return Ok(taken);
         }
-        Err(self.nothing().unwrap_or(Nothing::Empty))
+        Err(self.take_error().unwrap_or(TakeError::Empty))
     }
 
     /// Takes the next entry, if it is an error entry.
@@ -355,7 +355,7 @@ mod tests {
         // SAFETY: 14 words hold two entries of the largest format.
         let taken = unsafe { ring.take(format, words.as_mut_ptr().cast(), 2, src.as_mut_ptr()) };
         assert_eq!(taken, Ok(2));
-        assert_eq!(ring.nothing(), Some(Nothing::Empty));
+        assert_eq!(ring.take_error(), Some(TakeError::Empty));
         (words, src)
     }
 
@@ -391,7 +391,7 @@ mod tests {
         // SAFETY: four words hold four context entries.
         assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Ok(1));
         // SAFETY: as above.
-        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Err(Nothing::Failed));
+        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Err(TakeError::Failed));
         let (failed, why) = ring.take_failed().unwrap();
         assert_eq!((failed.context, why), (2, &failure(265)));
         assert!(ring.take_failed().is_none());
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Ok(1));
         assert_eq!(words[0], 3);
         // SAFETY: as above.
-        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Err(Nothing::Empty));
+        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Err(TakeError::Empty));
     }
 
     #[test]

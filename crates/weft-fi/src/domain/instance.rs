@@ -1,7 +1,7 @@
 //! Open domains in fi_getinfo (fi_domain(3), "domain"): for which results a domain can be reported, and how
 //! it fills in hints that name it.
 //!
-//! Place in the data flow: `fi_getinfo` → [`find`], [`Domain::complete`], [`Domain::unmet`]; `fi_domain` →
+//! Place in the data flow: `fi_getinfo` → [`find`], [`Domain::complete`], [`Domain::mismatch`]; `fi_domain` →
 //! [`is_automatic`].
 //!
 //! Invariant: clients use the domain in a result instead of opening one with that result, so the result must
@@ -46,12 +46,12 @@ pub(super) fn is_automatic(offer: &Offer) -> bool {
 
 impl Domain {
     /// The capabilities that a domain may have and this one lacks.
-    pub(crate) const fn lacks(&self) -> u64 {
+    pub(crate) const fn missing_caps(&self) -> u64 {
         caps::OF_WHOLE_DOMAIN & !self.caps
     }
 
     /// Completes hints that name this domain by the domain's properties. (Capabilities are handled by
-    /// [`Self::lacks`].)
+    /// [`Self::missing_caps`].)
     pub(crate) fn complete(&self, hints: &Hints) -> Box<Hints> {
         let mut hints = Box::new(hints.clone());
         if hints.addr_format == sys::FI_FORMAT_UNSPEC {
@@ -74,7 +74,7 @@ impl Domain {
     }
 
     /// The first property of a result that this domain does not have, for a client of this API version.
-    pub(crate) fn unmet(&self, api: u32, offer: &Offer) -> Option<&'static str> {
+    pub(crate) fn mismatch(&self, api: u32, offer: &Offer) -> Option<&'static str> {
         let attr = &offer.domain;
         let shared = self.callers() == Callers::Any;
         // FI_MR_SCALABLE is equivalent to no bits.
@@ -85,7 +85,7 @@ impl Domain {
             ("the API version", api == self.api_version),
             ("fabric_attr->fabric", offer.fabric.is_null() || offer.fabric == object::raw(self.fabric.arc())),
             ("addr_format", offer.format == self.format),
-            ("caps", offer.caps & self.lacks() == 0),
+            ("caps", offer.caps & self.missing_caps() == 0),
             ("ep_attr->type", offer.ep.type_ != sys::FI_EP_MSG || shared),
             // A client that serializes all calls also satisfies FI_THREAD_DOMAIN.
             ("threading", shared || [self.threading, sys::FI_THREAD_DOMAIN].contains(&attr.threading)),

@@ -19,7 +19,7 @@ const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | 
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 /// Capabilities with a cost: every remote access raises an event; any thread that raises a counter may enter
 /// an endpoint; messages of unknown sources are errors; addresses may select contexts of scalable endpoints.
-const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV;
+const COSTLY: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV;
 
 /// From API 2.0 on, tagged receives may be directed by a capability of their own, which FI_DIRECTED_RECV
 /// includes.
@@ -79,11 +79,11 @@ pub(crate) const fn user_ids(api: u32) -> u64 {
 /// meanings, which weft does not support.
 pub(crate) const fn offered(api: u32, kind: EpType) -> u64 {
     let new = if api >= v2::V2_0 { PRIMARY_2_0 | EXACT_2_0 | FREE_2_0 } else { 0 } | user_ids(api);
-    (PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new) & !kind.lacks(api)
+    (PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | COSTLY | new) & !kind.lacks(api)
 }
 
 /// The capabilities of a client that requests none.
-const fn full(api: u32, kind: EpType) -> u64 {
+const fn default_caps(api: u32, kind: EpType) -> u64 {
     offered(api, kind)
         & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV | sys::FI_AV_USER_ID)
 }
@@ -102,7 +102,7 @@ pub(crate) fn grant(api: u32, kind: EpType, wanted: u64, contexts: u64) -> Resul
     }
     const MODIFIERS: u64 = MESSAGE_MODIFIERS | RMA_MODIFIERS;
     if wanted == 0 {
-        return Ok(full(api, kind) | contexts);
+        return Ok(default_caps(api, kind) | contexts);
     }
     // Modifiers of a context restrict only that context.
     Ok(granted(api, kind, wanted | contexts & !MODIFIERS) | contexts)
@@ -112,13 +112,13 @@ pub(crate) fn grant(api: u32, kind: EpType, wanted: u64, contexts: u64) -> Resul
 const fn granted(api: u32, kind: EpType, wanted: u64) -> u64 {
     let primary = PRIMARY | PRIMARY_2_0;
     // Without a kind of operation in the request, all kinds are granted.
-    let base = if wanted & primary == 0 { full(api, kind) & primary } else { wanted & primary };
+    let base = if wanted & primary == 0 { default_caps(api, kind) & primary } else { wanted & primary };
     let messages = base & (sys::FI_MSG | sys::FI_TAGGED) != 0;
     let rma = base & (sys::FI_RMA | sys::FI_ATOMIC) != 0;
     let granted = base
         | modifiers(messages, wanted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS)
         | modifiers(rma, wanted & RMA_MODIFIERS, RMA_MODIFIERS)
-        | wanted & (PAID | EXACT_2_0 | sys::FI_AV_USER_ID)
+        | wanted & (COSTLY | EXACT_2_0 | sys::FI_AV_USER_ID)
         | offered(api, kind) & (FREE | if api >= v2::V2_0 { FREE_2_0 } else { 0 });
     let receives = granted & sys::FI_RECV != 0;
     let mut without = if receives { 0 } else { sys::FI_MULTI_RECV };
@@ -229,7 +229,7 @@ mod tests {
         let granted = grant(V1_5, EpType::Rdm, sys::FI_TAGGED, 0).unwrap();
         assert_eq!(granted & (sys::FI_MSG | sys::FI_RMA | sys::FI_DIRECTED_RECV), 0);
         assert_eq!(granted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS);
-        assert_eq!(granted & (RMA_MODIFIERS | PAID), 0);
+        assert_eq!(granted & (RMA_MODIFIERS | COSTLY), 0);
         assert_eq!(granted & FREE, FREE);
     }
 
@@ -250,12 +250,12 @@ mod tests {
         let rma = sys::FI_RMA | sys::FI_REMOTE_READ;
         let all = rdm(rma, sys::FI_ATOMIC | sys::FI_TAGGED | sys::FI_READ | sys::FI_RMA_EVENT).unwrap();
         assert_eq!(all & RMA_MODIFIERS, sys::FI_REMOTE_READ | sys::FI_READ);
-        assert_eq!(all & (PRIMARY | PAID), sys::FI_RMA | sys::FI_ATOMIC | sys::FI_TAGGED | sys::FI_RMA_EVENT);
+        assert_eq!(all & (PRIMARY | COSTLY), sys::FI_RMA | sys::FI_ATOMIC | sys::FI_TAGGED | sys::FI_RMA_EVENT);
         assert_eq!(rdm(sys::FI_RMA, sys::FI_RMA | sys::FI_READ), rdm(sys::FI_RMA, 0), "restricts nothing");
         for idle in [sys::FI_MSG | sys::FI_READ, sys::FI_MSG | sys::FI_SEND | sys::FI_MULTI_RECV] {
             assert_eq!(rdm(idle, 0).unwrap() & idle, idle, "everything that was requested");
         }
-        assert_eq!(rdm(0, sys::FI_NAMED_RX_CTX), Ok(full(V1_5, EpType::Rdm) | sys::FI_NAMED_RX_CTX));
+        assert_eq!(rdm(0, sys::FI_NAMED_RX_CTX), Ok(default_caps(V1_5, EpType::Rdm) | sys::FI_NAMED_RX_CTX));
         assert_eq!(rdm(sys::FI_MSG, sys::FI_HMEM), Err(Errno::NODATA));
     }
 

@@ -33,7 +33,7 @@ const DATA_BYTES: usize = 8;
 /// The longest `err_data` of an error: an address in its longest format (FI_ADDR_STR of IPv6).
 const MAX_ERR_DATA_BYTES: usize = 96;
 /// The reported number of objects of a domain. The only hard limit is the system's.
-const PLENTY: usize = 1 << 16;
+const REPORTED_OBJECTS: usize = 1 << 16;
 /// The number of weft's protocol, a provider-specific one as defined by fabric.h.
 const FI_PROTO_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;
 const PROTOCOL_VERSION: u32 = 1;
@@ -58,7 +58,7 @@ const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_FENCE
     | sys::FI_MORE;
 /// The flags that datagrams cannot have: no peer answers them, and they do not wait for others.
-const ANSWERED: u64 = sys::FI_DELIVERY_COMPLETE | sys::FI_MATCH_COMPLETE | sys::FI_FENCE;
+const NOT_FOR_DATAGRAMS: u64 = sys::FI_DELIVERY_COMPLETE | sys::FI_MATCH_COMPLETE | sys::FI_FENCE;
 /// The operation flags that may be defaults of a receive context. Completion levels have no effect there.
 const RX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_MULTI_RECV
@@ -107,7 +107,7 @@ impl Offer {
                 &none
             }
         };
-        let named = names(api, hints)?;
+        let named = named_domain(api, hints)?;
         let completed = named.as_ref().map(|domain| domain.complete(hints));
         let hints = completed.as_deref().unwrap_or(hints);
         let Some(format) = Format::from_raw(hints.addr_format) else {
@@ -115,9 +115,9 @@ impl Offer {
         };
         let ty = ep_type(hints)?;
         // Without hints, the capabilities are those of the named domain.
-        let unasked = if hints.caps == 0 { named.as_ref().map_or(0, |domain| domain.lacks()) } else { 0 };
+        let missing = if hints.caps == 0 { named.as_ref().map_or(0, |domain| domain.missing_caps()) } else { 0 };
         let contexts = hints.tx.map_or(0, |attr| attr.caps) | hints.rx.map_or(0, |attr| attr.caps);
-        let caps = caps::grant(api, ty, hints.caps, contexts)? & !unasked;
+        let caps = caps::grant(api, ty, hints.caps, contexts)? & !missing;
         let mut offer = Box::new(Self {
             caps,
             format,
@@ -143,34 +143,34 @@ impl Offer {
         if self.domain.mr_mode == 0 && hints.domain.is_some_and(|attr| bits & !attr.mr_mode == 0) {
             self.domain.mr_mode = bits;
         }
-        if let Some(what) = domain.unmet(api, self) {
+        if let Some(what) = domain.mismatch(api, self) {
             let wanted = format_args!("a domain with another {what}");
             return Err(reject("domain_attr->domain", wanted, "the properties with which it was opened"));
         }
-        self.instance(domain);
+        self.set_instance(domain);
         Ok(())
     }
 
     /// Finds an open domain or fabric that is equivalent to one that the client would open with this
     /// selection. Hints that name a domain take precedence.
-    pub(crate) fn find_instances(&mut self, api: u32) {
+    pub(crate) fn find_open_instances(&mut self, api: u32) {
         if !self.domain.domain.is_null() {
             return;
         }
-        if let Some(domain) = domain::find(|domain| domain.unmet(api, self).is_none()) {
-            self.instance(&domain);
+        if let Some(domain) = domain::find(|domain| domain.mismatch(api, self).is_none()) {
+            self.set_instance(&domain);
         } else if self.fabric.is_null() {
             self.fabric = fabric::first_open(api).unwrap_or(self.fabric);
         }
     }
 
-    fn instance(&mut self, domain: &Arc<Domain>) {
+    fn set_instance(&mut self, domain: &Arc<Domain>) {
         (self.domain.domain, self.fabric) = (object::raw(domain), object::raw(domain.fabric().arc()));
     }
 }
 
 /// Checks that a named fabric and domain belong to weft. Returns the named domain.
-fn names(api: u32, hints: &Hints) -> Result<Option<Arc<Domain>>, Errno> {
+fn named_domain(api: u32, hints: &Hints) -> Result<Option<Arc<Domain>>, Errno> {
     for (what, name) in [("fabric_attr->name", &hints.fabric_name), ("domain_attr->name", &hints.domain_name)] {
         if let Some(name) = name
             && name.as_c_str() != crate::NAME
@@ -227,7 +227,7 @@ fn tclass(what: &str, wanted: u32) -> Result<u32, Errno> {
 
 /// The message orders of one side of an endpoint: the orders without cost, and the requested ones.
 fn msg_order(what: &str, ty: EpType, wanted: u64) -> Result<u64, Errno> {
-    subset(what, wanted, order::FREE | if ty == EpType::Dgram { 0 } else { order::ASKED_FOR })?;
+    subset(what, wanted, order::FREE | if ty == EpType::Dgram { 0 } else { order::ON_REQUEST })?;
     Ok(order::FREE | wanted)
 }
 
@@ -247,8 +247,8 @@ pub(crate) const NO_TX: sys::fi_tx_attr = sys::fi_tx_attr {
 
 fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errno> {
     let hint = hints.tx.unwrap_or(NO_TX);
-    let answered = if ty == EpType::Dgram { ANSWERED } else { 0 };
-    subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS & !answered | (caps & sys::FI_TRIGGER))?;
+    let unsupported = if ty == EpType::Dgram { NOT_FOR_DATAGRAMS } else { 0 };
+    subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS & !unsupported | (caps & sys::FI_TRIGGER))?;
     subset("tx_attr->comp_order", hint.comp_order, 0)?;
     let longest = ty.max_msg_bytes();
     let inject = params.inject_bytes.min(longest);
@@ -412,7 +412,7 @@ fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domai
     }
     let ep = |count: fn(&sys::fi_ep_attr) -> usize| hints.ep.as_ref().map_or(0, count);
     let shared = |wanted: usize, count: usize| {
-        if wanted == 0 && count != SHARED_CONTEXT { 0 } else { wanted.max(PLENTY) }
+        if wanted == 0 && count != SHARED_CONTEXT { 0 } else { wanted.max(REPORTED_OBJECTS) }
     };
     // The default is one context in each direction: some clients take more as an invitation to use scalable
     // endpoints.
@@ -421,7 +421,7 @@ fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domai
         || [hint.max_ep_tx_ctx, hint.max_ep_rx_ctx].into_iter().any(several)
         || hints.ep.is_some_and(|ep| several(ep.tx_ctx_cnt) || several(ep.rx_ctx_cnt));
     let max_ep_ctx = if scalable { MAX_EP_CONTEXTS } else { params.ep_contexts.clamp(1, MAX_EP_CONTEXTS) };
-    let count = |wanted: usize| wanted.max(PLENTY);
+    let count = |wanted: usize| wanted.max(REPORTED_OBJECTS);
     Ok(sys::fi_domain_attr {
         threading: one_of("threading", hint.threading, sys::FI_THREAD_ENDPOINT, sys::FI_THREAD_SAFE)?,
         control_progress: progress("control_progress", api, hint.control_progress)?,
@@ -534,7 +534,7 @@ mod tests {
         assert_eq!((offer.domain.max_ep_tx_ctx, offer.domain.max_ep_stx_ctx), (1, 0));
         assert_eq!((offer.tx.inject_size, offer.tx.size), (4096, 4096));
         assert_eq!(offer.ep.type_, sys::FI_EP_RDM);
-        assert_eq!(offer.tx.msg_order & order::ASKED_FOR, 0);
+        assert_eq!(offer.tx.msg_order & order::ON_REQUEST, 0);
     }
 
     /// A domain has its own capabilities if they are requested in its attributes or among all capabilities.
@@ -668,9 +668,9 @@ mod tests {
         ep.rx_ctx_cnt = SHARED_CONTEXT;
         let offer = select(V1_20, &Hints { ep: Some(ep), ..Hints::default() }).unwrap();
         assert_eq!((offer.ep.tx_ctx_cnt, offer.ep.rx_ctx_cnt), (1, SHARED_CONTEXT));
-        assert_eq!((offer.domain.max_ep_stx_ctx, offer.domain.max_ep_srx_ctx), (0, PLENTY));
+        assert_eq!((offer.domain.max_ep_stx_ctx, offer.domain.max_ep_srx_ctx), (0, REPORTED_OBJECTS));
         let offer = select(V1_20, &with_domain(|attr| attr.max_ep_stx_ctx = 1)).unwrap();
-        assert_eq!((offer.domain.max_ep_stx_ctx, offer.domain.max_ep_srx_ctx), (PLENTY, 0));
+        assert_eq!((offer.domain.max_ep_stx_ctx, offer.domain.max_ep_srx_ctx), (REPORTED_OBJECTS, 0));
         assert_eq!((offer.ep.tx_ctx_cnt, offer.ep.rx_ctx_cnt), (1, 1));
     }
 

@@ -43,7 +43,7 @@ pub(crate) const FREE: u64 = sys::FI_ORDER_SAS
     | sys::FI_ORDER_ATOMIC_WAW;
 
 /// Orders that hold on request.
-pub(crate) const ASKED_FOR: u64 = sys::FI_ORDER_RAS | sys::FI_ORDER_WAS | AFTER_ACCESSES;
+pub(crate) const ON_REQUEST: u64 = sys::FI_ORDER_RAS | sys::FI_ORDER_WAS | AFTER_ACCESSES;
 
 /// With any of these, sends wait for earlier RMA operations.
 pub(crate) const AFTER_ACCESSES: u64 = sys::FI_ORDER_SAR | sys::FI_ORDER_SAW;
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn all_orders_of_libfabric_1_are_supported() {
-        assert_eq!(FREE & ASKED_FOR, 0);
+        assert_eq!(FREE & ON_REQUEST, 0);
         // Together they are the "strict" order of libfabric 1.x.
-        assert_eq!((FREE | ASKED_FOR) & sys::FI_ORDER_STRICT, sys::FI_ORDER_STRICT);
+        assert_eq!((FREE | ON_REQUEST) & sys::FI_ORDER_STRICT, sys::FI_ORDER_STRICT);
     }
 }
