@@ -130,7 +130,7 @@ unsafe impl Object for Domain {
 static OPEN: Instances = Instances::new();
 
 /// A live thread never holds the list of threads for this long.
-const STUCK: Duration = Duration::from_millis(100);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The progress threads of all domains, for clients that exit without closing them.
 static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
@@ -139,7 +139,8 @@ static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
 pub(crate) fn stop_all(host: Option<&Host>) {
     // In a forked child, or in a signal handler, the thread that holds the lock may never continue.
     let of_host = |thread: &mut Weak<AutoProgress>| thread.upgrade().is_none_or(|thread| thread.is_of(host));
-    let threads = THREADS.try_lock_for(STUCK).map(|mut threads| threads.extract_if(.., of_host).collect::<Vec<_>>());
+    let threads =
+        THREADS.try_lock_for(LOCK_TIMEOUT).map(|mut threads| threads.extract_if(.., of_host).collect::<Vec<_>>());
     for thread in threads.into_iter().flatten() {
         if let Some(thread) = thread.upgrade() {
             thread.stop_at_end();
@@ -189,7 +190,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
     let network = Network::of_domain(api_version, &info)?;
     // The selection of fi_getinfo is repeated, because the client may have changed the structure. Bits of
     // mr_mode that the client has set or left describe how it will register, so they are kept.
-    let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
+    let requested_mode = info.domain.map_or(0, |attr| attr.mr_mode);
     let offer = info::offer::Offer::select(api_version, Some(&info), params)?;
     let attr = &offer.domain;
     let connections = offer.ep.type_ == sys::FI_EP_MSG;
@@ -211,7 +212,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
         connections,
         threading: attr.threading,
         scalable: attr.max_ep_tx_ctx > 1,
-        mr_mode: if attr.mr_mode == 0 { asked_mode } else { attr.mr_mode },
+        mr_mode: if attr.mr_mode == 0 { requested_mode } else { attr.mr_mode },
         av_type: attr.av_type,
         format: offer.format,
         network,
@@ -329,12 +330,12 @@ impl Domain {
     /// With connections, event queues make progress on endpoints, too. No level below FI_THREAD_SAFE covers
     /// the readers of event queues.
     pub(crate) const fn callers(&self) -> Callers {
-        let triggers = self.caps & sys::FI_TRIGGER != 0;
-        let apart = self.caps & (sys::FI_TRIGGER | sys::FI_RMA_EVENT) == 0;
+        let may_trigger = self.caps & sys::FI_TRIGGER != 0;
+        let independent = self.caps & (sys::FI_TRIGGER | sys::FI_RMA_EVENT) == 0;
         match self.threading {
             _ if self.connections => Callers::Any,
-            sys::FI_THREAD_DOMAIN if !triggers || self.auto.is_none() => Callers::One,
-            sys::FI_THREAD_COMPLETION if apart && !self.scalable => Callers::One,
+            sys::FI_THREAD_DOMAIN if !may_trigger || self.auto.is_none() => Callers::One,
+            sys::FI_THREAD_COMPLETION if independent && !self.scalable => Callers::One,
             _ => Callers::Any,
         }
     }
@@ -378,11 +379,11 @@ impl Domain {
         let mut shared = self.shared.lock();
         // Regions are independent of each other, so their order does not matter.
         for registered in shared.regions.values().filter(|registered| registered.is_for(cell)) {
-            hand_out(cell, registered)?;
+            give_region(cell, registered)?;
         }
         shared.cells.push(Arc::downgrade(cell));
         for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
-            drive_by(cell, &cntr);
+            add_driver(cell, &cntr);
         }
         Ok(())
     }
@@ -400,7 +401,7 @@ impl Domain {
         shared.drivers.retain(|known| known.strong_count() > 0);
         shared.drivers.push(Arc::downgrade(cntr.arc()));
         for cell in shared.cells.iter().filter_map(Weak::upgrade) {
-            drive_by(&cell, cntr.arc());
+            add_driver(&cell, cntr.arc());
         }
         // Threads that sleep on the counter have not parked these endpoints.
         cntr.notify();
@@ -413,14 +414,14 @@ impl Domain {
 
     /// Removes an endpoint that is closing.
     pub(crate) fn detach(&self, cell: &CellRef) {
-        forget(&mut self.shared.lock(), cell);
+        remove_cell(&mut self.shared.lock(), cell);
     }
 
     /// Removes an enabled endpoint that is closing, and transfers its engine to the caller. Regions that are
     /// closed meanwhile are removed from this engine until [`Domain::closed`].
     pub(crate) fn retire(&self, cell: &CellRef) -> Option<Closing> {
         let mut shared = self.shared.lock();
-        forget(&mut shared, cell);
+        remove_cell(&mut shared, cell);
         let engine = Arc::new(Mutex::new(cell.control().engine.take()?));
         shared.closing.push(Arc::clone(&engine));
         Some(engine)
@@ -455,7 +456,7 @@ impl Domain {
         let cells: Vec<CellRef> = shared.cells.iter().filter_map(Weak::upgrade).collect();
         let concerned = || cells.iter().filter(|cell| registered.is_for(cell));
         for (done, cell) in concerned().enumerate() {
-            if let Err(errno) = hand_out(cell, &registered) {
+            if let Err(errno) = give_region(cell, &registered) {
                 concerned().take(done).for_each(|cell| cell.remove_region(key));
                 return Err(errno);
             }
@@ -503,18 +504,18 @@ impl Domain {
 }
 
 /// Removes an endpoint, which gets no more regions.
-fn forget(shared: &mut Shared, cell: &CellRef) {
+fn remove_cell(shared: &mut Shared, cell: &CellRef) {
     shared.cells.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
 }
 
 /// Lets reads of the counter make progress on the endpoint until it closes.
-fn drive_by(cell: &CellRef, cntr: &Arc<Cntr>) {
+fn add_driver(cell: &CellRef, cntr: &Arc<Cntr>) {
     cntr.sources().add(cell);
     cell.control().routes.add_driver(cntr);
 }
 
 /// Passes a region and its counters to an endpoint.
-fn hand_out(cell: &CellRef, registered: &Registered) -> Result<(), Errno> {
+fn give_region(cell: &CellRef, registered: &Registered) -> Result<(), Errno> {
     cell.add_region(registered.region.clone())?;
     if registered.counters.write.is_some() || registered.counters.read.is_some() {
         cell.set_region_counters(registered.region.key, registered.counters.clone());
@@ -660,7 +661,7 @@ mod tests {
             stop_all(None);
             over.send(())
         });
-        let ended = is_over.recv_timeout(10 * STUCK);
+        let ended = is_over.recv_timeout(10 * LOCK_TIMEOUT);
         drop(held);
         assert!(matches!(end.join(), Ok(Ok(()))) && ended.is_ok());
     }

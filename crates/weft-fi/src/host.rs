@@ -70,11 +70,11 @@ unsafe impl Send for Host {}
 unsafe impl Sync for Host {}
 
 /// The maximum number of host libraries in one process.
-pub(crate) const MOST_HOSTS: usize = 8;
+pub(crate) const MAX_HOSTS: usize = 8;
 
 /// The hosts by slot, null for a slot that was never used. A host is never freed, because other threads may
 /// be reading it.
-static HOSTS: [AtomicPtr<Host>; MOST_HOSTS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_HOSTS];
+static HOSTS: [AtomicPtr<Host>; MAX_HOSTS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_HOSTS];
 /// Locked while a host attaches.
 static ATTACHING: Mutex<()> = Mutex::new(());
 
@@ -102,7 +102,7 @@ pub(crate) fn enter_slot(slot: usize) -> Option<&'static Host> {
 
 /// All attached hosts.
 pub(crate) fn attached() -> impl Iterator<Item = &'static Host> {
-    (0..MOST_HOSTS).filter_map(in_slot).filter(|host| host.is_attached())
+    (0..MAX_HOSTS).filter_map(in_slot).filter(|host| host.is_attached())
 }
 
 fn in_slot(slot: usize) -> Option<&'static Host> {
@@ -113,27 +113,27 @@ fn in_slot(slot: usize) -> Option<&'static Host> {
 /// The reason why a host does not get the provider.
 pub(crate) enum Refusal {
     /// The caller is not a supported libfabric.
-    Unknown,
+    Unsupported,
     /// The host already has the provider, by another path to the file.
-    Again,
-    /// [`MOST_HOSTS`] are attached already.
+    AlreadyAttached,
+    /// [`MAX_HOSTS`] are attached already.
     TooMany(Box<Host>),
 }
 
 /// Finds the host that contains the code at `caller`, and assigns it a slot and the provider of that slot.
-/// (`provider` of [`MOST_HOSTS`] is for a host that is refused.)
+/// (`provider` of [`MAX_HOSTS`] is for a host that is refused.)
 pub(crate) fn attach(
     caller: *const c_void,
     oldest: u32,
     provider: impl Fn(usize) -> *mut fi_provider,
 ) -> Result<&'static Host, Refusal> {
-    let mut found = Box::new(find(caller).filter(|host| host.version >= oldest).ok_or(Refusal::Unknown)?);
+    let mut found = Box::new(find(caller).filter(|host| host.version >= oldest).ok_or(Refusal::Unsupported)?);
     let _attaching = ATTACHING.lock();
     if attached().any(|host| host.base == found.base) {
-        return Err(Refusal::Again);
+        return Err(Refusal::AlreadyAttached);
     }
-    let Some(slot) = (0..MOST_HOSTS).find(|&slot| in_slot(slot).is_none_or(|host| !host.is_attached())) else {
-        found.provider = provider(MOST_HOSTS);
+    let Some(slot) = (0..MAX_HOSTS).find(|&slot| in_slot(slot).is_none_or(|host| !host.is_attached())) else {
+        found.provider = provider(MAX_HOSTS);
         return Err(Refusal::TooMany(found));
     };
     found.provider = provider(slot);

@@ -51,7 +51,7 @@ unsafe impl Sync for Provider {}
 
 /// One provider structure per host, by slot. A host does not pass its identity, so each structure has its own
 /// functions.
-static PROVIDERS: [Provider; host::MOST_HOSTS + 1] = [
+static PROVIDERS: [Provider; host::MAX_HOSTS + 1] = [
     Provider::new::<0>(),
     Provider::new::<1>(),
     Provider::new::<2>(),
@@ -61,7 +61,7 @@ static PROVIDERS: [Provider; host::MOST_HOSTS + 1] = [
     Provider::new::<6>(),
     Provider::new::<7>(),
     // The structure through which an excess host gets a message.
-    Provider::new::<{ host::MOST_HOSTS }>(),
+    Provider::new::<{ host::MAX_HOSTS }>(),
 ];
 
 impl Provider {
@@ -137,13 +137,13 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
         let host = match host::attach(caller, OLDEST_HOST, |slot| PROVIDERS[slot].0.get()) {
             Ok(host) => host,
             Err(host::Refusal::TooMany(host)) => {
-                observe::log::tell(
+                observe::log::warn_host(
                     &host,
                     "too many libfabrics have loaded weft in this process; let them share one library",
                 );
                 return std::ptr::null_mut();
             }
-            Err(host::Refusal::Unknown | host::Refusal::Again) => return std::ptr::null_mut(),
+            Err(host::Refusal::Unsupported | host::Refusal::AlreadyAttached) => return std::ptr::null_mut(),
         };
         observe::log::install();
         params::define(host);

@@ -74,7 +74,7 @@ unsafe impl Object for Pep {
             eq.drivers().remove(&self.listener);
         }
         *self.listener.reports.lock() = None;
-        for call in CALLS.lock().extract_if(.., |call| Arc::ptr_eq(&call.listener, &self.listener)) {
+        for call in REQUESTS.lock().extract_if(.., |call| Arc::ptr_eq(&call.listener, &self.listener)) {
             // An endpoint may have been opened for it.
             call.answered.store(true, Ordering::Release);
         }
@@ -106,7 +106,7 @@ struct Setup {
 /// The open passive endpoints.
 static OPEN: Instances = Instances::new();
 /// The requests that clients have not answered.
-static CALLS: Mutex<Vec<Arc<Request>>> = Mutex::new(Vec::new());
+static REQUESTS: Mutex<Vec<Arc<Request>>> = Mutex::new(Vec::new());
 
 /// The listening part of a passive endpoint. Requests keep it alive.
 pub(crate) struct Listener {
@@ -149,7 +149,7 @@ impl Request {
 
     /// Marks the request as answered. Fails if it was answered before.
     fn take(&self) -> Result<(), Errno> {
-        CALLS.lock().retain(|call| !std::ptr::eq(Arc::as_ptr(call), self));
+        REQUESTS.lock().retain(|call| !std::ptr::eq(Arc::as_ptr(call), self));
         if self.answered.swap(true, Ordering::AcqRel) { Err(Errno::OPBADSTATE) } else { Ok(()) }
     }
 
@@ -181,11 +181,11 @@ impl Request {
 
 /// The request with this handle.
 pub(crate) fn request(handle: usize) -> Option<Arc<Request>> {
-    CALLS.lock().iter().find(|call| call.handle() == handle).cloned()
+    REQUESTS.lock().iter().find(|call| call.handle() == handle).cloned()
 }
 
 /// Takes the devices and the address of a passive endpoint that does not listen, for another endpoint.
-pub(crate) fn surrender(handle: usize) -> Result<(Option<Box<Devices>>, Option<EpName>), Errno> {
+pub(crate) fn take_devices(handle: usize) -> Result<(Option<Box<Devices>>, Option<EpName>), Errno> {
     if !OPEN.contains(handle) {
         log::info!(
             "fi_endpoint: the handle is neither a pending connection request (its caller may have gone) nor an open passive endpoint; pass the handle \
@@ -234,7 +234,7 @@ impl Listener {
         let reports = self.reports.lock();
         for event in engine.take_connection_events() {
             let ConnEvent::Request { call, peer, data } = event else { continue };
-            let head = object::new_fid(sys::FI_CLASS_CONNREQ, std::ptr::null_mut(), &CALL_OPS);
+            let head = object::new_fid(sys::FI_CLASS_CONNREQ, std::ptr::null_mut(), &REQUEST_OPS);
             let request = Arc::new(Request {
                 head: Head::new(head),
                 listener: Arc::clone(&me),
@@ -249,7 +249,7 @@ impl Listener {
                 let _ = engine.reject(call, &[]);
                 continue;
             };
-            CALLS.lock().push(request);
+            REQUESTS.lock().push(request);
             eq.report_request(*fid, info, &data);
         }
     }
@@ -369,7 +369,7 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
 
 impl Pep {
     /// Creates the devices, which determine the address.
-    fn settle(&self, setup: &mut Setup) -> Result<(), Errno> {
+    fn create_devices(&self, setup: &mut Setup) -> Result<(), Errno> {
         if setup.devices.is_none() {
             let config = devices_config(self.params, &self.network, setup.local, true, true);
             let devices = Devices::open(&config).map_err(refused)?;
@@ -386,7 +386,7 @@ impl Pep {
         }
         setup.devices = None;
         setup.local = Some(decode_local(self.listener.format, bytes)?);
-        self.settle(&mut setup)?;
+        self.create_devices(&mut setup)?;
         // An endpoint that takes the address over gets the port, too.
         setup.local = setup.name.map(|name| EpName::service(name.socket()));
         Ok(())
@@ -403,7 +403,7 @@ impl Pep {
             return Err(Errno::OPBADSTATE);
         }
         let eq = setup.eq.clone().ok_or(Errno::NOEQ)?;
-        self.settle(&mut setup)?;
+        self.create_devices(&mut setup)?;
         let devices = setup.devices.take().ok_or(Errno::OPBADSTATE)?;
         let config = Config {
             tx_depth: 0,
@@ -437,7 +437,7 @@ impl Pep {
 }
 
 /// Requests have no operations that clients could call.
-static CALL_OPS: sys::fi_ops = noop::FID;
+static REQUEST_OPS: sys::fi_ops = noop::FID;
 
 static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
 

@@ -60,7 +60,7 @@ impl Origin {
             let local = local.map(|name| EpName::service(SocketAddr::new(name.socket().ip(), 0)));
             return Ok(Self { request: Some(request), devices: None, local });
         }
-        let (devices, bound) = pep::surrender(info.handle)?;
+        let (devices, bound) = pep::take_devices(info.handle)?;
         Ok(Self { request: None, devices, local: bound.or(local) })
     }
 }
