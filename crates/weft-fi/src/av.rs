@@ -7,7 +7,7 @@
 //!
 //! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate;
 //! with FI_EVENT its result is also reported to the event queue. Authorization keys per address are refused.
-//! User identifiers are looked up when completions are delivered (`endpoint/route.rs`). Named vectors are
+//! User identifiers are looked up when completions are delivered (`endpoint/route/deliver.rs`). Named vectors are
 //! shared between processes ([`shared`]).
 
 mod shared;

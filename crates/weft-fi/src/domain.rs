@@ -107,7 +107,7 @@ pub(crate) struct Registered {
 impl Registered {
     fn is_for(&self, cell: &CellRef) -> bool {
         self.only.as_ref().is_none_or(|only| std::ptr::eq(only.as_ptr(), Arc::as_ptr(cell)))
-            && self.auth_key.as_ref().is_none_or(|key| cell.auth_key.as_ref() == Some(key))
+            && self.auth_key.as_ref().is_none_or(|key| cell.has_auth_key(key))
     }
 }
 
@@ -358,7 +358,7 @@ impl Domain {
 
     /// The datagrams that the domain's endpoints have dropped.
     pub(crate) fn dropped(&self) -> u64 {
-        let open: u64 = self.cells().iter().map(|cell| cell.control().engine.as_deref().map_or(0, Eng::dropped)).sum();
+        let open: u64 = self.cells().iter().map(|cell| cell.dropped()).sum();
         open + self.dropped.load(Ordering::Relaxed)
     }
 
@@ -422,7 +422,7 @@ impl Domain {
     pub(crate) fn retire(&self, cell: &CellRef) -> Option<Closing> {
         let mut shared = self.shared.lock();
         remove_cell(&mut shared, cell);
-        let engine = Arc::new(Mutex::new(cell.control().engine.take()?));
+        let engine = Arc::new(Mutex::new(cell.take_engine()?));
         shared.closing.push(Arc::clone(&engine));
         Some(engine)
     }
@@ -511,7 +511,7 @@ fn remove_cell(shared: &mut Shared, cell: &CellRef) {
 /// Lets reads of the counter make progress on the endpoint until it closes.
 fn add_driver(cell: &CellRef, cntr: &Arc<Cntr>) {
     cntr.sources().add(cell);
-    cell.control().routes.add_driver(cntr);
+    cell.add_driver(cntr);
 }
 
 /// Passes a region and its counters to an endpoint.

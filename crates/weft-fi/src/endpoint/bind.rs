@@ -140,17 +140,17 @@ impl Ep {
         }
         let selective = flags & sys::FI_SELECTIVE_COMPLETION != 0;
         let mut state = self.cell.state();
-        if (tx && state.routes.tx.is_some()) || (rx && state.routes.rx.is_some()) {
+        if (tx && state.routes.has_tx()) || (rx && state.routes.has_rx()) {
             return Err(Errno::INVAL);
         }
         if tx {
-            state.routes.tx = Some(cq.clone());
+            state.routes.set_tx(cq.clone());
             if selective {
                 self.cell.bound.set_tx_selective();
             }
         }
         if rx {
-            state.routes.rx = Some(cq.clone());
+            state.routes.set_rx(cq.clone());
             if selective {
                 self.cell.bound.set_rx_selective();
             }
@@ -173,7 +173,7 @@ impl Ep {
         }
         let mut state = self.cell.state();
         let wanted = || Class::FLAGS.iter().filter(|(_, flag)| flags & flag != 0).map(|&(class, _)| class);
-        if wanted().any(|class| state.routes.counters[class as usize].is_some()) {
+        if wanted().any(|class| state.routes.has_counter(class)) {
             return Err(Errno::INVAL);
         }
         for class in wanted() {
@@ -189,7 +189,7 @@ impl Ep {
         // The endpoint may be enabled.
         cntr.notify();
         if let Some(place) = self.place() {
-            place.counted(&self.cell, cntr);
+            place.add_counter(&self.cell, cntr);
         }
         Ok(())
     }

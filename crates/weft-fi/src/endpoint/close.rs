@@ -9,7 +9,6 @@
 //! Meanwhile peers are served as before, so regions that another thread closes leave the engine, too
 //! ([`crate::domain::Domain::retire`]).
 
-use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -17,6 +16,7 @@ use weft_nic::Device;
 
 use crate::endpoint::Ep;
 use crate::endpoint::cell::Eng;
+use crate::endpoint::connection::OpenedFrom;
 use crate::sleep::flusher;
 
 /// Fruitless rounds before the closing thread starts to sleep between them.
@@ -40,32 +40,16 @@ impl Ep {
             av.detach(&self.cell);
         }
         let engine = self.domain.retire(&self.cell);
-        let mut state = self.cell.control();
-        let mut routes = std::mem::take(&mut state.routes);
-        state.publisher = None;
-        drop(state);
-        if let Some(request) = routes.reports.as_ref().and_then(|reports| reports.request.take()) {
+        let mut routes = self.cell.control().take_routes();
+        if let Some(request) = routes.reports().and_then(|reports| reports.request.take()) {
             request.abandon();
         }
         self.domain.work().forget(&self.cell);
-        for cq in [&routes.tx, &routes.rx].into_iter().flatten() {
-            cq.sources().remove(&self.cell);
-        }
-        for cntr in routes.counters.iter().flatten() {
-            cntr.sources().remove(&self.cell);
-        }
-        for cq in routes.foreign.iter().filter_map(Weak::upgrade) {
-            cq.sources().remove(&self.cell);
-        }
-        for cntr in routes.drivers.iter().filter_map(Weak::upgrade) {
-            cntr.sources().remove(&self.cell);
-        }
-        // Nothing is counted there any more, so the counters may be closed.
-        routes.regions.clear();
+        routes.detach(&self.cell);
         if let Some(eq) = setup.eq.take() {
             eq.drivers().remove(&self.cell);
         }
-        (setup.request, setup.devices) = (None, None);
+        setup.opened_from = OpenedFrom::Nothing;
         let srx = setup.srx.take();
         if let Some(shared) = srx.as_ref().and_then(|srx| srx.receives()) {
             shared.detach(&self.cell);
@@ -94,7 +78,7 @@ impl Ep {
             // Closing a region may have moved something on.
             hand_on(&mut engine.lock());
             drop(engine);
-            routes.rx.inspect(|cq| cq.end_visits());
+            routes.end_visits();
             drop(setup);
             if fired {
                 self.domain.work().run();

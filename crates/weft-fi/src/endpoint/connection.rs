@@ -20,9 +20,8 @@ use weft_fi_sys as sys;
 use crate::Devices;
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
-use crate::addr::Format;
 use crate::endpoint::Ep;
-use crate::endpoint::cell::{Eng, State};
+use crate::endpoint::cell::Eng;
 use crate::endpoint::route::Routes;
 use crate::eq::{Eq, Failure};
 use crate::info::EpType;
@@ -30,38 +29,61 @@ use crate::info::hints::Hints;
 use crate::pep::{self, Request};
 
 /// Where an endpoint's connection is reported.
-pub(crate) struct Reports {
-    pub(crate) eq: Hold<Eq>,
+pub(super) struct Reports {
+    pub(super) eq: Hold<Eq>,
     /// The endpoint, as a number.
-    pub(crate) fid: usize,
+    pub(super) fid: usize,
     /// The call that is being answered: it keeps the passive endpoint's devices alive until that is done.
-    pub(crate) request: RefCell<Option<Arc<Request>>>,
+    pub(super) request: RefCell<Option<Arc<Request>>>,
 }
 
-/// What an endpoint that is opened with a handle begins with (`fi_info.handle`).
+/// The object that an endpoint was opened from (`fi_info.handle`).
 #[derive(Default)]
-pub(crate) struct Origin {
-    /// The call to answer.
-    pub(crate) request: Option<Arc<Request>>,
-    /// The devices of a passive endpoint whose address it takes over.
-    pub(crate) devices: Option<Box<Devices>>,
-    /// The address to have.
-    pub(crate) local: Option<EpName>,
+pub(super) enum OpenedFrom {
+    /// No handle, or one that has served its purpose.
+    #[default]
+    Nothing,
+    /// A connection request, until it is answered.
+    Request(Arc<Request>),
+    /// A passive endpoint whose address the endpoint takes over: its devices, until enable.
+    Devices(Box<Devices>),
 }
 
-impl Origin {
-    /// For an endpoint opened with this `fi_info`, whose source address is `local`.
-    pub(super) fn of(info: &Hints, ty: EpType, local: Option<EpName>) -> Result<Self, Errno> {
+impl OpenedFrom {
+    /// The handle of an `fi_info`, and the local address of an endpoint that is opened from it. `local` is the
+    /// source address of the `fi_info`.
+    pub(super) fn of(info: &Hints, ty: EpType, local: Option<EpName>) -> Result<(Self, Option<EpName>), Errno> {
         if info.handle == 0 || ty != EpType::Msg {
-            return Ok(Self { local, ..Self::default() });
+            return Ok((Self::Nothing, local));
         }
         if let Some(request) = pep::request(info.handle) {
-            // The passive endpoint has that port.
+            // The passive endpoint listens on that port.
             let local = local.map(|name| EpName::service(SocketAddr::new(name.socket().ip(), 0)));
-            return Ok(Self { request: Some(request), devices: None, local });
+            return Ok((Self::Request(request), local));
         }
         let (devices, bound) = pep::take_devices(info.handle)?;
-        Ok(Self { request: None, devices, local: bound.or(local) })
+        Ok((devices.map_or(Self::Nothing, Self::Devices), bound.or(local)))
+    }
+
+    /// The request that the endpoint is to answer.
+    pub(super) fn request(&self) -> Option<&Arc<Request>> {
+        if let Self::Request(request) = self { Some(request) } else { None }
+    }
+
+    /// Whether the endpoint has the devices of a passive endpoint.
+    pub(super) fn has_devices(&self) -> bool {
+        matches!(self, Self::Devices(_))
+    }
+
+    /// Takes the devices of a passive endpoint.
+    pub(super) fn take_devices(&mut self) -> Option<Box<Devices>> {
+        match std::mem::take(self) {
+            Self::Devices(devices) => Some(devices),
+            other => {
+                *self = other;
+                None
+            }
+        }
     }
 }
 
@@ -69,7 +91,7 @@ impl Routes {
     /// Tells the client what has become of the connection.
     #[cold]
     pub(super) fn report_connection(&self, engine: &mut Eng) {
-        let Some(Reports { eq, fid, request }) = &self.reports else { return };
+        let Some(Reports { eq, fid, request }) = self.reports() else { return };
         for event in engine.take_connection_events() {
             let (errno, more) = match event {
                 ConnEvent::Connected { data, .. } => {
@@ -90,7 +112,7 @@ impl Routes {
                 ConnEvent::Request { .. } => continue,
             };
             request.take().inspect(|request| request.abandon());
-            eq.report_failure(Failure { fid: *fid, context: self.context, data: 0, errno, more });
+            eq.report_failure(Failure { fid: *fid, context: self.context(), data: 0, errno, more });
         }
     }
 }
@@ -110,7 +132,7 @@ impl Ep {
         if data.len() > weft_engine::MAX_CONN_DATA {
             return Err(Errno::INVAL);
         }
-        if self.setup.lock().request.is_some() {
+        if self.setup.lock().opened_from.request().is_some() {
             return Err(Errno::OPBADSTATE);
         }
         self.ready()?;
@@ -124,13 +146,13 @@ impl Ep {
         if data.len() > weft_engine::MAX_CONN_DATA {
             return Err(Errno::INVAL);
         }
-        let request = self.setup.lock().request.clone().ok_or(Errno::OPBADSTATE)?;
+        let request = self.setup.lock().opened_from.request().cloned().ok_or(Errno::OPBADSTATE)?;
         self.ready()?;
         request.answer()?;
-        if let Some(reports) = &self.cell.control().routes.reports {
+        if let Some(reports) = self.cell.control().routes.reports() {
             reports.request.replace(Some(Arc::clone(&request)));
         }
-        self.setup.lock().request = None;
+        self.setup.lock().opened_from = OpenedFrom::Nothing;
         self.step(|engine| engine.accept(&request.peer, data))
     }
 
@@ -146,23 +168,9 @@ impl Ep {
 
     fn step(&self, step: impl FnOnce(&mut Eng) -> Result<(), Error>) -> Result<(), Errno> {
         let mut state = self.cell.control();
-        let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else {
-            return Err(Errno::OPBADSTATE);
-        };
-        step(engine).map_err(refused)?;
-        *programs_due |= routes.deliver(engine) || *stalled;
-        if state.programs_due {
-            self.cell.notify_sleepers(&mut state);
-        }
-        if self.cell.ensure_wake_up(&mut state) {
-            state.routes.notify();
-        }
+        step(state.engine.as_mut().ok_or(Errno::OPBADSTATE)?).map_err(refused)?;
+        self.cell.finish_control(&mut state);
         Ok(())
-    }
-
-    /// In which format the client writes addresses.
-    pub(crate) fn format(&self) -> Format {
-        self.setup.lock().format
     }
 
     /// The peer's address in the client's format. As with sockets it is the one that was called.

@@ -13,7 +13,7 @@ use crate::abi::noop;
 use crate::abi::object::{self, Hold};
 use crate::domain::Domain;
 use crate::endpoint::kind::Kind;
-use crate::endpoint::{Ep, ep, matching, registration, setup, tables};
+use crate::endpoint::{Ep, ep, matching, opening, registration, tables};
 use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::{cm, collective};
@@ -45,7 +45,7 @@ pub(crate) unsafe extern "C" fn open(
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
         // SAFETY: null, or the client's fi_info, which the host allocated.
         let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
-        let endpoint = setup::open(domain, &info, Kind::Whole, None, context)?;
+        let endpoint = opening::open(domain, &info, Kind::Whole, None, context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(endpoint, place) })
     })

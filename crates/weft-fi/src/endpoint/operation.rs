@@ -74,7 +74,7 @@ pub(crate) struct Atomic<'a> {
 impl Ep {
     /// Who learns of the success of a transmit operation: whoever reads the queue, a counter, or nobody.
     #[inline(always)]
-    fn told(&self, entry: bool, class: Class) -> OpFlags {
+    fn completion_policy(&self, entry: bool, class: Class) -> OpFlags {
         match entry {
             true => OpFlags::empty(),
             false if self.cell.bound.counts(class) => OpFlags::COUNTED,
@@ -92,7 +92,7 @@ impl Ep {
     #[inline(always)]
     pub(crate) fn send_op<'a>(&self, send: &Send<'a>) -> SendOp<'a> {
         let mut flags = send.mode.ops | self.send_order;
-        flags |= self.told(send.entry, Class::Send);
+        flags |= self.completion_policy(send.entry, Class::Send);
         if flags.contains(OpFlags::INJECT | OpFlags::QUIET) {
             // Nobody learns when it is done, and its buffer is free already: no completion level can be observed.
             flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
@@ -215,7 +215,7 @@ impl Ep {
         } else {
             (Class::Write, sys::FI_ATOMIC | sys::FI_WRITE)
         };
-        flags |= self.told(atomic.entry, class);
+        flags |= self.completion_policy(atomic.entry, class);
         AtomicOp {
             dest: atomic.dest,
             amo: atomic.amo,
@@ -231,7 +231,7 @@ impl Ep {
 
     #[inline]
     fn rma_op<'a>(&self, rma: &Rma<'a>, mut flags: OpFlags, class: Class, completion: u64) -> RmaOp<'a> {
-        flags |= self.told(rma.entry, class);
+        flags |= self.completion_policy(rma.entry, class);
         let user = User::new(completion, rma.entry).word();
         RmaOp {
             dest: rma.dest,

@@ -86,7 +86,7 @@ impl Ep {
                 }
                 // Such devices are there already, and others may know that they have shared memory: a passive
                 // endpoint's, or those by which a scalable endpoint's receive contexts are reached.
-                if !permitted && (setup.devices.is_some() || self.kind == Kind::Receive) {
+                if !permitted && (setup.opened_from.has_devices() || self.kind == Kind::Receive) {
                     return Err(Errno::OPNOTSUPP);
                 }
                 setup.shm = permitted;

@@ -25,7 +25,7 @@ use weft_nic::{Device, Identity, NicError};
 
 use super::cell::{CellRef, EndpointCell};
 use super::entry::{EpOps, export_xpu};
-use super::{Ep, Kind, Limits, setup};
+use super::{Ep, Kind, Limits, enable, opening};
 use crate::Devices;
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -70,19 +70,14 @@ struct State {
     started: Option<Started>,
 }
 
-/// Reading what is bound to one drives the other from now on.
+/// Has a read of the objects that are bound to `reader` drive `driven` as well.
 fn drive_by(driven: &CellRef, reader: &CellRef) {
-    let (queues, counters) = {
-        let routes = &reader.control().routes;
-        let queues: Vec<_> = [&routes.tx, &routes.rx].into_iter().flatten().map(|cq| Arc::clone(cq.arc())).collect();
-        let counters: Vec<_> = routes.counters.iter().flatten().map(|cntr| Arc::clone(cntr.arc())).collect();
-        (queues, counters)
-    };
+    let (queues, counters) = reader.control().routes.bound();
     queues.iter().for_each(|cq| cq.sources().add(driven));
     counters.iter().for_each(|cntr| cntr.sources().add(driven));
     let routes = &mut driven.control().routes;
-    queues.iter().for_each(|cq| routes.add_foreign(cq));
-    counters.iter().for_each(|cntr| routes.add_driver(cntr));
+    queues.iter().for_each(|cq| routes.add_driving_queue(cq));
+    counters.iter().for_each(|cntr| routes.add_driving_counter(cntr));
 }
 
 /// What there is once something is enabled.
@@ -131,7 +126,7 @@ impl Place {
         let ready = started.devices.get_mut(usize::from(self.index)).filter(|_| self.kind == Kind::Receive);
         match ready.and_then(Option::take) {
             Some(devices) => Ok(devices),
-            None => self.sep.context_devices(network, started, self.kind, self.index, shm).map_err(setup::refused),
+            None => self.sep.context_devices(network, started, self.kind, self.index, shm).map_err(enable::refused),
         }
     }
 }
@@ -148,14 +143,14 @@ impl Place {
 
     /// A counter is bound to the context: it drives the partners as well, if the context is enabled. (Else it
     /// will by [`Self::join`].)
-    pub(super) fn counted(&self, cell: &CellRef, cntr: &Hold<Cntr>) {
+    pub(super) fn add_counter(&self, cell: &CellRef, cntr: &Hold<Cntr>) {
         let mine = self.sep.state.lock().cells[side(self.kind)][usize::from(self.index)].upgrade();
         if mine.is_none_or(|mine| !Arc::ptr_eq(&mine, cell)) {
             return;
         }
         for partner in self.partners() {
             cntr.sources().add(&partner);
-            partner.control().routes.add_driver(cntr.arc());
+            partner.add_driver(cntr.arc());
         }
     }
 
@@ -196,7 +191,7 @@ impl Sep {
         }
         let started = match state.started.take() {
             Some(started) => started,
-            None => self.listen(state.local).map_err(setup::refused)?,
+            None => self.listen(state.local).map_err(enable::refused)?,
         };
         Ok(state.started.insert(started))
     }
@@ -286,7 +281,7 @@ impl Sep {
             *open |= 1 << index;
         }
         let place = Place { sep: Hold::new(Arc::clone(self)), kind, index };
-        setup::open(self.domain.clone(), info, kind, Some(place), context)
+        opening::open(self.domain.clone(), info, kind, Some(place), context)
     }
 
     fn bind(&self, av: Hold<Av>) -> Result<(), Errno> {
@@ -344,7 +339,7 @@ pub(crate) unsafe extern "C" fn open(
         let counts = [counts[0]?, counts[1]?];
         // To each of its contexts a handle is opened with the same attributes.
         (attr.tx_ctx_cnt, attr.rx_ctx_cnt) = (1, 1);
-        let (format, local) = setup::local(&info)?;
+        let (format, local) = opening::local_address(&info)?;
         let network = domain.network().of_endpoint(domain.api_version(), &info)?;
         info.src = None;
         let head = sys::fid_ep {
@@ -531,7 +526,7 @@ unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) 
         if state.started.is_some() {
             return Err(Errno::OPBADSTATE);
         }
-        state.local = Some(setup::decode_local(sep.format, bytes)?);
+        state.local = Some(opening::decode_local(sep.format, bytes)?);
         Ok(0)
     })
 }

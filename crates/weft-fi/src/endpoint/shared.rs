@@ -23,7 +23,7 @@ use weft_fi_sys as sys;
 use super::cell::{CellRef, EndpointCell, Eng};
 use super::flags::Defaults;
 use super::route::User;
-use super::{Ep, Kind, setup};
+use super::{Ep, Kind, opening};
 use crate::abi::errno::Errno;
 use crate::abi::noop;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
@@ -85,7 +85,7 @@ impl Receives {
             let offer = |engine: &mut Eng| (engine.feed(op), engine.unexpected_messages() > 0);
             let mut waiting = false;
             for cell in self.cells() {
-                waiting |= cell.meddle(offer).is_some_and(|waiting| waiting);
+                waiting |= cell.with_engine(offer).is_some_and(|waiting| waiting);
             }
             if waiting {
                 self.pool.await_more();
@@ -102,12 +102,12 @@ impl Receives {
                 engine.progress();
                 (true, engine.has_message_for(op))
             };
-            cell.meddle(seek) == Some(true)
+            cell.with_engine(seek) == Some(true)
         });
         let cell = found.or(cells.last()).ok_or(Errno::OPBADSTATE)?;
         let mut op = *op;
         op.ctx.user |= cell.pool_user();
-        cell.meddle(|engine| (true, engine.recv(&op))).ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
+        cell.with_engine(|engine| (true, engine.recv(&op))).ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
     }
 
     /// Cancels a receive. That it was cancelled is reported at one of the endpoints, if there are any.
@@ -116,7 +116,7 @@ impl Receives {
             let canceled = engine.cancel_pooled(context);
             (canceled, canceled)
         };
-        let canceled = self.cells().iter().find_map(|cell| cell.meddle(report));
+        let canceled = self.cells().iter().find_map(|cell| cell.with_engine(report));
         if canceled.unwrap_or_else(|| self.pool.cancel(context)) { Ok(()) } else { Err(Errno::NOENT) }
     }
 }
@@ -141,19 +141,6 @@ impl EndpointCell {
         let canceled = self.shared().ok_or(Errno::OPBADSTATE).and_then(|shared| shared.cancel(context));
         canceled.map_or_else(Errno::size, |()| 0)
     }
-
-    /// Has the engine do something by a control call; whoever waits at this endpoint looks again if it says
-    /// that something has happened. `None`: there is no engine.
-    fn meddle<R>(&self, act: impl FnOnce(&mut Eng) -> (bool, R)) -> Option<R> {
-        let mut state = self.control();
-        let (happened, result) = act(state.engine.as_mut()?);
-        if happened {
-            state.programs_due |= state.stalled;
-            state.routes.notify();
-            self.notify_listener(&mut state);
-        }
-        Some(result)
-    }
 }
 
 /// Opens a shared receive context: `fi_srx_context`.
@@ -171,7 +158,7 @@ pub(crate) unsafe extern "C" fn open_srx(
         let rx = unsafe { attr.as_ref() }.copied();
         let caps = rx.map(|attr| attr.caps).filter(|&caps| caps != 0).unwrap_or(domain.caps());
         let info = Hints { caps, rx, addr_format: domain.format().raw(), ..Hints::default() };
-        let receives = setup::open(domain, &info, Kind::Shared, None, context)?;
+        let receives = opening::open(domain, &info, Kind::Shared, None, context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(receives, place) })
     })

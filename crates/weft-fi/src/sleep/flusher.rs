@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
-use weft_nic::{Device, Unsent};
+use weft_nic::Unsent;
 use weft_os::Worker;
 
 use crate::endpoint::cell::CellRef;
@@ -73,8 +73,7 @@ struct Member {
 
 /// An endpoint is ready: it is looked after from now on.
 pub(crate) fn join(cell: &CellRef) {
-    let unsent = cell.control().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned());
-    if let Some(unsent) = unsent {
+    if let Some(unsent) = cell.unsent() {
         Flusher::ours().members.lock().push(Member { cell: Arc::clone(cell), unsent, seen: None });
     }
 }
@@ -204,13 +203,8 @@ fn look(members: &mut [Member]) -> bool {
         let kept = member.unsent.kept();
         busy |= kept.is_some();
         // What grows will be written by whoever adds to it.
-        if std::mem::replace(&mut member.seen, kept) == kept
-            && kept.is_some()
-            && let Some(engine) = &mut member.cell.control().engine
-            && engine.nic().is_ours()
-            && engine.nic_mut().drain()
-        {
-            member.unsent.clear();
+        if std::mem::replace(&mut member.seen, kept) == kept && kept.is_some() {
+            member.cell.drain(&member.unsent);
         }
     }
     busy

@@ -276,7 +276,7 @@ impl Member {
         let (rounds, sleeper) = self.cell.activity();
         let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
         if self.listening {
-            return if self.cell.take_dismissal() { self.part(auto) } else { self.serve(auto, sleeper) };
+            return if self.cell.take_step_back() { self.part(auto) } else { self.serve(auto, sleeper) };
         }
         if !sleeper && (client_parked || !moved || self.finds_client_away()) {
             return self.serve(auto, sleeper);
@@ -298,7 +298,7 @@ impl Member {
             return false;
         }
         // The silence of a client whose core we have taken tells nothing.
-        if !self.cell.is_elsewhere() {
+        if !self.cell.runs_on_other_cpu() {
             return false;
         }
         let still = |seen| self.cell.activity() == (seen, false);
@@ -338,20 +338,20 @@ impl Member {
             }
             self.listening = true;
             self.present = 0;
-            self.cell.take_dismissal();
+            self.cell.take_step_back();
         }
-        if self.did.take() == Some((self.seen, self.cell.waits())) && !sleeper {
+        if self.did.take() == Some((self.seen, self.cell.lock_waits())) && !sleeper {
             // What was done then was done while the client was away.
-            state.aided();
+            state.progress_thread_helped();
             self.useful = true;
             self.needless_wakes = 0;
         }
         state.wake_listener();
         let before = self.cell.activity().0;
         let moved = !state.progress_until_idle();
-        let programs_due = state.programs_due;
+        let programs_due = state.programs_due();
         if moved || programs_due {
-            self.did = Some((before, self.cell.waits()));
+            self.did = Some((before, self.cell.lock_waits()));
             if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
                 self.cell.publish(&mut state, INTERVAL);
             }

@@ -1,18 +1,20 @@
-//! The part of an endpoint that outlives its handle: the engine, its lock, and what is bound to it.
+//! The part of an endpoint that outlives its handle: the engine, its lock, and the bound objects.
 //!
-//! Place in the data flow: operations enter through [`EndpointCell::submit_tx`] and
-//! [`EndpointCell::submit_recv`], queues and counters that are read drive [`EndpointCell::progress`], memory
-//! regions and address vectors reach every endpoint of their domain through the control calls at the end.
-//! Queues, counters and the progress thread hold an `EndpointCell` by `Arc`; the client holds handles
-//! ([`crate::endpoint::Ep`]), of which aliases share one cell.
+//! Place in the data flow: operations enter through [`submit`]. Queues and counters that are read drive
+//! [`EndpointCell::progress`]. Memory regions and address vectors reach every endpoint of their domain through the
+//! control calls below. Programs start operations through [`deferred`]. Queues, counters and the progress thread
+//! hold an `EndpointCell` by `Arc`. The client holds handles ([`crate::endpoint::Ep`]); aliases share one cell.
 //!
-//! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving,
-//! except control calls: they leave them to the next round of progress, so that a queue's ring is only
-//! entered by those whom the threading level covers, and by the progress thread ([`progress::Visit`]), which the rings
-//! know. Whoever delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]),
-//! or leaves that to the next round by [`State::programs_due`]. The same goes for programs that are
-//! [`State::stalled`]: any call into the engine in which it may make progress may have made the room that
-//! they wait for, and no later round need find anything.
+//! Invariants:
+//!
+//! - One engine, one lock.
+//! - A call into the engine delivers its completions before it leaves. Control calls are the exception: they leave
+//!   completions to the next round of progress. Thus a queue's ring is entered only by threads that the threading
+//!   level covers, and by the progress thread ([`progress::Visit`]), which the rings know.
+//! - A call that has delivered runs the programs that it released ([`crate::trigger`]) after it has left the
+//!   engine, or leaves them to the next round (`State::programs_due`).
+//! - The same holds for stalled programs (`State::programs_stalled`). Any call in which the engine may make progress
+//!   may have made room for them, and no later round needs to find work.
 
 pub(crate) mod deferred;
 mod parking;
@@ -25,10 +27,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use weft_engine::Engine;
 use weft_engine::api::{Access, Addr, Book, Error, Region};
 use weft_engine::name::EpName;
+use weft_nic::{Device, Unsent};
 
 use crate::Devices;
+use crate::cntr::Cntr;
 use crate::domain::Domain;
 pub(crate) use crate::endpoint::cell::parking::Sleep;
+use crate::endpoint::cell::parking::Sleepers;
 use crate::endpoint::route::{Bound, RegionCounters, Routes};
 use crate::endpoint::shared::Receives;
 use crate::observe::publish::Publisher;
@@ -36,113 +41,98 @@ use crate::sleep::lock::{Callers, Guard, Guarded};
 use crate::sleep::progress::AutoProgress;
 use crate::trigger::WorkQueue;
 
-/// The engine over the real devices.
+/// The engine over the devices of the provider.
 pub(crate) type Eng = Engine<Devices>;
 
 /// An endpoint as queues, counters and regions see it.
 pub(crate) struct EndpointCell {
     state: Guarded<State>,
-    /// What the data path looks at first.
-    pub(crate) bound: Bound,
-    /// Rounds of progress that application threads have made, for others to see whether somebody is at work.
-    polls: AtomicU64,
-    /// The processor on which they were made lately.
+    /// Bindings that the data path reads before it takes the lock.
+    pub(super) bound: Bound,
+    /// Rounds of progress that threads of the client have made.
+    rounds: AtomicU64,
+    /// The processor on which they were made lately, or `u32::MAX`.
     cpu: AtomicU32,
-    /// Application threads that sleep on this endpoint and will progress it when they wake.
-    sleepers: AtomicU32,
-    /// The progress thread, if there is one.
-    auto: Option<Arc<AutoProgress>>,
-    /// The client has taken over, and the progress thread has not seen it yet.
-    dismissed: AtomicBool,
-    /// What waits in the domain for counters.
+    /// Number of the client's threads that sleep on this endpoint and progress it when they wake.
+    sleeping_threads: AtomicU32,
+    /// The domain's progress thread, with automatic progress.
+    progress_thread: Option<Arc<AutoProgress>>,
+    /// The client asks the progress thread to step back. The thread clears the request.
+    step_back: AtomicBool,
+    /// The domain's programs, which wait for counters.
     work: Arc<WorkQueue>,
-    /// Whether operations of this endpoint may be among it (FI_TRIGGER).
+    /// Whether operations of this endpoint may be part of programs (FI_TRIGGER).
     triggers: bool,
-    /// What peers may do here at all, whatever a region permits (FI_REMOTE_READ, FI_REMOTE_WRITE).
+    /// The remote accesses that the endpoint's capabilities permit, whatever a region grants (FI_REMOTE_READ,
+    /// FI_REMOTE_WRITE).
     open_to: Access,
-    /// In the place of an engine: the receives of a shared context.
+    /// The receives of a shared context, which has no engine.
     shared: Option<Receives>,
-    /// What peers had to know besides the name (fi_endpoint(3), "auth_key").
-    pub(crate) auth_key: Option<Vec<u8>>,
+    /// The key that peers must present besides the name (fi_endpoint(3), "auth_key").
+    auth_key: Option<Vec<u8>>,
 }
 
-/// What the lock guards.
+/// Shared ownership of a cell.
+pub(crate) type CellRef = Arc<EndpointCell>;
+
+/// The state that the lock guards.
 pub(crate) struct State {
     /// `None` before enable and after close. Boxed, so that it is not moved on the stacks of clients.
-    pub(crate) engine: Option<Box<Eng>>,
-    /// What is bound.
-    pub(crate) routes: Routes,
-    /// How many threads sleep in our calls with these devices parked.
-    sleeping: u32,
-    /// How many wait objects of clients rely on the devices being parked (`fi_trywait`): those sleep where we cannot
-    /// see them, for as long as they like.
-    external: u32,
-    /// The progress thread listens to these devices, which are parked until it or the client ends that.
-    auto_listens: bool,
-    /// It sleeps, and was not called yet.
-    auto_asleep: bool,
-    /// Any of these sleeps.
-    relied_on: bool,
-    /// Rounds that the client has made since the progress thread was of use.
-    unaided: u32,
-    /// Programs were set free in here, or may go on: whoever finds this set runs them, once out of the engine.
-    pub(crate) programs_due: bool,
+    pub(super) engine: Option<Box<Eng>>,
+    /// The bound queues and counters.
+    pub(super) routes: Routes,
+    /// The threads that rely on parked devices.
+    sleepers: Sleepers,
+    /// Programs were released, or statistics are due. The next call that leaves the engine handles them
+    /// ([`EndpointCell::run_programs`]).
+    programs_due: bool,
     /// Programs wait for room in this engine.
-    pub(crate) stalled: bool,
-    /// Lets others see what happens here.
-    pub(super) publisher: Option<Box<Publisher>>,
-    /// It may be time to publish.
-    look_due: bool,
+    programs_stalled: bool,
+    /// Writes the endpoint's statistics for other processes.
+    publisher: Option<Box<Publisher>>,
+    /// The interval between two looks at the clock for statistics is over.
+    publish_due: bool,
 }
 
 impl EndpointCell {
     /// A cell without an engine.
     ///
     /// # Safety
-    /// With [`Callers::One`], every call below that is not named a control call or a visit comes from threads that the
-    /// client serializes, as [`Guarded::new`] demands.
-    pub(crate) unsafe fn new(
+    /// With [`Callers::One`], the client serializes all calls below, except control calls and visits, as
+    /// [`Guarded::new`] demands.
+    pub(super) unsafe fn new(
         domain: &Domain,
         callers: Callers,
         triggers: bool,
         open_to: Access,
         routes: Routes,
         shared: Option<Receives>,
+        auth_key: Option<Vec<u8>>,
     ) -> Self {
         let state = State {
             engine: None,
             routes,
-            sleeping: 0,
-            external: 0,
-            auto_listens: false,
-            auto_asleep: false,
-            relied_on: false,
-            unaided: 0,
+            sleepers: Sleepers::default(),
             programs_due: false,
-            stalled: false,
+            programs_stalled: false,
             publisher: None,
-            look_due: false,
+            publish_due: false,
         };
         Self {
             // SAFETY: the caller's promise.
             state: unsafe { Guarded::new(callers, domain.meter(), state) },
             bound: Bound::default(),
-            polls: AtomicU64::new(0),
+            rounds: AtomicU64::new(0),
             cpu: AtomicU32::new(u32::MAX),
-            sleepers: AtomicU32::new(0),
-            auto: domain.auto_progress().cloned(),
-            dismissed: AtomicBool::new(false),
+            sleeping_threads: AtomicU32::new(0),
+            progress_thread: domain.auto_progress().cloned(),
+            step_back: AtomicBool::new(false),
             work: Arc::clone(domain.work()),
             triggers,
             open_to,
             shared,
-            auth_key: None,
+            auth_key,
         }
-    }
-
-    /// What waits in the domain.
-    pub(super) fn work(&self) -> &WorkQueue {
-        &self.work
     }
 
     /// The receives of a shared context, which has no engine.
@@ -155,22 +145,61 @@ impl EndpointCell {
         self.triggers
     }
 
-    /// The state for a call that the client serializes with data-path calls: bind, enable, options.
-    pub(crate) fn state(&self) -> Guard<'_, State> {
-        self.state.lock()
+    /// Whether the endpoint has this authorization key.
+    pub(crate) fn has_auth_key(&self, key: &Vec<u8>) -> bool {
+        self.auth_key.as_ref() == Some(key)
     }
 
-    /// The state for a control call, which may come from any thread at any time.
-    pub(crate) fn control(&self) -> Guard<'_, State> {
+    /// The state for a call that the client serializes with data-path calls: bind, enable, options.
+    pub(super) fn state(&self) -> Guard<'_, State> {
+        self.state.lock()
+    }
+}
+
+/// Control calls, which may come from any thread at any time.
+impl EndpointCell {
+    /// The state for a control call.
+    pub(super) fn control(&self) -> Guard<'_, State> {
         self.state.intrude()
     }
 
-    /// The endpoint's name, once enabled. A control call.
+    /// The endpoint's name, once enabled.
     pub(crate) fn name(&self) -> Option<EpName> {
         self.state.intrude().engine.as_deref().map(Engine::name)
     }
 
-    /// The address vector has gained addresses. A control call.
+    /// Takes the engine out of the endpoint, which is closed from then on.
+    pub(crate) fn take_engine(&self) -> Option<Box<Eng>> {
+        self.state.intrude().engine.take()
+    }
+
+    /// Number of datagrams that the engine has dropped.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.state.intrude().engine.as_deref().map_or(0, Eng::dropped)
+    }
+
+    /// The note in which the devices record that they keep unsent messages, if they may keep any.
+    pub(crate) fn unsent(&self) -> Option<Arc<Unsent>> {
+        self.state.intrude().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned())
+    }
+
+    /// Writes unsent messages that the devices keep, without a poll. Clears `unsent` if none is left; under the
+    /// lock, so that no message is added in between. A forked child leaves its parent's devices alone.
+    pub(crate) fn drain(&self, unsent: &Unsent) {
+        if let Some(engine) = &mut self.state.intrude().engine
+            && engine.nic().is_ours()
+            && engine.nic_mut().drain()
+        {
+            unsent.clear();
+        }
+    }
+
+    /// A counter drives this endpoint from now on.
+    pub(crate) fn add_driver(&self, cntr: &Arc<Cntr>) {
+        self.state.intrude().routes.add_driving_counter(cntr);
+    }
+
+    /// The address vector has gained addresses.
     pub(crate) fn addresses_added(&self, fresh: &[(Addr, EpName)]) {
         let mut state = self.state.intrude();
         if let Some(engine) = &mut state.engine {
@@ -179,7 +208,7 @@ impl EndpointCell {
         }
     }
 
-    /// The address vector has lost an address. A control call.
+    /// The address vector has lost an address.
     pub(crate) fn address_removed(&self, addr: Addr) {
         let mut state = self.state.intrude();
         if let Some(engine) = &mut state.engine {
@@ -188,7 +217,7 @@ impl EndpointCell {
         }
     }
 
-    /// The domain has a new region, whose `user` word must be its key. A control call.
+    /// The domain has a new region. Its `user` word must be its key.
     pub(crate) fn add_region(&self, mut region: Region) -> Result<(), Error> {
         debug_assert_eq!(region.user, region.key);
         region.access.read &= self.open_to.read;
@@ -199,7 +228,7 @@ impl EndpointCell {
         }
     }
 
-    /// The region's counters have changed. Reading them drives this endpoint from now on. A control call.
+    /// The region's counters have changed. A read of these counters drives this endpoint from now on.
     pub(crate) fn set_region_counters(self: &Arc<Self>, key: u64, counters: RegionCounters) {
         for cntr in [&counters.write, &counters.read].into_iter().flatten() {
             cntr.sources().add(self);
@@ -208,24 +237,48 @@ impl EndpointCell {
         self.state.intrude().routes.set_region_counters(key, counters);
     }
 
-    /// The domain has lost a region: on return nothing touches its memory any more. A control call.
+    /// The domain has lost a region. On return the engine no longer accesses its memory.
     pub(crate) fn remove_region(&self, key: u64) {
         let mut state = self.state.intrude();
-        state.routes.regions.remove(&key);
+        state.routes.remove_region(key);
         let State { engine: Some(engine), .. } = &mut *state else { return };
         engine.remove_region(key);
         self.notify_sleepers(&mut state);
+    }
+
+    /// Lets the engine act. If `act` says that something has happened, threads that wait at this endpoint look
+    /// again. Returns `None` where there is no engine.
+    pub(super) fn with_engine<R>(&self, act: impl FnOnce(&mut Eng) -> (bool, R)) -> Option<R> {
+        let mut state = self.state.intrude();
+        let (happened, result) = act(state.engine.as_mut()?);
+        if happened {
+            state.programs_due |= state.programs_stalled;
+            state.routes.notify();
+            self.notify_listener(&mut state);
+        }
+        Some(result)
     }
 }
 
 impl State {
     /// Installs the engine that enable has made.
-    pub(crate) fn install(&mut self, mut engine: Box<Eng>, book: Book, publisher: Option<Box<Publisher>>) {
+    pub(super) fn install(&mut self, mut engine: Box<Eng>, book: Book, publisher: Option<Box<Publisher>>) {
         engine.bind_book(book);
         self.engine = Some(engine);
         self.publisher = publisher;
     }
-}
 
-/// Shared ownership of a cell.
-pub(crate) type CellRef = Arc<EndpointCell>;
+    /// Closes the endpoint for routes and statistics: no completion is delivered any more.
+    pub(super) fn take_routes(&mut self) -> Routes {
+        self.publisher = None;
+        std::mem::take(&mut self.routes)
+    }
+
+    /// Delivers the engine's completions. The programs that this releases are due, and so are stalled ones, for
+    /// which there may be room now.
+    pub(super) fn deliver(&mut self) {
+        if let Some(engine) = &mut self.engine {
+            self.programs_due |= self.routes.deliver(engine) || self.programs_stalled;
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! Progress of an endpoint: rounds of its engine, the programs that they release, and statistics.
 //!
 //! Place in the data flow: a queue or counter that is read → [`EndpointCell::progress`]; the progress thread →
-//! [`EndpointCell::try_visit`], [`State::round`].
+//! [`EndpointCell::try_visit`], [`State::progress_until_idle`]. Both end with [`EndpointCell::run_programs`]
+//! where programs are due.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
@@ -12,46 +13,32 @@ use crate::observe::publish::{CellCounters, INTERVAL, ROUNDS_PER_CHECK};
 use crate::sleep::lock::Guard;
 use crate::sleep::wait::Waker;
 
-const _: () = assert!(ROUNDS_PER_CHECK.is_multiple_of(ROUNDS_PER_CPU));
+/// Most rounds in a search for an idle endpoint. An endpoint that still has work then counts as busy.
+const IDLE_ROUNDS: u32 = 64;
 
-/// Rounds after which a caller that wants the endpoint idle gives up for this time.
-const SETTLE_ROUNDS: u32 = 64;
-
-/// So many rounds of the client lie between two looks at what changes slowly. [`ROUNDS_PER_CHECK`] is a multiple.
+/// Rounds of the client between two updates of the processor's number.
 const ROUNDS_PER_CPU: u64 = 64;
 
-impl EndpointCell {
-    /// Lets others see what has happened, where that is due. Runs the domain's programs, once out of the
-    /// engine, and lets those try again that waited for room in it.
-    #[cold]
-    pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = State>) {
-        state.programs_due = false;
-        state.stalled = false;
-        if std::mem::take(&mut state.look_due) {
-            self.publish(&mut state, INTERVAL);
-        }
-        drop(state);
-        self.work.retry(self);
-        self.work.run();
-    }
+const _: () = assert!(ROUNDS_PER_CHECK.is_multiple_of(ROUNDS_PER_CPU));
 
-    /// One round of progress by an application thread. Returns 0 when nothing happened.
+impl EndpointCell {
+    /// Makes one round of progress for a thread of the client. Returns 0 when nothing happened.
     #[inline(always)]
     pub(crate) fn progress(&self) -> usize {
         let mut state = self.state.lock();
         // Written under the lock only.
-        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(ROUNDS_PER_CPU) {
-            // Only the progress thread asks.
-            if self.auto.is_some() {
+        let rounds = self.rounds.load(Ordering::Relaxed).wrapping_add(1);
+        self.rounds.store(rounds, Ordering::Relaxed);
+        if rounds.is_multiple_of(ROUNDS_PER_CPU) {
+            // Only the progress thread reads the number.
+            if self.progress_thread.is_some() {
                 self.cpu.store(this_cpu(), Ordering::Relaxed);
             }
-            state.look_due = polls.is_multiple_of(ROUNDS_PER_CHECK);
-            state.programs_due |= state.look_due;
+            state.publish_due = rounds.is_multiple_of(ROUNDS_PER_CHECK);
+            state.programs_due |= state.publish_due;
         }
         let done = state.round();
-        if state.auto_listens || state.external > 0 {
+        if state.sleepers.concern_rounds() {
             self.progress_beside_sleepers(&mut state);
         }
         if state.programs_due {
@@ -60,56 +47,69 @@ impl EndpointCell {
         done
     }
 
-    /// Lets others see what has happened, if that was not done within the interval.
+    /// Runs the domain's programs outside the engine, and retries those that are stalled on this endpoint.
+    /// Publishes the endpoint's statistics first, if that is due.
+    #[cold]
+    pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = State>) {
+        state.programs_due = false;
+        state.programs_stalled = false;
+        if std::mem::take(&mut state.publish_due) {
+            self.publish(&mut state, INTERVAL);
+        }
+        drop(state);
+        self.work.retry(self);
+        self.work.run();
+    }
+
+    /// Publishes the endpoint's statistics, unless that was done within `interval`.
     pub(crate) fn publish(&self, state: &mut State, interval: Duration) {
         let State { engine: Some(engine), routes, publisher: Some(publisher), .. } = state else { return };
         publisher.publish_if_due(engine, interval, || CellCounters {
-            rounds: self.polls.load(Ordering::Relaxed),
-            sleepers: self.sleepers.load(Ordering::Relaxed).into(),
+            rounds: self.rounds.load(Ordering::Relaxed),
+            sleepers: self.sleeping_threads.load(Ordering::Relaxed).into(),
             lock_waits: self.state.waits(),
-            failures: routes.failures.get(),
-            again: routes.again.get(),
+            failures: routes.failures(),
+            again: routes.refusals(),
         });
     }
 
-    /// Whether the application's rounds were made on another processor than the caller's, as far as that is known.
-    pub(crate) fn is_elsewhere(&self) -> bool {
+    /// Whether the client's rounds were made on another processor than the caller's, as far as that is known.
+    pub(crate) fn runs_on_other_cpu(&self) -> bool {
         let cpu = self.cpu.load(Ordering::Relaxed);
         cpu != u32::MAX && cpu != this_cpu()
     }
 
-    /// How often a call had to wait at a lock of the domain.
-    pub(crate) fn waits(&self) -> u64 {
+    /// Number of calls that had to wait at a lock of the domain.
+    pub(crate) fn lock_waits(&self) -> u64 {
         self.state.waits()
     }
 
-    /// What application threads are doing here: rounds of progress so far, and whether one sleeps on it.
+    /// The activity of the client's threads: their rounds of progress so far, and whether one sleeps.
     pub(crate) fn activity(&self) -> (u64, bool) {
-        (self.polls.load(Ordering::Relaxed), self.sleepers.load(Ordering::Relaxed) > 0)
+        (self.rounds.load(Ordering::Relaxed), self.sleeping_threads.load(Ordering::Relaxed) > 0)
     }
 
-    /// The state for the progress thread, unless an application thread is inside. Until [`EndpointCell::end_visits`]
-    /// application threads take the lock for real.
+    /// The state for the progress thread, unless a thread of the client is inside. Threads of the client take the
+    /// mutex from then on, until [`EndpointCell::end_visits`].
     pub(crate) fn try_visit(&self) -> Option<Visit<'_>> {
         self.state.try_visit().map(Visit::new)
     }
 
-    /// The progress thread will not come for a while. It stops listening, and locks become cheap again.
+    /// Ends the progress thread's visits for some time: it no longer watches the devices, and the client's locks
+    /// become cheap again.
     pub(crate) fn end_visits(&self, waker: &Waker) {
         let mut visit = Visit::new(self.state.visit());
         visit.end_listening();
         if let Some(fd) = visit.wait_fd() {
             waker.unwatch(fd);
         }
-        for cq in [&visit.routes.tx, &visit.routes.rx].into_iter().flatten() {
-            cq.end_visits();
-        }
+        visit.routes.end_visits();
         drop(visit);
         self.state.end_visits();
     }
 }
 
-/// The state while the progress thread is at work on it.
+/// The state while the progress thread works on it: the queues' rings admit that thread meanwhile.
 pub(crate) struct Visit<'a>(Guard<'a, State>);
 
 impl<'a> Visit<'a> {
@@ -139,46 +139,52 @@ impl Drop for Visit<'_> {
 }
 
 impl State {
-    /// One round of progress, with delivery.
+    /// Makes one round of progress and delivers its completions.
     #[inline(always)]
-    pub(crate) fn round(&mut self) -> usize {
-        let Self { engine: Some(engine), routes, programs_due, stalled, .. } = self else { return 0 };
+    pub(super) fn round(&mut self) -> usize {
+        let Self { engine: Some(engine), routes, programs_due, programs_stalled, .. } = self else { return 0 };
         if routes.flooded() {
             return 0;
         }
         let done = engine.progress();
-        if routes.deliver(engine) || (*stalled && done > 0) {
+        if routes.deliver(engine) || (*programs_stalled && done > 0) {
             *programs_due = true;
         }
         done
     }
 
-    /// Progresses until nothing happens, within a bound; whether that was reached without anything happening at all.
+    /// Makes rounds until one finds nothing to do, or their bound is reached. Returns whether the first one found
+    /// nothing.
     pub(crate) fn progress_until_idle(&mut self) -> bool {
         let mut rounds = 0;
-        while rounds < SETTLE_ROUNDS && self.round() > 0 {
+        while rounds < IDLE_ROUNDS && self.round() > 0 {
             rounds += 1;
         }
         rounds == 0
     }
 
-    /// A round of progress, in which there may become room. True: programs can go on, among them those that
-    /// are stalled for want of it.
+    /// Whether programs, or statistics, are due to be handled by [`EndpointCell::run_programs`].
+    pub(crate) fn programs_due(&self) -> bool {
+        self.programs_due
+    }
+
+    /// Makes a round of progress for an operation that found its queue full. Returns whether programs can go on,
+    /// including those that are stalled for the same reason.
     #[cold]
     pub(super) fn make_room(&mut self) -> bool {
-        let Self { engine: Some(engine), routes, stalled, .. } = self else { return false };
+        let Self { engine: Some(engine), routes, programs_stalled, .. } = self else { return false };
         let moved = engine.progress() > 0;
-        let mut fired = routes.deliver(engine) || (moved && *stalled);
-        if self.external > 0 {
-            self.park_again();
-            fired |= self.programs_due;
+        let mut released = routes.deliver(engine) || (moved && *programs_stalled);
+        if self.sleepers.any_outside() {
+            self.repark();
+            released |= self.programs_due;
         }
-        fired
+        released
     }
 }
 
-/// The processor that runs this thread.
+/// The processor that runs this thread, or `u32::MAX` where the system does not tell.
 fn this_cpu() -> u32 {
-    // SAFETY: no arguments.
+    // SAFETY: the function takes no arguments and returns an integer.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(u32::MAX)
 }

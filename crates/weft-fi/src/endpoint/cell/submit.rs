@@ -1,8 +1,12 @@
 //! The data path of an endpoint: operations that the client starts, and cancels.
 //!
 //! Place in the data flow: [`Ep`](crate::endpoint::Ep) → [`EndpointCell::submit_send`],
-//! [`EndpointCell::submit_recv`], [`EndpointCell::submit_tx`] → the engine; completions that are ready at once
+//! [`EndpointCell::submit_recv`], [`EndpointCell::submit_tx`] → the engine. Completions that are ready at once
 //! leave through [`Routes::deliver`] before the call returns.
+//!
+//! Each function returns the value that the C function returns. Operations that complete at once stay on the
+//! inlined path. The others are passed by value to a cold function, so that the compiler never has to build the
+//! operation in memory for the former.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -16,7 +20,7 @@ use crate::sleep::lock::Guard;
 use crate::trigger::op::Op;
 
 impl EndpointCell {
-    /// Starts a transmit operation; returns what the C function returns.
+    /// Starts a transmit operation.
     #[inline]
     pub(crate) fn submit_tx(&self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
         let mut state = self.state.lock();
@@ -24,15 +28,12 @@ impl EndpointCell {
         if routes.tx_full() {
             return routes.tx_refusal();
         }
-        let (result, fired) = state.submit(start);
-        self.leave(state, fired);
+        let (result, released) = state.submit(start);
+        self.finish_call(state, released);
         result
     }
 
-    /// Starts a send; returns what the C function returns.
-    ///
-    /// This and [`EndpointCell::submit_recv`] are in line, and what does not go at once is handed on by value: so an
-    /// operation that does is never put together in memory.
+    /// Starts a send.
     #[inline(always)]
     pub(crate) fn submit_send(self: &Arc<Self>, op: SendOp<'_>) -> isize {
         let mut state = self.state.lock();
@@ -43,9 +44,9 @@ impl EndpointCell {
         if !engine.send_now(&op) {
             return self.send_later(state, op);
         }
-        let fired = routes.sent(&op);
-        // It may have been gathered with others, for the next round of progress.
-        self.leave(state, fired);
+        let released = routes.sent(&op);
+        // The device may have gathered the message with others, to be written in the next round of progress.
+        self.finish_call(state, released);
         0
     }
 
@@ -56,26 +57,20 @@ impl EndpointCell {
             drop(state);
             return self.trigger(Op::send(&op));
         }
-        let (result, fired) = state.submit(|engine| engine.send_later(&op));
-        self.leave(state, fired);
+        let (result, released) = state.submit(|engine| engine.send_later(&op));
+        self.finish_call(state, released);
         result
     }
 
-    /// Posts a receive; returns what the C function returns.
+    /// Posts a receive.
     #[inline(always)]
     pub(crate) fn submit_recv(self: &Arc<Self>, op: RecvOp<'_>) -> isize {
-        // Looked up before the lock, so that it need not come from memory.
+        // Read before the lock is taken, so that the compiler can keep it in registers.
         let piece = if let [one] = op.iov { Some(*one) } else { None };
         let mut state = self.state.lock();
         let State { engine: Some(engine), routes, .. } = &mut *state else { return self.post_shared(op) };
-        match &routes.rx {
-            Some(cq) if !cq.is_full() => {}
-            // It takes what waits for a buffer anyhow, and clients that post the next one while they read may
-            // take no refusal (GASNet).
-            Some(cq) if op.flags.contains(OpFlags::MULTI) && !cq.is_flooded() => {}
-            Some(_) => return Errno::AGAIN.size(),
-            // It could not complete anywhere (fi_endpoint(3): -FI_ENOCQ).
-            None => return Errno::NOCQ.size(),
+        if let Some(refusal) = routes.rx_refusal(&op) {
+            return refusal;
         }
         match piece {
             Some(piece) if engine.post_now(&op, piece) => 0,
@@ -90,28 +85,27 @@ impl EndpointCell {
             drop(state);
             return self.trigger(Op::recv(&op));
         }
-        let (result, fired) = state.submit(|engine| engine.recv(&op));
-        // A peek is a round of progress, and there are clients that make no other.
-        let fired = fired || state.programs_due || state.stalled;
-        self.leave(state, fired);
+        let (result, released) = state.submit(|engine| engine.recv(&op));
+        // A peek makes a round of progress, and some clients make no other.
+        let released = released || state.programs_due || state.programs_stalled;
+        self.finish_call(state, released);
         result
     }
 
-    /// Ends a call that has started something. `fired`: programs can go on.
+    /// Ends a call that has started an operation. `released`: programs can go on.
     #[inline(always)]
-    pub(super) fn leave(&self, state: impl DerefMut<Target = State>, fired: bool) {
-        if state.relied_on {
-            self.leave_sleeper(state, fired);
-        } else if fired {
+    fn finish_call(&self, state: impl DerefMut<Target = State>, released: bool) {
+        if state.sleepers.any() {
+            self.finish_call_beside_sleeper(state, released);
+        } else if released {
             self.run_programs(state);
         }
     }
 
-    /// The same where another thread sleeps on the endpoint.
     #[cold]
     #[inline(never)]
-    fn leave_sleeper(&self, mut state: impl DerefMut<Target = State>, fired: bool) {
-        if self.ensure_wake_up(&mut state) || fired {
+    fn finish_call_beside_sleeper(&self, mut state: impl DerefMut<Target = State>, released: bool) {
+        if self.ensure_wake_up(&mut state) || released {
             self.run_programs(state);
         }
     }
@@ -119,26 +113,20 @@ impl EndpointCell {
     /// Cancels a receive, or an operation that waits for its trigger.
     pub(crate) fn cancel(&self, context: usize) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else {
-            return self.cancel_shared(context);
-        };
-        if engine.cancel(context) {
-            *programs_due |= routes.deliver(engine) || *stalled;
-        } else {
+        let State { engine: Some(engine), .. } = &mut *state else { return self.cancel_shared(context) };
+        if !engine.cancel(context) {
             drop(state);
             let waiting = self.work.cancel_operation(self, context);
             state = self.state.lock();
-            let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else {
-                return Errno::NOENT.size();
-            };
+            let State { engine: Some(engine), .. } = &mut *state else { return Errno::NOENT.size() };
             match waiting {
                 Some(waiting) => engine.completions().push(waiting),
-                // It may be a receive that was being started.
+                // A program may have posted the receive in the meantime.
                 None if self.triggers && engine.cancel(context) => {}
                 None => return Errno::NOENT.size(),
             }
-            *programs_due |= routes.deliver(engine) || *stalled;
         }
+        state.deliver();
         if state.programs_due {
             self.run_programs(state);
         }
@@ -147,8 +135,8 @@ impl EndpointCell {
 }
 
 impl State {
-    /// Starts an operation; a full queue is given one round of progress to drain. Returns what the C function
-    /// returns, and whether programs can go on.
+    /// Starts an operation. If its queue is full, one round of progress may make room. Returns the value that the
+    /// C function returns, and whether programs can go on.
     #[inline]
     fn submit(&mut self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> (isize, bool) {
         let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
@@ -156,8 +144,8 @@ impl State {
         if result == Err(Error::Again) {
             return self.submit_again(start);
         }
-        let fired = routes.deliver(engine);
-        (returned(routes, result), fired)
+        let released = routes.deliver(engine);
+        (returned(routes, result), released)
     }
 
     #[cold]
@@ -165,12 +153,12 @@ impl State {
         let room = self.make_room();
         let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
         let result = start(engine);
-        let fired = routes.deliver(engine);
-        (returned(routes, result), room || fired)
+        let released = routes.deliver(engine);
+        (returned(routes, result), room || released)
     }
 }
 
-/// What the C function returns.
+/// The value that the C function returns.
 #[inline]
 fn returned(routes: &Routes, result: Result<(), Error>) -> isize {
     match result {
@@ -179,11 +167,10 @@ fn returned(routes: &Routes, result: Result<(), Error>) -> isize {
     }
 }
 
-/// The same of an operation that was not started.
 #[cold]
 fn refused(routes: &Routes, error: Error) -> isize {
     if error == Error::Again {
-        routes.again.update(|again| again + 1);
+        routes.count_refusal();
     }
     Errno::from(error).size()
 }

@@ -424,7 +424,7 @@ fn what_drove_a_context_is_forgotten() {
         }
         let known = {
             let routes = &object::borrow::<Ep>(receiver).unwrap().cell().control().routes;
-            (routes.foreign.len(), routes.drivers.len())
+            routes.driving()
         };
         assert_eq!(known, (1, 1), "queues and counters of the last one");
         ok(close(receiver));

@@ -1,0 +1,300 @@
+//! Delivery of completions: from the engine's list to queue entries and counters.
+//!
+//! Place in the data flow: [`Routes::deliver`] follows every call into the engine. The operation has put its wishes
+//! into its context's `user` word ([`User`]); delivery adds the binding and the outcome. Successes that make
+//! neither an entry nor a count never get here: the engine was told to be quiet.
+
+use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags, SendOp};
+use weft_engine::mem;
+use weft_engine::{PeerNames, PooledReleases};
+use weft_fi_sys as sys;
+
+use super::class::{Class, User};
+use super::works::Verdict;
+use super::{RegionCounters, Routes};
+use crate::abi::errno::Errno;
+use crate::cq::ring::{Entry, Failure};
+use crate::cq::{Appender, Cq, fault};
+use crate::endpoint::cell::Eng;
+
+/// The effects of delivered completions.
+#[derive(Clone, Copy, Default)]
+struct Delivered {
+    /// Programs can go on ([`Cntr::add`](crate::cntr::Cntr::add)).
+    released: bool,
+    /// The engine has events of the endpoint's connection.
+    connection: bool,
+}
+
+impl Routes {
+    /// Hands the engine's completions to queues and counters, and empties its list. Returns whether programs can
+    /// go on ([`Cntr::add`](crate::cntr::Cntr::add)).
+    #[inline]
+    #[must_use]
+    pub(in crate::endpoint) fn deliver(&self, engine: &mut Eng) -> bool {
+        !engine.completions().is_empty() && self.deliver_some(engine)
+    }
+
+    /// Delivers the completions of receives for an endpoint that closes, and discards the others. Returns whether
+    /// programs can go on.
+    pub(in crate::endpoint) fn deliver_received(&self, engine: &mut Eng) -> bool {
+        engine.completions().retain(|completion| completion.kind == Kind::Recv);
+        self.deliver(engine)
+    }
+
+    /// Delivers a send that was complete when the call into the engine returned. Returns whether programs can go on.
+    #[inline(always)]
+    pub(in crate::endpoint) fn sent(&self, op: &SendOp<'_>) -> bool {
+        let user = User::of(op.ctx);
+        let mut released = false;
+        if let Some(cntr) = &self.counters[Class::Send as usize] {
+            released = cntr.record(mem::total_len(op.iov), false);
+        }
+        if user.wants_entry()
+            && let Some(cq) = &self.tx
+        {
+            cq.appender(false).push(transmitted(op.ctx.ptr, user));
+        }
+        released
+    }
+
+    #[inline(never)]
+    fn deliver_some(&self, engine: &mut Eng) -> bool {
+        let completions = engine.completions();
+        let done = self.deliver_run(completions);
+        if done < completions.len() {
+            return self.deliver_rest(engine, done);
+        }
+        completions.clear();
+        false
+    }
+
+    /// Delivers the first completions, as far as they are of one kind and need only an entry: most often these
+    /// are all. Returns their number.
+    #[inline(always)]
+    fn deliver_run(&self, completions: &[Completion]) -> usize {
+        let Some(kind) = completions.first().map(|completion| completion.kind) else { return 0 };
+        let cq = match kind {
+            Kind::RemoteWrite | Kind::RemoteRead | Kind::Connection => return 0,
+            Kind::Recv => &self.rx,
+            _ => &self.tx,
+        };
+        let Some(cq) = cq.as_deref().filter(|_| !self.needs_care[Class::of(kind) as usize]) else { return 0 };
+        let plain = |completion: &&Completion| {
+            completion.kind == kind
+                && completion.fault.is_none()
+                && !completion.flags.intersects(OpFlags::MULTI.union(OpFlags::POOLED))
+                && User::of(completion.ctx).is_plain()
+        };
+        if completions.first().is_none_or(|completion| !plain(&completion)) {
+            return 0;
+        }
+        let mut appender = cq.appender(self.visited);
+        let mut done = 0;
+        for completion in completions.iter().take_while(plain) {
+            let user = User::of(completion.ctx);
+            if kind == Kind::Recv {
+                appender.push(received(completion, completion.ctx.ptr, user.flags()));
+            } else {
+                appender.push(transmitted(completion.ctx.ptr, user));
+            }
+            done += 1;
+        }
+        done
+    }
+
+    /// Delivers the completions behind the first `done`, and empties the list. Returns whether programs can go on.
+    #[inline(never)]
+    fn deliver_rest(&self, engine: &mut Eng, done: usize) -> bool {
+        let (completions, peers, releases) = engine.outcome();
+        let rest = completions.get_mut(done..).unwrap_or_default();
+        let delivered = if releases.is_empty() {
+            self.deliver_all(rest, peers)
+        } else {
+            self.deliver_pooled(rest, peers, releases)
+        };
+        completions.clear();
+        if delivered.connection {
+            self.report_connection(engine);
+        }
+        delivered.released
+    }
+
+    /// Delivers completions of which some are messages in multi-receives of a shared context. Each of these enters
+    /// its queue before the pool declares another one to be the last of its buffer.
+    #[cold]
+    fn deliver_pooled(
+        &self,
+        completions: &mut [Completion],
+        peers: PeerNames<'_>,
+        mut releases: PooledReleases<'_>,
+    ) -> Delivered {
+        let mut sum = Delivered::default();
+        for completion in completions {
+            let left =
+                completion.flags.contains(OpFlags::POOLED).then(|| releases.next(&mut completion.flags)).flatten();
+            let one = self.deliver_all(std::slice::from_ref(completion), peers);
+            drop(left);
+            sum.released |= one.released;
+            sum.connection |= one.connection;
+        }
+        sum
+    }
+
+    #[inline(always)]
+    fn deliver_all(&self, completions: &[Completion], peers: PeerNames<'_>) -> Delivered {
+        let mut delivered = Delivered::default();
+        // The queue that the last entry went to stays locked for the next one.
+        let mut open: Option<Appender<'_>> = None;
+        for completion in completions {
+            let user = User::of(completion.ctx);
+            let (cq, wanted, mut counted) = match completion.kind {
+                Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
+                    (&self.tx, user.wants_entry(), user.is_counted())
+                }
+                Kind::Recv => {
+                    let wanted = user.wants_entry() || completion.flags.contains(OpFlags::MULTI);
+                    (&self.rx, wanted, user.is_counted())
+                }
+                // The context of these has the region's key in the place of a `User`.
+                Kind::RemoteWrite | Kind::RemoteRead => {
+                    if !completion.flags.contains(OpFlags::ENDPOINT) {
+                        delivered.released |= self.count_remote(completion);
+                    }
+                    if completion.flags.contains(OpFlags::REGION) {
+                        continue;
+                    }
+                    (&self.rx, completion.flags.contains(OpFlags::DATA), true)
+                }
+                Kind::Connection => {
+                    delivered.connection = true;
+                    continue;
+                }
+            };
+            if !counted && let Some(number) = user.number() {
+                let (released, verdict) = self.works.finish(number, completion);
+                delivered.released |= released;
+                match verdict {
+                    Verdict::Ordinary => counted = true,
+                    Verdict::EntryOnly => {}
+                    Verdict::Silent => continue,
+                }
+            }
+            if counted && let Some(cntr) = &self.counters[Class::of(completion.kind) as usize] {
+                delivered.released |= cntr.record(completion.len, completion.fault.is_some_and(is_failure));
+            }
+            let wanted = wanted || completion.fault.is_some_and(is_failure);
+            if let Some(cq) = cq.as_deref().filter(|_| wanted) {
+                self.append(&mut open, cq, completion, peers);
+            }
+        }
+        delivered
+    }
+
+    /// Appends the entry of a completion to its queue. `open` is the queue of the last entry.
+    #[inline(always)]
+    fn append<'a>(
+        &'a self,
+        open: &mut Option<Appender<'a>>,
+        cq: &'a Cq,
+        completion: &Completion,
+        peers: PeerNames<'_>,
+    ) {
+        let appender = match open {
+            Some(appender) if appender.is_for(cq) => appender,
+            other => {
+                drop(other.take());
+                other.insert(cq.appender(self.visited))
+            }
+        };
+        let mut entry = self.entry(completion);
+        if let Some(table) = &self.user_ids {
+            entry.src = table.user_id(entry.src);
+        }
+        match completion.fault {
+            None => appender.push(entry),
+            Some(fault) => appender.push_failed(entry, self.failure(fault, peers)),
+        }
+    }
+
+    /// Raises the counters of the region that a peer has accessed. Returns whether programs can go on.
+    ///
+    /// A fetching atomic operation is a read to an endpoint's counters (fi_endpoint(3)). To a region's counters
+    /// it is also a write if it changes the region (fi_mr(3)): clients wait for a change of memory on them.
+    #[cold]
+    fn count_remote(&self, completion: &Completion) -> bool {
+        let Some(RegionCounters { read, write }) = self.regions.get(&completion.ctx.user) else { return false };
+        let read = read.as_ref().filter(|_| completion.kind == Kind::RemoteRead);
+        let wrote = completion.kind == Kind::RemoteWrite || completion.flags.contains(OpFlags::CHANGES);
+        let write = write.as_ref().filter(|cntr| wrote && !read.is_some_and(|read| read.same(cntr)));
+        let mut released = false;
+        for cntr in read.into_iter().chain(write) {
+            released |= cntr.record(completion.len, completion.fault.is_some());
+        }
+        released
+    }
+
+    #[inline(always)]
+    fn entry(&self, completion: &Completion) -> Entry {
+        match completion.kind {
+            Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
+                transmitted(completion.ctx.ptr, User::of(completion.ctx))
+            }
+            Kind::Recv => {
+                let multi = if completion.flags.contains(OpFlags::MULTI) { sys::FI_MULTI_RECV } else { 0 };
+                received(completion, completion.ctx.ptr, User::of(completion.ctx).flags() | multi)
+            }
+            // No operation was posted for a peer's write.
+            Kind::RemoteWrite => received(completion, 0, remote_family(completion) | sys::FI_REMOTE_WRITE),
+            Kind::RemoteRead | Kind::Connection => {
+                received(completion, self.context, remote_family(completion) | sys::FI_REMOTE_READ)
+            }
+        }
+    }
+
+    /// The error data of a fault. Counts it.
+    #[cold]
+    fn failure(&self, fault: Fault, peers: PeerNames<'_>) -> Failure {
+        self.failures.update(|failures| failures + u64::from(is_failure(fault)));
+        let olen = if let Fault::Truncated(bytes) = fault { bytes } else { 0 };
+        let source = if let Fault::Stranger(number) = fault { peers.name(number) } else { None };
+        // The address is left out if it cannot be written in the client's format.
+        let data = source.and_then(|name| self.format.encode(&name).ok()).unwrap_or_default();
+        Failure { err: Errno::from(fault).get(), prov_errno: fault::number(fault), olen, data }
+    }
+}
+
+/// The entry of a send, an RMA operation or an atomic.
+#[inline(always)]
+fn transmitted(context: usize, user: User) -> Entry {
+    Entry { context, flags: user.flags(), len: 0, buf: 0, data: 0, tag: 0, src: sys::FI_ADDR_NOTAVAIL, failed: false }
+}
+
+/// The entry of a receive or of a peer's access.
+#[inline(always)]
+fn received(completion: &Completion, context: usize, flags: u64) -> Entry {
+    let data = completion.flags.contains(OpFlags::DATA);
+    Entry {
+        context,
+        flags: flags | if data { sys::FI_REMOTE_CQ_DATA } else { 0 },
+        len: completion.len,
+        buf: completion.buf,
+        data: completion.data,
+        tag: completion.tag,
+        // The engine and libfabric have the same number for an unknown source.
+        src: completion.src,
+        failed: false,
+    }
+}
+
+/// Whether the operation has failed. A message of a stranger carries a fault but was received.
+pub(super) const fn is_failure(fault: Fault) -> bool {
+    !matches!(fault, Fault::Stranger(_))
+}
+
+/// The family of operations of a peer's access.
+const fn remote_family(completion: &Completion) -> u64 {
+    if completion.flags.contains(OpFlags::ATOMIC) { sys::FI_ATOMIC } else { sys::FI_RMA }
+}
+
+const _: () = assert!(ADDR_NONE == sys::FI_ADDR_NOTAVAIL);
