@@ -342,7 +342,7 @@ impl Member {
         }
         if self.did.take() == Some((self.seen, self.cell.lock_waits())) && !sleeper {
             // What was done then was done while the client was away.
-            state.progress_thread_helped();
+            state.listener_helped();
             self.useful = true;
             self.needless_wakes = 0;
         }

@@ -32,12 +32,12 @@ use weft_nic::{Device, Unsent};
 use crate::Devices;
 use crate::cntr::Cntr;
 use crate::domain::Domain;
-pub(crate) use crate::endpoint::cell::parking::Sleep;
-use crate::endpoint::cell::parking::Sleepers;
 use crate::endpoint::route::{Bound, RegionCounters, Routes};
 use crate::endpoint::shared::Receives;
 use crate::observe::publish::Publisher;
 use crate::sleep::lock::{Callers, Guard, Guarded};
+use crate::sleep::parking::Parking;
+pub(crate) use crate::sleep::parking::Sleep;
 use crate::sleep::progress::AutoProgress;
 use crate::trigger::WorkQueue;
 
@@ -82,7 +82,7 @@ pub(crate) struct State {
     /// The bound queues and counters.
     pub(super) routes: Routes,
     /// The threads that rely on parked devices.
-    sleepers: Sleepers,
+    parking: Parking,
     /// Programs were released, or statistics are due. The next call that leaves the engine handles them
     /// ([`EndpointCell::run_programs`]).
     programs_due: bool,
@@ -112,7 +112,7 @@ impl EndpointCell {
         let state = State {
             engine: None,
             routes,
-            sleepers: Sleepers::default(),
+            parking: Parking::default(),
             programs_due: false,
             programs_stalled: false,
             publisher: None,

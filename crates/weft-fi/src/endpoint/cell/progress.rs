@@ -38,7 +38,7 @@ impl EndpointCell {
             state.programs_due |= state.publish_due;
         }
         let done = state.round();
-        if state.sleepers.concern_rounds() {
+        if state.parking.concerns_rounds() {
             self.progress_beside_sleepers(&mut state);
         }
         if state.programs_due {
@@ -99,7 +99,7 @@ impl EndpointCell {
     /// become cheap again.
     pub(crate) fn end_visits(&self, waker: &Waker) {
         let mut visit = Visit::new(self.state.visit());
-        visit.end_listening();
+        visit.remove_listener();
         if let Some(fd) = visit.wait_fd() {
             waker.unwatch(fd);
         }
@@ -175,8 +175,8 @@ impl State {
         let Self { engine: Some(engine), routes, programs_stalled, .. } = self else { return false };
         let moved = engine.progress() > 0;
         let mut released = routes.deliver(engine) || (moved && *programs_stalled);
-        if self.sleepers.any_outside() {
-            self.repark();
+        if self.parking.has_outside() {
+            self.park_again();
             released |= self.programs_due;
         }
         released

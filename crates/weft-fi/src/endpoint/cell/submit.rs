@@ -95,7 +95,7 @@ impl EndpointCell {
     /// Ends a call that has started an operation. `released`: programs can go on.
     #[inline(always)]
     fn finish_call(&self, state: impl DerefMut<Target = State>, released: bool) {
-        if state.sleepers.any() {
+        if state.parking.has_sleepers() {
             self.finish_call_beside_sleeper(state, released);
         } else if released {
             self.run_programs(state);
