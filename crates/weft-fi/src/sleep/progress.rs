@@ -91,23 +91,55 @@ struct Member {
     seen: u64,
     /// Looks in a row at which the client was there, since the thread has stepped back.
     present: u32,
-    /// The thread listens; else it has stepped back.
-    listening: bool,
-    /// The thread has been inside: the client's locks are dear, and our waker may watch the devices.
-    visited: bool,
+    mode: Mode,
     /// When the thread last found something to do here.
     worked: Option<Instant>,
     /// The thread has done something: the client's rounds and waits at that time, to find out whether it was there.
     did: Option<(u64, u64)>,
     /// How often in a row the endpoint would not let us sleep without having anything to do.
     restless: u32,
-    /// Listening has been of use since it began: there was something to do, and no client to do it.
-    useful: bool,
     /// Times in a row that the thread was woken together with a client that slept in our calls.
     needless_wakes: u32,
-    /// Ticks until listening is tried again, and how many there were before the last time.
-    patience: u32,
-    last_patience: u32,
+    patience: Patience,
+}
+
+/// The thread's part in the progress of one endpoint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// The client progresses the endpoint and pays nothing for the thread.
+    SteppedBack,
+    /// The thread has entered the endpoint and found a sleeper of the client there. The client's locks are
+    /// expensive until the next look, at which the thread steps back.
+    Visited,
+    /// The thread progresses the endpoint and sleeps on its devices.
+    Listening {
+        /// The thread has found something to do while the client was away.
+        useful: bool,
+    },
+}
+
+/// Ticks between two attempts to listen, twice as many after each that was of no use.
+#[derive(Default)]
+struct Patience {
+    /// Ticks until the next attempt.
+    left: u32,
+    /// Ticks before the last attempt.
+    last: u32,
+}
+
+impl Patience {
+    /// Counts a tick. True: it is too early for an attempt.
+    fn waits(&mut self) -> bool {
+        let waits = self.left > 0;
+        self.left -= u32::from(waits);
+        waits
+    }
+
+    /// An attempt has ended.
+    fn restart(&mut self, useful: bool) {
+        self.last = if useful { 0 } else { (2 * self.last).clamp(1, MOST_PATIENCE) };
+        self.left = self.last;
+    }
 }
 
 /// How soon the thread must look again.
@@ -260,22 +292,19 @@ impl Member {
             cell: Arc::clone(cell),
             seen: 0,
             present: 0,
-            listening: false,
-            visited: false,
+            mode: Mode::SteppedBack,
             worked: None,
             did: None,
             restless: 0,
-            useful: false,
             needless_wakes: 0,
-            patience: 0,
-            last_patience: 0,
+            patience: Patience::default(),
         }
     }
 
     fn look(&mut self, auto: &AutoProgress, client_parked: bool) -> Next {
         let (rounds, sleeper) = self.cell.activity();
         let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
-        if self.listening {
+        if self.is_listening() {
             return if self.cell.take_step_back() { self.part(auto) } else { self.serve(auto, sleeper) };
         }
         if !sleeper && (client_parked || !moved || self.finds_client_away()) {
@@ -293,8 +322,7 @@ impl Member {
     /// Whether the client, which was there since the last tick, is not there now; looked at only as often as
     /// that paid lately.
     fn finds_client_away(&mut self) -> bool {
-        if self.patience > 0 {
-            self.patience -= 1;
+        if self.patience.waits() {
             return false;
         }
         // The silence of a client whose core we have taken tells nothing.
@@ -314,10 +342,7 @@ impl Member {
 
     /// Ends a time of listening.
     fn part(&mut self, auto: &AutoProgress) -> Next {
-        self.listening = false;
-        let useful = std::mem::take(&mut self.useful);
-        self.last_patience = if useful { 0 } else { (2 * self.last_patience).clamp(1, MOST_PATIENCE) };
-        self.patience = self.last_patience;
+        self.patience.restart(self.mode == Mode::Listening { useful: true });
         self.worked = None;
         self.did = None;
         self.step_back(&auto.waker);
@@ -329,21 +354,21 @@ impl Member {
     fn serve(&mut self, auto: &AutoProgress, sleeper: bool) -> Next {
         let Some(mut state) = self.cell.try_visit() else {
             // A call of the client is inside: it is at work after all, or else will soon be out.
-            return if self.listening { Next::Now } else { Next::Tick };
+            return if self.is_listening() { Next::Now } else { Next::Tick };
         };
-        self.visited = true;
-        if !self.listening {
+        if !self.is_listening() {
+            self.mode = Mode::Visited;
             if state.has_inside_sleepers() {
                 return Next::Tick;
             }
-            self.listening = true;
+            self.mode = Mode::Listening { useful: false };
             self.present = 0;
             self.cell.take_step_back();
         }
         if self.did.take() == Some((self.seen, self.cell.lock_waits())) && !sleeper {
             // What was done then was done while the client was away.
             state.listener_helped();
-            self.useful = true;
+            self.mode = Mode::Listening { useful: true };
             self.needless_wakes = 0;
         }
         state.wake_listener();
@@ -383,9 +408,13 @@ impl Member {
         if self.restless < RESTLESS_LOOKS { Next::Now } else { Next::Tick }
     }
 
+    fn is_listening(&self) -> bool {
+        matches!(self.mode, Mode::Listening { .. })
+    }
+
     /// Leaves the endpoint to the client.
     fn step_back(&mut self, waker: &Waker) {
-        if std::mem::take(&mut self.visited) {
+        if std::mem::replace(&mut self.mode, Mode::SteppedBack) != Mode::SteppedBack {
             self.cell.end_visits(waker);
         }
     }
