@@ -371,7 +371,7 @@ impl Domain {
         shm: bool,
     ) -> weft_nic::Config {
         let config = devices_config(self.params, network, local, open, shm);
-        weft_nic::Config { on_unsent: Some(flusher::call), ..config }
+        weft_nic::Config { on_unsent: Some(flusher::notify), ..config }
     }
 
     /// Adds an endpoint, which gets all current and future regions.

@@ -19,20 +19,20 @@ use model::check;
 
 /// What the files under test import from their neighbours.
 mod sync {
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 }
 
-#[path = "../src/sleep/flusher/rest.rs"]
-mod rest;
+#[path = "../src/sleep/flusher/thread_state.rs"]
+mod thread_state;
 #[path = "../../weft-nic/src/tcp/unsent.rs"]
 mod unsent;
 
-use rest::Rest;
+use thread_state::ThreadState;
 use unsent::Unsent;
 
 /// The thread.
 struct Flusher {
-    rest: Rest,
+    state: ThreadState,
     /// Whether it was started, behind the lock of its handle; `Err`: the system refuses so many more starts.
     handle: Mutex<Result<(), u32>>,
     /// `unpark` of the thread's handle, and `park`.
@@ -41,15 +41,15 @@ struct Flusher {
 
 loom::lazy_static! {
     static ref FLUSHER: Flusher = Flusher {
-        rest: Rest::new(),
+        state: ThreadState::new(),
         handle: Mutex::new(Err(0)),
         parked: Notify::new(),
     };
 }
 
-/// `flusher::call`.
-fn call() -> bool {
-    FLUSHER.rest.call(wake)
+/// `flusher::notify`.
+fn notify() -> bool {
+    FLUSHER.state.notify(wake)
 }
 
 /// `Flusher::wake`.
@@ -62,7 +62,7 @@ fn wake() -> bool {
         }
         Err(_) => {
             *handle = Ok(());
-            FLUSHER.rest.has_begun();
+            FLUSHER.state.started();
         }
         Ok(()) => {}
     }
@@ -79,7 +79,7 @@ struct Endpoint {
 
 impl Endpoint {
     fn new() -> Arc<Self> {
-        Arc::new(Self { engine: Mutex::new((0, 0)), unsent: Unsent::new(call) })
+        Arc::new(Self { engine: Mutex::new((0, 0)), unsent: Unsent::new(notify) })
     }
 
     /// The client sends a message, which is kept, or written where there is no thread.
@@ -110,8 +110,10 @@ impl Endpoint {
                 written = self.drain();
                 continue;
             }
-            FLUSHER.rest.lie_down(|| self.unsent.kept().is_some());
-            FLUSHER.rest.sleep(|| FLUSHER.parked.wait());
+            // A tick: the thread may run before its start is noted, and cannot park until then.
+            loom::thread::yield_now();
+            FLUSHER.state.park(|| self.unsent.kept().is_some());
+            FLUSHER.state.sleep(|| FLUSHER.parked.wait());
         }
     }
 }
@@ -183,22 +185,23 @@ fn a_refused_thread_is_tried_again() {
 #[test]
 fn a_thread_that_is_to_end_ends() {
     check(3, || {
-        FLUSHER.rest.has_begun();
+        FLUSHER.state.started();
         let thread = loom::thread::spawn(|| {
-            while !FLUSHER.rest.ends() {
-                FLUSHER.rest.lie_down(|| false);
-                FLUSHER.rest.sleep(|| FLUSHER.parked.wait());
+            while !FLUSHER.state.is_ending() {
+                FLUSHER.state.park(|| false);
+                FLUSHER.state.sleep(|| FLUSHER.parked.wait());
             }
         });
-        FLUSHER.rest.end();
+        FLUSHER.state.end();
+        assert!(!FLUSHER.state.notify(|| true), "an ending thread writes nothing");
         FLUSHER.parked.notify();
         thread.join().unwrap();
-        FLUSHER.rest.has_ended();
+        FLUSHER.state.ended();
         let mut starts = false;
-        let served = FLUSHER.rest.call(|| {
+        let served = FLUSHER.state.notify(|| {
             starts = true;
             false
         });
-        assert!(!FLUSHER.rest.ends() && !served && starts);
+        assert!(!FLUSHER.state.is_ending() && !served && starts);
     });
 }

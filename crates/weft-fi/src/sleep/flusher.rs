@@ -16,7 +16,7 @@
 //!
 //! Order of locks: the members, then an endpoint's engine, then the handle.
 
-mod rest;
+mod thread_state;
 
 use std::ptr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use weft_nic::Unsent;
 use weft_os::Worker;
 
 use crate::endpoint::cell::CellRef;
-use crate::sleep::flusher::rest::Rest;
+use crate::sleep::flusher::thread_state::ThreadState;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
 const TICK: Duration = Duration::from_millis(1);
@@ -45,7 +45,7 @@ static FLUSHER: AtomicPtr<Flusher> = AtomicPtr::new(ptr::null_mut());
 
 /// What the file that the model checker tries imports from here.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicBool, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicU8, Ordering, fence};
 }
 
 struct Flusher {
@@ -54,7 +54,7 @@ struct Flusher {
     members: Mutex<Vec<Member>>,
     /// A leaf: taken under engines' locks.
     handle: Mutex<Handle>,
-    rest: Rest,
+    state: ThreadState,
 }
 
 /// The thread, or when it was refused last.
@@ -101,10 +101,10 @@ pub(crate) fn stop() {
 }
 
 /// A device keeps something after it has kept nothing ([`Unsent::new`]). Returns whether the thread will write it.
-pub(crate) fn call() -> bool {
+pub(crate) fn notify() -> bool {
     // The owner is not checked here: the flusher is ours if the device's endpoint has joined.
     match Flusher::known() {
-        Some(flusher) => flusher.rest.call(|| Flusher::ours().wake()),
+        Some(flusher) => flusher.state.notify(|| Flusher::ours().wake()),
         None => Flusher::ours().wake(),
     }
 }
@@ -138,16 +138,16 @@ impl Flusher {
     }
 
     fn new() -> Self {
-        Self { owner: getpid(), members: Mutex::default(), handle: Mutex::default(), rest: Rest::new() }
+        Self { owner: getpid(), members: Mutex::default(), handle: Mutex::default(), state: ThreadState::new() }
     }
 
     /// Whoever holds the members knows that the thread is in no engine, whose holder may wait for the handle.
     fn end(&self, _members: &[Member], handle: &mut Handle) {
         if let Some(thread) = handle.thread.take() {
-            self.rest.end();
+            self.state.end();
             thread.unpark();
             thread.join();
-            self.rest.has_ended();
+            self.state.ended();
         }
     }
 
@@ -165,7 +165,7 @@ impl Flusher {
         match Worker::spawn("weft-flusher", || self.run()) {
             Ok(thread) => {
                 *handle = Handle { thread: Some(thread), refused: None };
-                self.rest.has_begun();
+                self.state.started();
                 true
             }
             Err(error) => {
@@ -181,7 +181,7 @@ impl Flusher {
 
     fn run(&self) {
         let mut quiet = 0;
-        while !self.rest.ends() {
+        while !self.state.is_ending() {
             std::thread::park_timeout(TICK);
             // Whoever closes the last endpoint waits for us and holds this.
             let Some(mut members) = self.members.try_lock() else { continue };
@@ -190,8 +190,8 @@ impl Flusher {
                 continue;
             }
             quiet = 0;
-            self.rest.lie_down(move || members.iter().any(|member| member.unsent.kept().is_some()));
-            self.rest.sleep(std::thread::park);
+            self.state.park(move || members.iter().any(|member| member.unsent.kept().is_some()));
+            self.state.sleep(std::thread::park);
         }
     }
 }
