@@ -8,10 +8,10 @@
 //! failures of peers and queues. They consist of scenes on the objects of `side`. A scene runs on every path
 //! between two endpoints if the path matters to it.
 //!
-//! The host libraries are the paths in WEFT_HOST_LIBS, separated by colons. The default is the system's
-//! libfabric and the libfabrics of the wheels of MPICH, Open MPI and Intel MPI in `.venv-mpich`, `.venv-ompi`
-//! and `.venv-impi` at the root of the project. A missing library is a failure, unless WEFT_TEST_SKIP_HOSTS
-//! is set.
+//! The host libraries are the paths in WEFT_HOST_LIBS, separated by colons. By default they are the system's
+//! libfabric and those of the wheels of MPICH, Open MPI and Intel MPI. The wheels are in `.venv-mpich`,
+//! `.venv-ompi` and `.venv-impi` at the root of the project. A missing library is a failure, unless
+//! WEFT_TEST_SKIP_HOSTS is set.
 
 // All blocks here call C as a client would. Their validity follows from the libfabric man pages.
 #![allow(clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]

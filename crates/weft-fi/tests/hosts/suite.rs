@@ -12,9 +12,8 @@
 //! atomics are tested in `atomics`, misuse in `misuse`, and completion levels in `levels`.
 //!
 //! The full product of the axes has too many cases. The product of operation, length and progress model is
-//! complete. The values of the other axes are chosen so that every two values of two axes meet for every
-//! operation ([`table::deal`], the method of Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The
-//! choice is the same in every run.
+//! complete. [`table::deal`] chooses the values of the other axes. Every two values of two axes meet for every
+//! operation (Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The choice is the same in every run.
 //!
 //! The paths are shared memory with and without cross-memory attach, TCP, and simulated devices
 //! (`weft-fi-sim`). Those are unordered, without get and put, with the smallest queues and mailboxes, or
