@@ -1,8 +1,7 @@
 """The run lines of jobs over a libfabric provider, for the demo and the tests.
 
-All jobs are bounded in time: a job that does not end is killed with all its descendants. The caller's
-environment variables of libfabric and of MPI libraries do not reach a job, except those of logging
-(`FI_LOG_*`), so that a run is reproducible.
+All jobs are bounded in time: a job that does not end is killed with all its descendants. Of the caller's variables of
+libfabric and of MPI libraries, only those of logging (`FI_LOG_*`) reach a job. This makes runs reproducible.
 """
 
 from __future__ import annotations

@@ -10,11 +10,20 @@
  * must a later send. A later receive waits: it may have been posted before the rank noticed the loss, so the
  * rank cancels it.
  *
- * Orders are `peer RANK NAME`, `gone RANK` (receives from it may be cancelled), `stop` (send no more, and wait
- * for all arrivals), `tell` (print open operations) and `close`. A rank prints `name`, `ready RANK` (a message
- * of the peer has arrived), `lost RANK LAST LATE ERRORS...` (the time of the last failure, and the duration of
- * the later send), `done`, and `closed` (`refused` if the endpoint could not be opened). It prints `wrong` with
- * the reason for any error. Times are CLOCK_MONOTONIC in nanoseconds.
+ * Orders:
+ *   peer RANK NAME   exchange messages with this rank
+ *   gone RANK        receives from this rank may be cancelled
+ *   stop             send no more, and wait for all arrivals
+ *   tell             print open operations
+ *   close            close and exit
+ * Output:
+ *   name NAME
+ *   ready RANK       a message of the rank has arrived
+ *   lost RANK LAST LATE ERRORS...   the time of the last failure, the duration of the later send, and the errors
+ *   done MESSAGES TOTAL
+ *   closed           or `refused` if the endpoint could not be opened
+ *   wrong REASON     any error
+ * Times are CLOCK_MONOTONIC in nanoseconds.
  *
  * FAULT strikes this rank itself, at the start or, with the prefix `late-`, at SIGUSR1: see strike().
  * FAULT_AUTO sets automatic progress. With FAULT_CUTS a lost peer may return: no late send is tried, and
