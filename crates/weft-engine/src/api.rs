@@ -287,7 +287,7 @@ pub enum Fault {
     #[error("the buffer at the peer went away while data was under way")]
     Revoked,
     /// None: a message was received well. But its source is in no address vector, which the client wants to be told
-    /// (`Engine::set_source_errors`). The number is for [`crate::Peers::name`].
+    /// (`Engine::set_source_errors`). The number is for [`crate::PeerNames::name`].
     #[error("the source is in no address vector")]
     Stranger(u32),
     /// The operation was accepted before its time, and could not be started when it had come.

@@ -22,6 +22,7 @@ use slab::Slab;
 
 use crate::api::{ADDR_NONE, Addr, Context, Matching};
 use crate::bugs::planted;
+use crate::engine::PeerId;
 use crate::mem::{Iov, IovList};
 use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;
@@ -63,7 +64,7 @@ pub(crate) enum Body {
 #[derive(Debug)]
 pub(crate) struct Unexpected {
     /// Number of the sending peer.
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerId,
     pub(crate) tag: u64,
     pub(crate) data: Option<u64>,
     pub(crate) body: Body,
@@ -191,7 +192,7 @@ impl Matcher {
     /// The oldest unclaimed message that `wanted` accepts. `addr_of` returns a peer's address;
     /// [`Matcher::readdressed`] must be called when one changes.
     #[inline]
-    pub(crate) fn find_unexpected(&mut self, wanted: Wanted, addr_of: impl Fn(u32) -> Addr) -> Option<u32> {
+    pub(crate) fn find_unexpected(&mut self, wanted: Wanted, addr_of: impl Fn(PeerId) -> Addr) -> Option<u32> {
         self.unexpected.find(
             || wanted.pattern(),
             |message| message.claimed.is_none() && wanted.accepts(addr_of(message.peer), message.tag),
@@ -256,7 +257,7 @@ mod tests {
 
     fn empty(tag: u64) -> Unexpected {
         let body = Body::Eager { bytes: Box::default(), ack: None };
-        Unexpected { peer: 0, tag, data: None, body, claimed: None, orphan: false }
+        Unexpected { peer: PeerId::new(0), tag, data: None, body, claimed: None, orphan: false }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use zerocopy::little_endian::U64;
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
 use crate::bugs::planted;
+use crate::engine::ids::PeerId;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Peer;
 use crate::engine::remote_events::RemoteAccess;
@@ -165,7 +166,7 @@ impl<N: Nic> Engine<N> {
             if self.atomic_now(op, peer_id, remote, unwatched) {
                 return Ok(());
             }
-            let peer = &self.state.peers[peer_id as usize];
+            let peer = &self.state.peers[peer_id];
             if must_leave && (peer.link().is_none() || len <= part_limit(op.amo, peer.caps.mailbox_bytes) as u64) {
                 return self.inject_must_wait(peer_id, Kind::Atomic, op.ctx, op.flags);
             }
@@ -209,8 +210,8 @@ impl<N: Nic> Engine<N> {
 
     /// The fast path: sends the only part if nothing is in its way. False: nothing has happened.
     #[inline]
-    fn atomic_now(&mut self, op: &AtomicOp<'_>, peer_id: u32, remote: &RmaIov, unwatched: bool) -> bool {
-        let peer = &mut self.state.peers[peer_id as usize];
+    fn atomic_now(&mut self, op: &AtomicOp<'_>, peer_id: PeerId, remote: &RmaIov, unwatched: bool) -> bool {
+        let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else { return false };
         let cost = fetch_cost(op.amo, remote.len);
         if !peer.tx_is_empty()
@@ -250,7 +251,7 @@ impl<N: Nic> Engine<N> {
     /// Accepts an operation that needs more than one step.
     #[cold]
     #[inline(never)] // See `enqueue`.
-    fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, peer_id: u32, len: u64) -> Result<(), Error> {
+    fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, peer_id: PeerId, len: u64) -> Result<(), Error> {
         let mut sources = IovList::new();
         for source in [op.iov, op.compare].into_iter().take(op.amo.sources()) {
             sources.extend_from_slice(source);
@@ -267,7 +268,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn start_atomic(&mut self, index: u32) -> Started {
         let Some(op) = self.state.ops.get_mut(index) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
-        let peer = &mut self.state.peers[op.peer as usize];
+        let peer = &mut self.state.peers[op.peer];
         let limit = part_limit(amo, peer.caps.mailbox_bytes) as u64;
         if op.next_part == 0 {
             split(&mut op.remote, limit);
@@ -297,8 +298,8 @@ impl<N: Nic> Engine<N> {
 
     /// Sends the results of a peer's operations, as many as the device takes now.
     #[inline(never)] // See `run_peer`.
-    pub(crate) fn run_results(&mut self, peer_id: u32) -> bool {
-        let peer = &mut self.state.peers[peer_id as usize];
+    pub(crate) fn run_results(&mut self, peer_id: PeerId) -> bool {
+        let peer = &mut self.state.peers[peer_id];
         let (Some(link), Some(queues)) = (peer.link(), peer.queues.as_mut()) else { return false };
         let Some(results) = queues.results.as_mut() else { return false };
         let mut moved = false;
@@ -332,7 +333,7 @@ fn split(remote: &mut SmallVec<[RmaIov; 1]>, limit: u64) {
 
 /// `queued`: nothing of it has left, so that its sources are still needed.
 #[inline]
-fn new_op(op: &AtomicOp<'_>, peer_id: u32, iov: IovList, len: u64, queued: bool) -> TxOp {
+fn new_op(op: &AtomicOp<'_>, peer_id: PeerId, iov: IovList, len: u64, queued: bool) -> TxOp {
     TxOp {
         kind: if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic },
         peer: peer_id,
@@ -422,10 +423,10 @@ impl<'a> AtomicRequest<'a> {
 impl State {
     // ---- at the target -----------------------------------------------------------------------
 
-    pub(crate) fn on_atomic(&mut self, peer_id: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_atomic(&mut self, peer_id: PeerId, head: Head, r: Reader<'_>) -> Result<(), Violation> {
         let request = AtomicRequest::read(head, r).ok_or(Violation)?;
         let AtomicRequest { amo, id, key, len, .. } = request;
-        self.peers[peer_id as usize].count_access(Direction::Received, len as u64);
+        self.peers[peer_id].count_access(Direction::Received, len as u64);
         if amo.fetches() && !self.may_fetch(peer_id, len) {
             return Err(Violation);
         }
@@ -445,10 +446,10 @@ impl State {
         let mut family = OpFlags::ATOMIC;
         let kind = if amo.fetches() {
             family.set(OpFlags::CHANGES, amo.changes());
-            let room = part_room(&self.peers[peer_id as usize]);
-            let results = self.queues(peer_id).results.get_or_insert_default();
+            let room = part_room(&self.peers[peer_id]);
+            let results = self.peers.queues(peer_id).results.get_or_insert_default();
             amo.execute(&target, request.sources, Some(results.begin(id, len, room)));
-            self.activate(peer_id);
+            self.peers.activate(peer_id);
             Kind::RemoteRead
         } else {
             amo.execute(&target, request.sources, None);
@@ -463,8 +464,8 @@ impl State {
     }
 
     /// Whether what a request fetches has room in a message, and in the window of results.
-    fn may_fetch(&self, peer_id: u32, len: usize) -> bool {
-        let peer = &self.peers[peer_id as usize];
+    fn may_fetch(&self, peer_id: PeerId, len: usize) -> bool {
+        let peer = &self.peers[peer_id];
         let results = peer.queues.as_ref().and_then(|queues| queues.results.as_ref());
         let cost = RESULT_HEAD_BYTES + len;
         results.map_or(0, |results| results.cost) + cost <= FETCH_WINDOW_BYTES as usize
@@ -473,7 +474,7 @@ impl State {
 
     // ---- at the initiator --------------------------------------------------------------------
 
-    pub(crate) fn on_results(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_results(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         // There is one at least.
         loop {
             let id: Op = r.take().ok_or(Violation)?;
@@ -482,7 +483,7 @@ impl State {
             let payload = r.take_bytes(cost as usize - RESULT_HEAD_BYTES).ok_or(Violation)?;
             mem::scatter(&home, 0, payload);
             op.pending -= 1;
-            let peer = &mut self.peers[peer_id as usize];
+            let peer = &mut self.peers[peer_id];
             peer.extra().fetching = peer.fetching().saturating_sub(cost);
             self.finish_op(id.op.get());
             if r.rest().is_empty() {
@@ -494,7 +495,7 @@ impl State {
     /// A part that fetches was refused. (It cannot end well without results.)
     pub(crate) fn fetch_refused(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         index: u32,
         part: u64,
         status: Status,
@@ -505,7 +506,7 @@ impl State {
         let (_, cost) = op.awaited_results(part).ok_or(Violation)?;
         op.fault.get_or_insert(fault);
         op.pending -= 1;
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         peer.extra().fetching = peer.fetching().saturating_sub(cost);
         self.finish_op(index);
         Ok(())

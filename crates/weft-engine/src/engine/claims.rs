@@ -14,7 +14,8 @@ use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr};
 use crate::engine::Engine;
-use crate::engine::links::{LinkState, LinkWork, MAX_SILENT, MAX_SILENT_OF_PEER};
+use crate::engine::ids::PeerId;
+use crate::engine::links::{LinkState, MAX_SILENT, MAX_SILENT_OF_PEER};
 use crate::engine::state::State;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
@@ -44,7 +45,7 @@ impl<N: Nic> Engine<N> {
     /// Calls the addresses that have not been called yet.
     pub(crate) fn run_queries(&mut self) {
         while let Some(at) = self.state.address_queries.iter().position(|query| query.probe.is_none()) {
-            let service = self.state.book.name(self.state.address_queries[at].addr);
+            let service = self.state.peers.book().name(self.state.address_queries[at].addr);
             let Some(service) = service.filter(|row| !row.is_full()) else {
                 let query = self.state.address_queries.swap_remove(at);
                 self.state.finish_query(&query, None);
@@ -53,7 +54,7 @@ impl<N: Nic> Engine<N> {
             match self.nic.connect(&service) {
                 Ok(probe) => {
                     self.state.address_queries[at].probe = Some(probe);
-                    self.state.link_mut(probe).state = LinkState::Querying;
+                    self.state.links.set_state(probe, LinkState::Querying);
                 }
                 Err(_) => {
                     let query = self.state.address_queries.swap_remove(at);
@@ -67,10 +68,10 @@ impl<N: Nic> Engine<N> {
 impl State {
     /// Where a peer is by its own word, if the book has no more than the socket there.
     fn claim(&self, name: &EpName) -> Option<AddressClaim> {
-        let addr = self.book.addr(name)?;
-        let row = self.book.name(addr).filter(|row| !row.is_full())?;
-        let lives = |peer_id: u32| self.peers[peer_id as usize].name.base().same_endpoint(&name.base());
-        let proven = name.same_endpoint(&self.me) || self.index.behind(&row).is_some_and(lives);
+        let addr = self.peers.book().addr(name)?;
+        let row = self.peers.book().name(addr).filter(|row| !row.is_full())?;
+        let lives = |peer_id: PeerId| self.peers[peer_id].name.base().same_endpoint(&name.base());
+        let proven = name.same_endpoint(&self.me) || self.peers.at_service(&row).is_some_and(lives);
         Some(if proven { AddressClaim::Proven(addr) } else { AddressClaim::Unproven(addr) })
     }
 
@@ -89,24 +90,24 @@ impl State {
     fn defer_call(&mut self, link: LinkId, name: &EpName, addr: Addr) -> bool {
         let waiting: SmallVec<[LinkId; 8]> =
             self.address_queries.iter().flat_map(|query| &query.callers).copied().collect();
-        let of_peer = |link: &LinkId| self.pending_peer(*link).is_some_and(|peer| peer.same_endpoint(name));
+        let of_peer = |link: &LinkId| self.links.pending_peer(*link).is_some_and(|peer| peer.same_endpoint(name));
         let mut of_peer = waiting.iter().copied().filter(of_peer);
         let oldest = of_peer.next().filter(|_| of_peer.count() + 1 >= MAX_SILENT_OF_PEER);
         if let Some(oldest) = oldest {
             self.forget_caller(oldest);
-            self.close_link(oldest);
+            self.links.close(oldest);
         } else if waiting.len() >= MAX_SILENT {
             return false;
         }
-        self.link_mut(link).state = LinkState::AwaitingQuery;
+        self.links.set_state(link, LinkState::AwaitingQuery);
         let at = self.query(addr);
         self.address_queries[at].callers.push(link);
         true
     }
 
     /// Has a stranger's address found out, if it may have one.
-    pub(crate) fn query_claimed_address(&mut self, peer_id: u32) {
-        let peer = &self.peers[peer_id as usize];
+    pub(crate) fn query_claimed_address(&mut self, peer_id: PeerId) {
+        let peer = &self.peers[peer_id];
         if peer.addr != ADDR_NONE || !peer.is_in_use() {
             return;
         }
@@ -125,7 +126,7 @@ impl State {
             return at;
         }
         self.address_queries.push(AddressQuery { addr, probe: None, callers: SmallVec::new(), tries: 0 });
-        self.link_work.push(LinkWork::QUERY);
+        self.links.queue_query();
         self.address_queries.len() - 1
     }
 
@@ -139,13 +140,13 @@ impl State {
     /// This endpoint closes.
     pub(crate) fn cancel_queries(&mut self) {
         for query in std::mem::take(&mut self.address_queries) {
-            query.callers.into_iter().chain(query.probe).for_each(|link| self.close_link(link));
+            query.callers.into_iter().chain(query.probe).for_each(|link| self.links.close(link));
         }
     }
 
     /// A call of ours has been answered.
     pub(crate) fn query_answered(&mut self, probe: LinkId, peer: &EpName) {
-        self.close_link(probe);
+        self.links.close(probe);
         if let Some(at) = self.address_queries.iter().position(|query| query.probe == Some(probe)) {
             let query = self.address_queries.swap_remove(at);
             self.finish_query(&query, Some(peer));
@@ -159,7 +160,7 @@ impl State {
         let query = self.address_queries.swap_remove(at);
         self.finish_query(&query, None);
         let claims = |state: &Self| {
-            let mut strangers = state.peers.iter().filter(|peer| peer.addr == ADDR_NONE && peer.is_in_use());
+            let mut strangers = state.peers.as_slice().iter().filter(|peer| peer.addr == ADDR_NONE && peer.is_in_use());
             strangers
                 .any(|peer| matches!(state.claim(&peer.name), Some(AddressClaim::Unproven(addr)) if addr == query.addr))
         };
@@ -173,21 +174,22 @@ impl State {
     /// The endpoint that lives at an address is known, or no endpoint claims it.
     fn finish_query(&mut self, query: &AddressQuery, lives: Option<&EpName>) {
         let addr = query.addr;
-        let lives = lives.filter(|_| self.book.name(addr).is_some_and(|row| !row.is_full()));
+        let lives = lives.filter(|_| self.peers.book().name(addr).is_some_and(|row| !row.is_full()));
         if let Some(peer) = lives {
             self.evict_former_endpoint(addr, peer);
         }
         for &link in &query.callers {
-            let Some(name) = self.pending_peer(link).filter(|_| self.link_mut(link).state == LinkState::AwaitingQuery)
+            let Some(name) =
+                self.links.pending_peer(link).filter(|_| self.links.state(link) == LinkState::AwaitingQuery)
             else {
                 continue;
             };
-            self.link_mut(link).state = LinkState::Incoming;
+            self.links.set_state(link, LinkState::Incoming);
             let proven = lives.is_some_and(|peer| peer.base().same_endpoint(&name.base()));
-            if let Some(peer_id) = self.index.find(&self.peers, &name)
+            if let Some(peer_id) = self.peers.find(&name)
                 && lives.is_some()
                 && !proven
-                && self.peers[peer_id as usize].addr == addr
+                && self.peers[peer_id].addr == addr
             {
                 // It was there once, and comes back from somewhere else.
                 self.clear_address(peer_id);
@@ -201,8 +203,8 @@ impl State {
 
     /// Another endpoint answers at an address: what was there has gone.
     fn evict_former_endpoint(&mut self, addr: Addr, name: &EpName) {
-        for peer_id in 0..u32::try_from(self.peers.len()).unwrap_or(u32::MAX) {
-            let peer = &self.peers[peer_id as usize];
+        for peer_id in self.peers.ids() {
+            let peer = &self.peers[peer_id];
             let other = peer.name.is_full() && !peer.name.base().same_endpoint(&name.base());
             if peer.addr == addr && other && peer.is_in_use() {
                 self.fail_peer(peer_id, LinkError::Gone);
@@ -212,21 +214,21 @@ impl State {
 
     /// An endpoint has answered at an address. What it has said as a stranger may be what receives from there wait for.
     fn assign_address(&mut self, addr: Addr, name: &EpName) {
-        let Some(row) = self.book.name(addr) else { return };
-        for peer_id in 0..u32::try_from(self.peers.len()).unwrap_or(u32::MAX) {
-            let peer = &self.peers[peer_id as usize];
+        let Some(row) = self.peers.book().name(addr) else { return };
+        for peer_id in self.peers.ids() {
+            let peer = &self.peers[peer_id];
             if !peer.is_in_use() || !peer.name.is_full() || !peer.name.base().same_endpoint(&name.base()) {
                 continue;
             }
             self.set_address(peer_id, addr);
             // Operations to the address use the link that there is, unless others wait for one that is being made.
-            let peer = &self.peers[peer_id as usize];
+            let peer = &self.peers[peer_id];
             if peer.addr == addr
                 && peer.name.context_index().is_none_or(|index| index == 0)
-                && self.known_peer(addr).is_none()
+                && self.peers.known(addr).is_none()
             {
-                self.set_route(addr, peer_id);
-                self.index.found_behind(&row, peer_id);
+                self.peers.set_route(addr, peer_id);
+                self.peers.set_service(&row, peer_id);
             }
         }
     }

@@ -29,7 +29,8 @@ use smallvec::SmallVec;
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
-use crate::engine::links::{LinkState, LinkWork};
+use crate::engine::ids::PeerId;
+use crate::engine::links::LinkState;
 use crate::engine::peer::PeerState;
 use crate::engine::recv;
 use crate::engine::state::{State, Violation};
@@ -92,10 +93,10 @@ enum ConnectionPhase {
     #[default]
     Fresh,
     /// Calling a listener on this virtual connection, to say this.
-    Calling(u32, Box<[u8]>),
+    Calling(PeerId, Box<[u8]>),
     /// Calling back.
-    Accepting(u32, Box<[u8]>),
-    Connected(u32),
+    Accepting(PeerId, Box<[u8]>),
+    Connected(PeerId),
     Over,
 }
 
@@ -135,7 +136,12 @@ impl<N: Nic> Engine<N> {
         self.begin(peer, data, ConnectionPhase::Accepting)
     }
 
-    fn begin(&mut self, peer: &EpName, data: &[u8], phase: fn(u32, Box<[u8]>) -> ConnectionPhase) -> Result<(), Error> {
+    fn begin(
+        &mut self,
+        peer: &EpName,
+        data: &[u8],
+        phase: fn(PeerId, Box<[u8]>) -> ConnectionPhase,
+    ) -> Result<(), Error> {
         let connection = &self.state.connection;
         if connection.role != Role::Active || !matches!(connection.phase, ConnectionPhase::Fresh) {
             return Err(Error::Invalid);
@@ -143,7 +149,7 @@ impl<N: Nic> Engine<N> {
         if data.len() > MAX_CONN_DATA {
             return Err(Error::TooLong);
         }
-        let peer_id = self.state.peer_named(peer);
+        let peer_id = self.state.peers.named(peer);
         self.state.connection.phase = phase(peer_id, data.into());
         self.dial(peer_id);
         Ok(())
@@ -172,7 +178,7 @@ impl<N: Nic> Engine<N> {
     /// The endpoint that was answering a call has failed, or has gone: the caller need not wait any longer.
     pub fn abandon(&mut self, call: u64) {
         if let Some(link) = self.state.connection.answering.remove(&call) {
-            self.state.close_link(link);
+            self.state.links.close(link);
             self.flush_links();
         }
     }
@@ -195,7 +201,7 @@ impl<N: Nic> Engine<N> {
     /// The other end.
     pub fn peer(&self) -> Option<EpName> {
         let ConnectionPhase::Connected(peer_id) = self.state.connection.phase else { return None };
-        self.state.peers.get(peer_id as usize).map(|peer| peer.name)
+        self.state.peers.get(peer_id).map(|peer| peer.name)
     }
 
     /// What has become of connections since the last call, in order.
@@ -213,7 +219,7 @@ impl<N: Nic> Engine<N> {
     /// Closes the links of all calls that wait.
     pub(crate) fn close_pending_calls(&mut self) {
         for (_, link) in std::mem::take(&mut self.state.connection.calls) {
-            self.state.close_link(link);
+            self.state.links.close(link);
         }
     }
 
@@ -242,8 +248,8 @@ impl State {
     /// The first message on a link that we have made, which may have turned out to belong to another virtual
     /// connection.
     pub(crate) fn send_first_message(&mut self, link: LinkId) {
-        let peer_id = self.link_mut(link).peer;
-        let open = self.grant(link, peer_id);
+        let Some((_, Some(peer_id))) = self.links.lookup(link) else { return };
+        let open = self.grant(link);
         let (what, data) = match &mut self.connection.phase {
             _ if matches!(self.connection.role, Role::Connectionless | Role::Datagrams) => {
                 return self.queue_link_message(link, kind::OPEN, false);
@@ -256,13 +262,13 @@ impl State {
                 *known = peer_id;
                 (kind::ACCEPT, data)
             }
-            _ => return self.close_link(link),
+            _ => return self.links.close(link),
         };
         let mut w = Short::new(what, 0);
         w.put(&open);
         let mut message = SmallVec::from_slice(w.bytes());
         message.extend_from_slice(data);
-        self.link_work.push(LinkWork { link, message: Some(message), close: false });
+        self.links.queue_message(link, message, false);
     }
 
     fn conn_data(r: &Reader<'_>) -> Result<Box<[u8]>, Violation> {
@@ -275,27 +281,27 @@ impl State {
         let Role::Listener(backlog) = self.connection.role else { return Err(Violation) };
         let open: Open = r.take().ok_or(Violation)?;
         let data = Self::conn_data(&r)?;
-        if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
+        if open.version != PROTOCOL_VERSION || self.links.state(link) != LinkState::Incoming {
             return Err(Violation);
         }
-        let Some(pending) = self.link_mut(link).pending.take() else { return Err(Violation) };
+        let Some(peer) = self.links.take_pending_peer(link) else { return Err(Violation) };
         if self.connection.calls.len() >= backlog {
             self.decline(link, &[]);
             return Ok(());
         }
-        self.link_mut(link).state = LinkState::CallPending;
+        self.links.set_state(link, LinkState::CallPending);
         let call = self.connection.next_call;
         self.connection.next_call += 1;
         self.connection.calls.insert(call, link);
-        self.announce(ConnEvent::Request { call, peer: pending.up.peer, data });
+        self.announce(ConnEvent::Request { call, peer, data });
         Ok(())
     }
 
     fn decline(&mut self, link: LinkId, data: &[u8]) {
-        self.free_link(link);
+        self.links.free(link);
         let mut message = SmallVec::from_slice(Short::new(kind::REJECT, 0).bytes());
         message.extend_from_slice(data);
-        self.link_work.push(LinkWork { link, message: Some(message), close: true });
+        self.links.queue_message(link, message, true);
     }
 
     /// The endpoint that the listener's client has chosen for us calls back.
@@ -303,15 +309,13 @@ impl State {
         let ConnectionPhase::Calling(called, _) = self.connection.phase else { return Err(Violation) };
         let open: Open = r.take().ok_or(Violation)?;
         let data = Self::conn_data(&r)?;
-        if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
+        if open.version != PROTOCOL_VERSION || self.links.state(link) != LinkState::Incoming {
             return Err(Violation);
         }
-        let Some(peer) = self.link_mut(link).pending.as_ref().map(|pending| pending.up.peer) else {
-            return Err(Violation);
-        };
+        let peer = self.links.pending_peer(link).ok_or(Violation)?;
         self.close_links(called);
-        self.peers[called as usize].state = PeerState::Idle;
-        let peer_id = self.peer_named(&peer);
+        self.peers[called].state = PeerState::Idle;
+        let peer_id = self.peers.named(&peer);
         self.adopt(link, peer_id, open.window_bytes.get());
         self.connected(peer_id, data);
         Ok(())
@@ -321,13 +325,12 @@ impl State {
     pub(crate) fn on_reject(&mut self, link: LinkId, r: &Reader<'_>) -> Result<(), Violation> {
         let data = Self::conn_data(r)?;
         let ConnectionPhase::Calling(peer_id, _) = self.connection.phase else { return Err(Violation) };
-        let slot = self.link_mut(link);
-        if slot.state != LinkState::Opening || slot.peer != peer_id {
+        if self.links.lookup(link) != Some((LinkState::Opening, Some(peer_id))) {
             return Err(Violation);
         }
         self.connection.phase = ConnectionPhase::Over;
         self.close_links(peer_id);
-        self.peers[peer_id as usize].state = PeerState::Idle;
+        self.peers[peer_id].state = PeerState::Idle;
         self.announce(ConnEvent::Refused { data: planted!(Bug::RefusalWithoutData, data, Box::default()) });
         Ok(())
     }
@@ -338,22 +341,22 @@ impl State {
     }
 
     /// The virtual connection is open at the end that has called back.
-    pub(crate) fn connection_opened(&mut self, peer_id: u32) {
+    pub(crate) fn connection_opened(&mut self, peer_id: PeerId) {
         if matches!(self.connection.phase, ConnectionPhase::Accepting(..)) {
             self.connected(peer_id, Box::default());
         }
     }
 
-    fn connected(&mut self, peer_id: u32, data: Box<[u8]>) {
+    fn connected(&mut self, peer_id: PeerId, data: Box<[u8]>) {
         self.connection.phase = ConnectionPhase::Connected(peer_id);
         // What `PEER` leads to; as a source it stays unnamed.
-        self.by_addr = vec![peer_id + 1];
-        let peer = self.peers[peer_id as usize].name;
+        self.peers.set_only_route(Some(peer_id));
+        let peer = self.peers[peer_id].name;
         self.announce(ConnEvent::Connected { peer, data });
     }
 
     /// A virtual connection has failed: perhaps ours.
-    pub(crate) fn connection_lost(&mut self, peer_id: u32, why: LinkError) {
+    pub(crate) fn connection_lost(&mut self, peer_id: PeerId, why: LinkError) {
         match self.connection.phase {
             ConnectionPhase::Calling(ours, _) | ConnectionPhase::Accepting(ours, _) if ours == peer_id => {
                 self.connection.phase = ConnectionPhase::Over;
@@ -361,7 +364,7 @@ impl State {
             }
             ConnectionPhase::Connected(ours) if ours == peer_id => {
                 self.connection.phase = ConnectionPhase::Over;
-                self.by_addr.clear();
+                self.peers.set_only_route(None);
                 // What has come can still be received; nothing else will.
                 self.config.rx_depth = 0;
                 self.fast_receives = 0;

@@ -41,7 +41,7 @@ impl<N: Nic> Engine<N> {
             return Err(Error::TooLong);
         }
         let peer_id = self.state.peer_for(op.dest)?;
-        let peer = &self.state.peers[peer_id as usize];
+        let peer = &self.state.peers[peer_id];
         let queued = peer.queues.as_ref().map_or(0, |queues| queues.tx.len());
         let crowded = queued >= WAITING_LIMIT || self.state.ops.len() >= self.state.config.tx_depth;
         if crowded || (peer.link().is_some() && len as u64 + EAGER_COST > peer.tx_credit) {

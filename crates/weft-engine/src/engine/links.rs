@@ -1,301 +1,486 @@
-//! Links from their first message to their end: which of them carries a virtual connection's messages.
+//! Links from their first message to their end, and the choice of the link that carries a peer's messages.
 //!
-//! Place in the data flow: what a device says of links, and the messages of links themselves, come here from
-//! [`crate::engine::state`]; what is to be said on a link waits as [`LinkWork`] until the device is not borrowed.
+//! Place in the data flow: the device's reports about links and the messages of links themselves come here from
+//! [`crate::engine::state`]. Messages of links wait as [`LinkWork`] until the device is not borrowed.
 //!
-//! Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's goes Incoming →
-//! (OPEN received) → Carrying, unless both sides connected at once: then the attempt of the endpoint with the
-//! smaller name wins. The other endpoint drops its own attempt when it sees the winner's OPEN; the winner
-//! parks the loser's attempt until its own has succeeded (then it refuses the parked one) or failed (then it
-//! takes it), so that a pair in which only one direction can connect still meets. If its own has broken after
-//! OPEN, nobody knows whether the loser had seen that and dropped the parked one: that is refused, and both
-//! call again.
+//! Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's attempt goes Incoming →
+//! (OPEN received) → Carrying. If both sides connect at once, the attempt of the endpoint with the smaller name wins:
+//!
+//! 1. The other endpoint drops its own attempt when the winner's OPEN arrives.
+//! 2. The winner keeps the loser's attempt on standby until its own has succeeded or failed. Then it refuses the standby
+//!    link or takes it into use. So a pair in which only one direction can connect still meets.
+//! 3. If the winner's attempt breaks after OPEN, the loser may have dropped the standby link already. The winner refuses
+//!    that link, and both sides connect again.
 
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::Addr;
+use crate::engine::Engine;
+use crate::engine::ids::{PeerId, number};
 use crate::engine::peer::{PathCaps, PeerState};
 use crate::engine::state::{State, Violation};
 use crate::growth;
 use crate::name::EpName;
-use crate::nic::{LinkError, LinkId, LinkUp, Sink};
+use crate::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
 
-/// Most links of peers that may be up and silent. Peers speak as soon as a link is up.
+/// Most links of peers that may be up and silent. Peers send as soon as a link is up.
 pub(crate) const MAX_SILENT: usize = 1024;
-/// Most such links of one peer. One that knows us by several names calls under each, before it finds that we
-/// are the same.
+/// Most silent links of one peer. A peer that knows us by several names connects under each, before it learns that the
+/// names mean one endpoint.
 pub(crate) const MAX_SILENT_OF_PEER: usize = 8;
 
-/// How often to call again a peer that still believes in an earlier link.
+/// Most messages that may arrive before the OPEN_OK of their link.
+const EARLY_LIMIT: usize = 4096;
+
+/// Most attempts to connect to a peer that still holds an earlier link.
 const REDIAL_LIMIT: u16 = 1000;
-/// How often to call again, when our calls break, rather than take the peer's own: it may be that only the
-/// peer can call.
+/// Most attempts after our links have broken, before the peer's own attempt is used. Perhaps only the peer can connect.
 const INSISTENCE: u16 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkState {
+    /// The number is not in use.
     Free,
     /// Ours, not up yet.
     Dialing,
     /// Ours, OPEN sent.
     Opening,
-    /// Theirs, up, silent so far.
+    /// The peer's, up and silent so far.
     Incoming,
-    /// Theirs, has sent OPEN while our own attempt is under way.
+    /// The peer's, OPEN received while our own attempt is under way.
     Standby,
-    /// Ours, asks who lives at an address ([`crate::engine::claims`]).
+    /// Ours, for a query of the endpoint at an address ([`crate::engine::claims`]).
     Querying,
-    /// Theirs, has sent OPEN, and waits until that is known of the address where the peer says that it lives.
+    /// The peer's, OPEN received. The link waits for the query of the address that the peer claims.
     AwaitingQuery,
-    /// Theirs, has called this listener.
+    /// The peer's, waiting for the answer of this listener.
     CallPending,
-    /// In use.
+    /// Carries messages.
     Carrying,
 }
 
-pub(crate) struct Link {
-    pub(crate) state: LinkState,
-    /// Number of the virtual connection, once known.
-    pub(crate) peer: u32,
-    /// What is known of it, until it carries messages.
-    pub(crate) pending: Option<Box<PendingLink>>,
+struct Link {
+    state: LinkState,
+    /// The peer, once known.
+    peer: Option<PeerId>,
+    /// State that is needed until the link carries messages.
+    pending: Option<Box<PendingLink>>,
 }
 
 impl Link {
-    const FREE: Self = Self { state: LinkState::Free, peer: u32::MAX, pending: None };
+    const FREE: Self = Self { state: LinkState::Free, peer: None, pending: None };
 }
 
 // There is one for each peer.
 const _: () = assert!(size_of::<Link>() <= 16);
 
 /// A link that is up and carries no messages yet.
-pub(crate) struct PendingLink {
-    /// What the device said of it.
-    pub(crate) up: LinkUp,
-    /// The window that the peer's OPEN has granted, and the number of that.
+struct PendingLink {
+    /// The device's report.
+    up: LinkUp,
+    /// The window that the peer's OPEN has granted, and the number of that OPEN.
     window: u64,
     call: u32,
-    /// The window that ours has.
+    /// The window that our OPEN or OPEN_OK has granted.
     granted: u64,
     /// Bytes not granted because the peer is in no address vector.
     withheld: u64,
 }
 
-impl PendingLink {
-    pub(crate) fn new(up: LinkUp) -> Self {
-        Self { up, window: 0, call: 0, granted: 0, withheld: 0 }
-    }
-}
-
-/// Something to send on a link itself, after the poll.
-pub(crate) struct LinkWork {
-    pub(crate) link: LinkId,
-    pub(crate) message: Option<SmallVec<[u8; 24]>>,
-    pub(crate) close: bool,
+/// Work that waits until the device is not borrowed.
+enum LinkWork {
+    /// Sends a message on a link, and may close the link after it.
+    Send { link: LinkId, message: SmallVec<[u8; 24]>, close: bool },
+    /// Closes a link.
+    Close(LinkId),
+    /// Starts queries of addresses ([`crate::engine::claims`]).
+    Query,
 }
 
 impl LinkWork {
-    /// On no link: an endpoint is to be asked ([`crate::engine::claims`]).
-    pub(crate) const QUERY: Self = Self { link: LinkId(u32::MAX), message: None, close: false };
+    fn link(&self) -> Option<LinkId> {
+        match self {
+            Self::Send { link, .. } | Self::Close(link) => Some(*link),
+            Self::Query => None,
+        }
+    }
 }
 
-impl State {
-    pub(crate) fn link_mut(&mut self, link: LinkId) -> &mut Link {
-        let index = link.0 as usize;
-        if self.links.len() <= index {
-            self.enlarge_links(index + 1);
+/// The links of an engine, by the numbers that the device gives them.
+#[derive(Default)]
+pub(crate) struct Links {
+    table: Vec<Link>,
+    /// Links of peers in the order in which they came up. All silent links are among them.
+    silent: Vec<LinkId>,
+    work: Vec<LinkWork>,
+    /// Messages that arrived before the OPEN_OK of their unordered link.
+    early: Vec<(LinkId, Vec<u8>)>,
+    /// OPEN messages sent, modulo 2³².
+    opens_sent: u32,
+}
+
+impl Links {
+    fn get(&self, link: LinkId) -> Option<&Link> {
+        self.table.get(link.0 as usize)
+    }
+
+    fn slot(&mut self, link: LinkId) -> &mut Link {
+        let place = link.0 as usize;
+        if self.table.len() <= place {
+            self.enlarge(place + 1);
         }
-        &mut self.links[index]
+        &mut self.table[place]
     }
 
     #[cold]
-    fn enlarge_links(&mut self, len: usize) {
-        let more = len - self.links.len();
-        growth::reserve(&mut self.links, more);
-        self.links.resize_with(len, || Link::FREE);
+    fn enlarge(&mut self, len: usize) {
+        let more = len - self.table.len();
+        growth::reserve(&mut self.table, more);
+        self.table.resize_with(len, || Link::FREE);
     }
 
-    pub(crate) fn free_link(&mut self, link: LinkId) {
-        *self.link_mut(link) = Link::FREE;
-        self.early_messages.retain(|(l, _)| *l != link);
+    /// The peer whose messages the link carries.
+    #[inline(always)]
+    pub(crate) fn carried_by(&self, link: LinkId) -> Option<PeerId> {
+        match self.table.get(link.0 as usize) {
+            Some(Link { state: LinkState::Carrying, peer, .. }) => *peer,
+            _ => None,
+        }
     }
 
-    /// Sends `kind` on the link (OPEN, OPEN_OK with our window; OPEN_DUP without), then perhaps closes it.
-    pub(crate) fn queue_link_message(&mut self, link: LinkId, what: u8, close: bool) {
-        let mut w = Short::new(what, 0);
-        if what != kind::OPEN_DUP {
-            let peer_id = self.link_mut(link).peer;
-            let mut open = self.grant(link, peer_id);
-            if what == kind::OPEN {
-                self.opens_sent = self.opens_sent.wrapping_add(1);
-                open.call = self.opens_sent.into();
+    /// The link's state and peer; `None` for numbers that were never in use.
+    #[inline]
+    pub(crate) fn lookup(&self, link: LinkId) -> Option<(LinkState, Option<PeerId>)> {
+        self.table.get(link.0 as usize).map(|link| (link.state, link.peer))
+    }
+
+    pub(crate) fn state(&self, link: LinkId) -> LinkState {
+        self.get(link).map_or(LinkState::Free, |link| link.state)
+    }
+
+    pub(crate) fn set_state(&mut self, link: LinkId, state: LinkState) {
+        self.slot(link).state = state;
+    }
+
+    pub(crate) fn set_peer(&mut self, link: LinkId, peer: PeerId) {
+        self.slot(link).peer = Some(peer);
+    }
+
+    /// The device connects to a peer.
+    pub(crate) fn dialing(&mut self, link: LinkId, peer: PeerId) {
+        *self.slot(link) = Link { state: LinkState::Dialing, peer: Some(peer), pending: None };
+    }
+
+    /// The name of the peer of a link that carries no messages yet.
+    pub(crate) fn pending_peer(&self, link: LinkId) -> Option<EpName> {
+        Some(self.get(link)?.pending.as_ref()?.up.peer)
+    }
+
+    /// Drops the state of a link that carries no messages yet. Returns its peer's name.
+    pub(crate) fn take_pending_peer(&mut self, link: LinkId) -> Option<EpName> {
+        self.slot(link).pending.take().map(|pending| pending.up.peer)
+    }
+
+    /// The peers of all links.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> {
+        self.table.iter().filter_map(|link| link.peer)
+    }
+
+    /// Forgets a link that the device has ended, or that is about to be closed.
+    pub(crate) fn free(&mut self, link: LinkId) {
+        *self.slot(link) = Link::FREE;
+        self.early.retain(|(other, _)| *other != link);
+    }
+
+    /// Closes a link without a message.
+    pub(crate) fn close(&mut self, link: LinkId) {
+        self.free(link);
+        self.queue_close(link);
+    }
+
+    /// Has the device close a link that the engine has forgotten.
+    pub(crate) fn queue_close(&mut self, link: LinkId) {
+        self.work.push(LinkWork::Close(link));
+    }
+
+    pub(crate) fn queue_message(&mut self, link: LinkId, message: SmallVec<[u8; 24]>, close: bool) {
+        self.work.push(LinkWork::Send { link, message, close });
+    }
+
+    pub(crate) fn queue_query(&mut self) {
+        self.work.push(LinkWork::Query);
+    }
+
+    /// Whether messages or closes of links wait.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    /// Drops the work of a link that the device has ended itself. The device may reuse the number.
+    pub(crate) fn drop_work(&mut self, link: LinkId) {
+        self.work.retain(|work| work.link() != Some(link));
+    }
+
+    /// Keeps a message that may have arrived before the OPEN_OK of its link. False: it cannot have, or too many have.
+    pub(crate) fn keep_early(&mut self, link: LinkId, bytes: &[u8]) -> bool {
+        let unordered = self.get(link).and_then(|link| link.pending.as_ref()).is_some_and(|link| !link.up.caps.ordered);
+        let kept = unordered && self.early.len() < EARLY_LIMIT;
+        if kept {
+            self.early.push((link, bytes.to_vec()));
+        }
+        kept
+    }
+
+    fn take_early(&mut self, link: LinkId) -> Vec<Vec<u8>> {
+        self.early.extract_if(.., |(other, _)| *other == link).map(|(_, bytes)| bytes).collect()
+    }
+
+    /// Adds a peer's link that is up and silent. Returns a link to be closed if there are too many.
+    fn add_silent(&mut self, link: LinkId) -> Option<LinkId> {
+        let Self { table, silent, .. } = self;
+        let slot = |link: LinkId| table.get(link.0 as usize);
+        silent.retain(|other| *other != link && slot(*other).is_some_and(|slot| slot.state == LinkState::Incoming));
+        let name = |link| slot(link).and_then(|slot| slot.pending.as_ref()).map(|pending| pending.up.peer);
+        let newest = name(link);
+        let mut of_peer = silent.iter().copied().filter(|other| name(*other) == newest);
+        let oldest = of_peer.next().filter(|_| of_peer.count() + 1 >= MAX_SILENT_OF_PEER);
+        let oldest = oldest.or(silent.first().copied().filter(|_| silent.len() >= MAX_SILENT));
+        silent.push(link);
+        if let Some(oldest) = oldest {
+            silent.retain(|other| *other != oldest);
+        }
+        oldest
+    }
+
+    /// Takes the oldest silent link among the candidates, of a peer that `unknown` accepts, from the list.
+    pub(crate) fn take_silent(
+        &mut self,
+        candidates: &dyn Fn(LinkId) -> bool,
+        unknown: &dyn Fn(&EpName) -> bool,
+    ) -> Option<LinkId> {
+        let silent = |link: &LinkId| {
+            candidates(*link)
+                && self.state(*link) == LinkState::Incoming
+                && self.pending_peer(*link).is_some_and(|name| unknown(&name))
+        };
+        let place = self.silent.iter().position(silent)?;
+        Some(self.silent.remove(place))
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Sends messages of links and closes links. Returns whether any work was done.
+    pub(crate) fn run_links(&mut self) -> bool {
+        self.run_queries();
+        let mut work = std::mem::take(&mut self.state.links.work);
+        let before = work.len();
+        let nic = &mut self.nic;
+        let mut stuck: SmallVec<[LinkId; 4]> = SmallVec::new();
+        let mut sent: SmallVec<[LinkId; 4]> = SmallVec::new();
+        work.retain(|work| {
+            match work {
+                LinkWork::Query => return false,
+                LinkWork::Send { link, .. } | LinkWork::Close(link) if stuck.contains(link) => return true,
+                LinkWork::Send { link, message, close } => {
+                    if nic.send(*link, message, &[]).is_err() {
+                        stuck.push(*link);
+                        return true;
+                    }
+                    if *close {
+                        nic.close(*link);
+                    } else {
+                        sent.push(*link);
+                    }
+                }
+                LinkWork::Close(link) => nic.close(*link),
+            }
+            false
+        });
+        let moved = work.len() < before;
+        for link in sent {
+            self.state.link_message_sent(link);
+        }
+        // A close makes no work. If that changes, nothing is lost here.
+        work.append(&mut self.state.links.work);
+        self.state.lingering_copies.retain(|(link, _)| work.iter().any(|work| work.link() == Some(*link)));
+        self.state.links.work = work;
+        moved
+    }
+}
+
+impl State {
+    /// A link is up.
+    pub(crate) fn link_up(&mut self, link: LinkId, up: LinkUp) {
+        let slot = self.links.slot(link);
+        slot.pending = Some(Box::new(PendingLink { up, window: 0, call: 0, granted: 0, withheld: 0 }));
+        if !up.initiator {
+            slot.state = LinkState::Incoming;
+            slot.peer = None;
+            if let Some(oldest) = self.links.add_silent(link) {
+                self.links.close(oldest);
+            }
+            return;
+        }
+        if slot.state == LinkState::Querying {
+            return self.query_answered(link, &up.peer);
+        }
+        let (LinkState::Dialing, Some(peer_id)) = (slot.state, slot.peer) else { return };
+        slot.state = LinkState::Opening;
+        let full = self.peers[peer_id].name.is_full();
+        let peer_id = if full { peer_id } else { self.learn_name(link, peer_id, &up.peer) };
+        if self.peers[peer_id].state == PeerState::Connecting(link) {
+            self.send_first_message(link);
+        }
+    }
+
+    /// Queues `kind` (OPEN, OPEN_OK with our window; OPEN_DUP without) on a link, which may be closed after it.
+    pub(crate) fn queue_link_message(&mut self, link: LinkId, kind: u8, close: bool) {
+        let mut w = Short::new(kind, 0);
+        if kind != kind::OPEN_DUP {
+            let mut open = self.grant(link);
+            if kind == kind::OPEN {
+                self.links.opens_sent = self.links.opens_sent.wrapping_add(1);
+                open.call = self.links.opens_sent.into();
             }
             w.put(&open);
         }
-        let message = Some(SmallVec::from_slice(w.bytes()));
-        self.link_work.push(LinkWork { link, message, close });
+        self.links.queue_message(link, SmallVec::from_slice(w.bytes()), close);
     }
 
-    /// What OPEN, and its like, say to the peer of that connection: of the window, messages that an earlier
-    /// link has left here take their part.
-    pub(crate) fn grant(&mut self, link: LinkId, peer_id: u32) -> Open {
-        let used = self.peers.get(peer_id as usize).map_or(0, |peer| peer.rx_used);
-        let withheld = if (peer_id as usize) < self.peers.len() { self.withheld_at_first(peer_id) } else { 0 };
+    /// The contents of OPEN and its like for the link's peer. Messages that an earlier link has left here take their part
+    /// of the window.
+    pub(crate) fn grant(&mut self, link: LinkId) -> Open {
+        let (mut used, mut withheld) = (0, 0);
+        if let Some(peer_id) = self.links.slot(link).peer {
+            (used, withheld) = (self.peers[peer_id].rx_used, self.withheld_at_first(peer_id));
+        }
         let window = (self.config.window_bytes as u64).saturating_sub(used + withheld);
-        if let Some(pending) = &mut self.link_mut(link).pending {
+        if let Some(pending) = &mut self.links.slot(link).pending {
             (pending.granted, pending.withheld) = (window, withheld);
         }
         Open { version: PROTOCOL_VERSION, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
     }
 
-    /// A peer's link is up, and the peer has the word. Whoever opens links and says nothing on them shall not
-    /// have many.
-    pub(crate) fn limit_silent_links(&mut self, link: LinkId) {
-        let links = &self.links;
-        let slot = |link: LinkId| links.get(link.0 as usize);
-        self.silent
-            .retain(|other| *other != link && slot(*other).is_some_and(|slot| slot.state == LinkState::Incoming));
-        let peer = |link| slot(link).and_then(|slot| slot.pending.as_ref()).map(|pending| pending.up.peer);
-        let newest = peer(link);
-        let mut of_peer = self.silent.iter().copied().filter(|other| peer(*other) == newest);
-        let oldest = of_peer.next().filter(|_| of_peer.count() + 1 >= MAX_SILENT_OF_PEER);
-        let oldest = oldest.or(self.silent.first().copied().filter(|_| self.silent.len() >= MAX_SILENT));
-        self.silent.push(link);
-        if let Some(oldest) = oldest {
-            self.silent.retain(|other| *other != oldest);
-            self.close_link(oldest);
-        }
-    }
-
-    /// Closes a link without a word.
-    pub(crate) fn close_link(&mut self, link: LinkId) {
-        self.free_link(link);
-        self.link_work.push(LinkWork { link, message: None, close: true });
-    }
-
-    /// Another link serves the pair, or will: the peer is told, and calls again if it knows of none.
+    /// Refuses a peer's link because another link serves the pair, or will. The peer connects again if it knows of none.
     fn refuse_link(&mut self, link: LinkId) {
-        self.free_link(link);
+        self.links.free(link);
         self.queue_link_message(link, kind::OPEN_DUP, true);
     }
 
     pub(crate) fn on_open(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
-        let expected = self.connection.is_connectionless() && self.link_mut(link).state == LinkState::Incoming;
+        let expected = self.connection.is_connectionless() && self.links.state(link) == LinkState::Incoming;
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let Some(pending) = &mut self.link_mut(link).pending else { return Err(Violation) };
+        let Some(pending) = &mut self.links.slot(link).pending else { return Err(Violation) };
         (pending.window, pending.call) = (open.window_bytes.get(), open.call.get());
-        let peer = pending.up.peer;
-        self.call_arrived(link, &peer);
+        let name = pending.up.peer;
+        self.call_arrived(link, &name);
         Ok(())
     }
 
-    /// The peer of a link that carries no messages yet.
-    pub(crate) fn pending_peer(&self, link: LinkId) -> Option<EpName> {
-        Some(self.links.get(link.0 as usize)?.pending.as_ref()?.up.peer)
-    }
-
-    /// Takes a peer's call that is in order. `at`: the peer has been found at that address, which the book
-    /// knows by its socket.
-    pub(crate) fn take_call(&mut self, link: LinkId, at: Option<Addr>) {
-        let Some(pending) = &self.link_mut(link).pending else { return };
+    /// Answers a peer's OPEN. `addr`: the peer has been found at this address, which the book knows by its socket.
+    pub(crate) fn take_call(&mut self, link: LinkId, addr: Option<Addr>) {
+        let Some(pending) = &self.links.slot(link).pending else { return };
         let (name, window, call) = (pending.up.peer, pending.window, pending.call);
-        let Some(peer_id) = self.peer_of_caller(&name, at) else { return self.close_link(link) };
-        self.link_mut(link).peer = peer_id;
+        let Some(peer_id) = self.peer_of_caller(&name, addr) else { return self.links.close(link) };
+        self.links.set_peer(link, peer_id);
         let to_self = name == self.me;
-        let peer = &mut self.peers[peer_id as usize];
-        // A call that its caller has given up may still come, behind later ones. (One that knows us by two
-        // names calls twice at once.)
+        let peer = &mut self.peers[peer_id];
+        // An OPEN that its sender has given up may still arrive, after later ones. (A peer that knows us by two names
+        // sends two at once.)
         let is_late = !to_self && call.wrapping_sub(peer.call) > u32::MAX / 2;
         if is_late {
             return self.refuse_link(link);
         }
         peer.call = call;
-        match self.peers[peer_id as usize].state {
+        match peer.state {
             _ if to_self => {
-                // The two ends of one link meet in this engine: this one only listens.
-                let slot = self.link_mut(link);
+                // Both ends of the link meet in this engine. This end only receives.
+                peer.extra().own_end = Some(link);
+                let slot = self.links.slot(link);
                 slot.state = LinkState::Carrying;
                 slot.pending = None;
                 self.queue_link_message(link, kind::OPEN_OK, false);
             }
             PeerState::Idle => self.adopt(link, peer_id, window),
             PeerState::Connecting(mine) if name < self.me => {
-                self.close_link(mine);
+                self.links.close(mine);
                 self.adopt(link, peer_id, window);
             }
             PeerState::Connecting(_) => {
-                self.link_mut(link).state = LinkState::Standby;
-                // The peer has given up its earlier call, or will make it again.
-                if let Some(earlier) = self.queues(peer_id).standby.replace(link) {
-                    self.close_link(earlier);
+                self.links.set_state(link, LinkState::Standby);
+                // The peer has given up its earlier attempt, or will repeat it.
+                if let Some(earlier) = self.peers.queues(peer_id).standby.replace(link) {
+                    self.links.close(earlier);
                 }
             }
-            // (Nobody is vacant who was found by name.)
+            // (A peer that was found by its name is not vacant.)
             PeerState::Greeting(_) | PeerState::Up(_) | PeerState::Vacant => {
                 self.refuse_link(link);
             }
         }
-        // Not before it has a link: or else it would leave its service with the last of what it had left here.
-        match at {
+        // Do this only after the link is attached; otherwise removing the peer's last state would drop its service entry.
+        match addr {
             Some(addr) => self.set_address(peer_id, addr),
             None => self.look_up_address(peer_id),
         }
     }
 
     /// Takes a peer's link into use.
-    pub(crate) fn adopt(&mut self, link: LinkId, peer_id: u32, window: u64) {
-        self.grant(link, peer_id);
+    pub(crate) fn adopt(&mut self, link: LinkId, peer_id: PeerId, window: u64) {
+        self.links.set_peer(link, peer_id);
+        self.grant(link);
         self.carry(link, peer_id, PeerState::Greeting(link), window);
         self.queue_link_message(link, kind::OPEN_OK, false);
     }
 
-    /// A message of the link itself has left: after OPEN_OK the connection may send.
-    pub(crate) fn link_message_sent(&mut self, link: LinkId) {
-        let peer_id = self.link_mut(link).peer;
-        if let Some(peer) = self.peers.get_mut(peer_id as usize)
-            && peer.state == PeerState::Greeting(link)
-        {
+    /// A message of the link itself was sent. After OPEN_OK the peer's operations may leave.
+    fn link_message_sent(&mut self, link: LinkId) {
+        let Some(peer_id) = self.links.slot(link).peer else { return };
+        let peer = &mut self.peers[peer_id];
+        if peer.state == PeerState::Greeting(link) {
             peer.state = PeerState::Up(link);
-            self.activate(peer_id);
+            self.peers.activate(peer_id);
         }
     }
 
-    fn carry(&mut self, link: LinkId, peer_id: u32, state: PeerState, window: u64) {
+    fn carry(&mut self, link: LinkId, peer_id: PeerId, state: PeerState, window: u64) {
         let eager = self.config.eager_bytes;
-        let slot = self.link_mut(link);
+        let slot = self.links.slot(link);
         slot.state = LinkState::Carrying;
-        slot.peer = peer_id;
+        slot.peer = Some(peer_id);
         let Some(pending) = slot.pending.take() else { return };
         let used = (self.config.window_bytes as u64).saturating_sub(pending.granted);
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         peer.open(state, PathCaps::new(&pending.up.caps, eager), window, used);
         self.begin_stake(peer_id, pending.withheld);
-        let peer = &self.peers[peer_id as usize];
+        let peer = &self.peers[peer_id];
         if peer.owed() >= self.config.window_quarter() {
             self.send_window(peer_id);
         }
-        self.activate(peer_id);
+        self.peers.activate(peer_id);
     }
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
-        // Who answers what has not been said would have a link in use whose close waits until that is: then
-        // memory is not free when it should be.
-        let said = self.link_work.iter().all(|work| work.link != link);
-        let expected = said && self.may_be_opened() && self.link_mut(link).state == LinkState::Opening;
+        // An answer to a message that has not left would put a link into use whose close waits for that message. Then
+        // memory would not be free when it should be.
+        let sent = self.links.work.iter().all(|work| work.link() != Some(link));
+        let expected = sent && self.may_be_opened() && self.links.state(link) == LinkState::Opening;
+        let Some(peer_id) = self.links.slot(link).peer else { return Err(Violation) };
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let (peer_id, window) = (self.link_mut(link).peer, open.window_bytes.get());
-        if self.peers[peer_id as usize].name.same_endpoint(&self.me)
-            && let Some(pending) = &mut self.link_mut(link).pending
+        let window = open.window_bytes.get();
+        if self.peers[peer_id].name.same_endpoint(&self.me)
+            && let Some(pending) = &mut self.links.slot(link).pending
         {
-            // The other end is this engine, too: what it grants is what it has granted.
+            // The other end is this engine, too. The window that it grants is the one that was granted.
             pending.granted = window;
         }
         self.carry(link, peer_id, PeerState::Up(link), window);
@@ -303,22 +488,20 @@ impl State {
         if let Some(standby) = self.take_standby(peer_id) {
             self.refuse_link(standby);
         }
-        let mut early = std::mem::take(&mut self.early_messages);
-        for (_, bytes) in early.extract_if(.., |(l, _)| *l == link) {
+        for bytes in self.links.take_early(link) {
             self.message(link, &bytes);
         }
-        self.early_messages.append(&mut early);
         Ok(())
     }
 
-    /// The peer holds another link with us, which we may have seen break before the peer did: call again.
+    /// The peer holds another link with us, which may have broken for us only. Connects again.
     pub(crate) fn on_open_dup(&mut self, link: LinkId) -> Result<(), Violation> {
-        if !self.connection.is_connectionless() || self.link_mut(link).state != LinkState::Opening {
+        if !self.connection.is_connectionless() || self.links.state(link) != LinkState::Opening {
             return Err(Violation);
         }
-        let peer_id = self.link_mut(link).peer;
-        self.close_link(link);
-        let peer = &mut self.peers[peer_id as usize];
+        let Some(peer_id) = self.links.slot(link).peer else { return Err(Violation) };
+        self.links.close(link);
+        let peer = &mut self.peers[peer_id];
         if peer.state == PeerState::Connecting(link) {
             peer.state = PeerState::Idle;
             peer.redials += 1;
@@ -327,39 +510,35 @@ impl State {
             } else if let Some(standby) = self.take_standby(peer_id) {
                 self.adopt_standby(standby, peer_id);
             } else {
-                self.activate(peer_id);
+                self.peers.activate(peer_id);
             }
         }
         Ok(())
     }
 
-    fn adopt_standby(&mut self, standby: LinkId, peer_id: u32) {
-        if let Some(window) = self.link_mut(standby).pending.as_ref().map(|pending| pending.window) {
+    fn adopt_standby(&mut self, standby: LinkId, peer_id: PeerId) {
+        if let Some(window) = self.links.slot(standby).pending.as_ref().map(|pending| pending.window) {
             self.adopt(standby, peer_id, window);
         }
     }
 
-    /// The peer's attempt that waits for the end of ours does so no longer.
-    fn take_standby(&mut self, peer_id: u32) -> Option<LinkId> {
-        self.peers[peer_id as usize].queues.as_mut()?.standby.take()
+    /// Removes the peer's attempt that waits for the end of ours.
+    fn take_standby(&mut self, peer_id: PeerId) -> Option<LinkId> {
+        self.peers[peer_id].queues.as_mut()?.standby.take()
     }
 
-    /// The link is of no use any more; its connection fails unless another link can take over.
+    /// A link is of no further use. Its peer fails unless another link can take over.
     pub(crate) fn link_lost(&mut self, link: LinkId, why: LinkError) {
-        let (state, peer_id) = {
-            let slot = self.link_mut(link);
-            (slot.state, slot.peer)
-        };
-        self.free_link(link);
+        let slot = self.links.slot(link);
+        let (state, peer_id) = (slot.state, slot.peer);
+        self.links.free(link);
         match state {
             LinkState::CallPending => self.caller_gone(link),
             LinkState::AwaitingQuery => self.forget_caller(link),
             LinkState::Querying => self.query_failed(link, why),
             _ => {}
         }
-        if peer_id == u32::MAX {
-            return;
-        }
+        let Some(peer_id) = peer_id else { return };
         match state {
             LinkState::Free
             | LinkState::Incoming
@@ -370,18 +549,18 @@ impl State {
                 self.take_standby(peer_id);
             }
             LinkState::Dialing | LinkState::Opening => {
-                if self.peers[peer_id as usize].state != PeerState::Connecting(link) {
+                let peer = &mut self.peers[peer_id];
+                if peer.state != PeerState::Connecting(link) {
                     return;
                 }
-                let peer = &mut self.peers[peer_id as usize];
                 peer.state = PeerState::Idle;
-                // The peer may have had our OPEN, and given up its own call for ours, before the link broke.
+                // The peer may have received our OPEN, and dropped its own attempt, before the link broke.
                 let broke = state == LinkState::Opening && why != LinkError::Closed && peer.redials < INSISTENCE;
                 match self.take_standby(peer_id) {
                     Some(standby) if broke => {
-                        self.peers[peer_id as usize].redials += 1;
+                        self.peers[peer_id].redials += 1;
                         self.refuse_link(standby);
-                        self.activate(peer_id);
+                        self.peers.activate(peer_id);
                     }
                     Some(standby) => self.adopt_standby(standby, peer_id),
                     None => self.fail_peer(peer_id, why),
@@ -391,12 +570,24 @@ impl State {
         }
     }
 
-    /// Closes every link of the connection (there are two when it leads to ourselves).
-    pub(crate) fn close_links(&mut self, peer_id: u32) {
-        for index in 0..self.links.len() {
-            if self.links[index].peer == peer_id && self.links[index].state != LinkState::Free {
-                self.close_link(LinkId(u32::try_from(index).unwrap_or(u32::MAX)));
-            }
+    /// Closes all links of a peer: the one in use, a peer's attempt on standby, and the second end of a link to ourselves.
+    pub(crate) fn close_links(&mut self, peer_id: PeerId) {
+        let peer = &self.peers[peer_id];
+        let mut theirs: SmallVec<[LinkId; 3]> = SmallVec::new();
+        if let PeerState::Connecting(link) | PeerState::Greeting(link) | PeerState::Up(link) = peer.state {
+            theirs.push(link);
         }
+        theirs.extend(peer.queues.as_ref().and_then(|queues| queues.standby));
+        theirs.extend(peer.extra.as_ref().and_then(|extra| extra.own_end));
+        theirs.retain(|link| {
+            self.links.lookup(*link).is_some_and(|(state, of)| state != LinkState::Free && of == Some(peer_id))
+        });
+        theirs.sort_unstable();
+        theirs.dedup();
+        for link in theirs {
+            self.links.close(link);
+        }
+        let left = |(place, link): (usize, &Link)| (link.peer == Some(peer_id)).then(|| number(place));
+        debug_assert_eq!(self.links.table.iter().enumerate().find_map(left), None, "a link of {peer_id:?} is left");
     }
 }

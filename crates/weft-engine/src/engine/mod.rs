@@ -12,6 +12,7 @@ mod atomic;
 mod claims;
 mod connection;
 mod datagram;
+mod ids;
 mod links;
 mod ops;
 mod peer;
@@ -31,6 +32,7 @@ mod transfer;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
 pub use connection::{ConnEvent, MAX_CONN_DATA, PEER, Role};
+pub(crate) use ids::PeerId;
 pub(crate) use peer::{HEADER_BYTES, ORDERED_RMA_BYTES};
 pub use probe::Probe;
 pub(crate) use send::EAGER_COST;
@@ -41,9 +43,9 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
 use crate::bugs::planted;
-use crate::engine::links::{LinkState, LinkWork};
 use crate::engine::ops::TxOp;
 use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, reply_cost};
+use crate::engine::peers::Peers;
 use crate::engine::registrations::Registrations;
 use crate::engine::state::State;
 use crate::mem::{self, Iov};
@@ -57,18 +59,18 @@ pub struct Engine<N: Nic> {
     pub(crate) nic: N,
     pub(crate) state: State,
     /// Kept to reuse its allocation.
-    round: Vec<u32>,
+    round: Vec<PeerId>,
 }
 
 /// The peers of an engine, by number.
 #[derive(Clone, Copy)]
-pub struct PeerNames<'a>(&'a [Peer]);
+pub struct PeerNames<'a>(&'a Peers);
 
 impl PeerNames<'_> {
     /// The name of the peer that a `Fault::Stranger` tells of.
     #[must_use]
     pub fn name(&self, number: u32) -> Option<EpName> {
-        self.0.get(number as usize).map(|peer| peer.name)
+        self.0.as_slice().get(number as usize).map(|peer| peer.name)
     }
 }
 
@@ -120,12 +122,12 @@ impl<N: Nic> Engine<N> {
 
     /// Where to look addresses up from now on.
     pub fn bind_book(&mut self, book: Book) {
-        self.state.followed_changes = book.changes();
-        if self.state.followed_changes.is_some() {
-            // Each receive is to see first what others have done to the book.
+        let shared = self.state.peers.bind_book(book);
+        self.state.checks_strangers = shared || self.state.source_errors;
+        if shared {
+            // Each receive must first apply the changes that other processes have made to the book.
             self.state.fast_receives = 0;
         }
-        self.state.book = book;
     }
 
     /// The book has gained `addr`: a peer that connected earlier as a stranger becomes known as `addr`.
@@ -151,6 +153,7 @@ impl<N: Nic> Engine<N> {
     /// Whether a message whose source is in no address vector is reported by `Fault::Stranger` (FI_SOURCE_ERR).
     pub fn set_source_errors(&mut self, on: bool) {
         self.state.source_errors = on;
+        self.state.checks_strangers = on || self.state.peers.shares_book();
     }
 
     /// The registration cache, where the device demands registration.
@@ -182,7 +185,7 @@ impl<N: Nic> Engine<N> {
 
     /// How many more operations may be accepted before `Again`, wherever they go.
     pub fn tx_free(&self) -> usize {
-        let longest = self.state.peers.iter().map(Peer::queued).max().unwrap_or(0);
+        let longest = self.state.peers.as_slice().iter().map(Peer::queued).max().unwrap_or(0);
         self.state.config.tx_depth.saturating_sub(longest)
     }
 
@@ -200,7 +203,7 @@ impl<N: Nic> Engine<N> {
     /// The windows of eager bytes shared with the peer at `addr`, while it is connected: what may still be
     /// sent there, and what it has used here and not been given back.
     pub fn window(&self, addr: Addr) -> Option<(u64, u64)> {
-        let peer = self.state.peers.get(self.state.known_peer(addr)? as usize)?;
+        let peer = self.state.peers.get(self.state.peers.known(addr)?)?;
         peer.link().map(|_| (peer.tx_credit, peer.rx_used))
     }
 
@@ -217,8 +220,8 @@ impl<N: Nic> Engine<N> {
     /// Whether every accepted send, read and write has completed and left (what fi_close waits for, within a bound).
     pub fn quiescent(&self) -> bool {
         self.state.ops.is_empty()
-            && self.state.link_work.is_empty()
-            && self.state.peers.iter().all(|peer| !peer.has_work())
+            && !self.state.links.has_work()
+            && self.state.peers.as_slice().iter().all(|peer| !peer.has_work())
             && self.nic.drained()
     }
 
@@ -232,14 +235,13 @@ impl<N: Nic> Engine<N> {
 
     /// Whether a round of progress could move something on before the device brings anything.
     pub fn has_work(&self) -> bool {
-        !(self.state.active.is_empty() && self.state.link_work.is_empty())
+        self.state.peers.has_active() || self.state.links.has_work()
     }
 
     /// Says goodbye to all peers. After this only `progress` until `nic().drained()`, then drop.
     pub fn shutdown(&mut self) {
-        for peer_id in 0..self.state.peers.len() {
-            let peer_id = u32::try_from(peer_id).unwrap_or(u32::MAX);
-            if !matches!(self.state.peers[peer_id as usize].state, PeerState::Idle | PeerState::Vacant) {
+        for peer_id in self.state.peers.ids() {
+            if !matches!(self.state.peers[peer_id].state, PeerState::Idle | PeerState::Vacant) {
                 self.state.reset_peer(peer_id, crate::nic::LinkError::Closed);
             }
         }
@@ -254,15 +256,15 @@ impl<N: Nic> Engine<N> {
     #[inline(always)]
     pub fn progress(&mut self) -> usize {
         let mut events = self.nic.poll(&mut self.state);
-        if !self.state.link_work.is_empty() {
+        if self.state.links.has_work() {
             events += usize::from(self.run_links());
         }
-        if !self.state.active.is_empty() {
+        if self.state.peers.has_active() {
             events += self.run_active();
             // What has just been handed to the device as bulk need not wait until somebody asks again.
             if std::mem::take(&mut self.state.bulk_started) {
                 events += self.nic.poll(&mut self.state);
-                if !self.state.link_work.is_empty() {
+                if self.state.links.has_work() {
                     // Links that end are closed before the memory of their transfers is let go.
                     events += usize::from(self.run_links());
                 }
@@ -294,13 +296,13 @@ impl<N: Nic> Engine<N> {
     /// client lets it wait.
     #[inline(always)] // Or else the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
-        let full = self.state.peers[op.peer as usize].queued() >= self.state.config.tx_depth;
+        let full = self.state.peers[op.peer].queued() >= self.state.config.tx_depth;
         if full && planted!(Bug::AgainWithEffect, true, op.kind != Kind::Send) {
             return Err(Error::Again);
         }
         let peer_id = op.peer;
         let index = self.state.ops.push(|| op);
-        self.state.queues(peer_id).tx.push_back(index);
+        self.state.peers.queues(peer_id).tx.push_back(index);
         planted!(Bug::AgainWithEffect, Ok(()), if full { Err(Error::Again) } else { Ok(()) })
     }
 
@@ -309,12 +311,12 @@ impl<N: Nic> Engine<N> {
     #[cold]
     pub(crate) fn inject_must_wait(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         kind: Kind,
         ctx: Context,
         flags: OpFlags,
     ) -> Result<(), Error> {
-        let peer = &mut self.state.peers[peer_id as usize];
+        let peer = &mut self.state.peers[peer_id];
         if let Some(why) = peer.connect_failure.take() {
             self.state.drop_routes(peer_id);
             self.state.release_service_address(peer_id);
@@ -339,53 +341,15 @@ impl<N: Nic> Engine<N> {
 
     // ---- sending -----------------------------------------------------------------------------
 
-    /// Messages of links themselves, and closes. Returns whether any left.
-    pub(crate) fn run_links(&mut self) -> bool {
-        self.run_queries();
-        let mut work = std::mem::take(&mut self.state.link_work);
-        let before = work.len();
-        let nic = &mut self.nic;
-        let mut stuck: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
-        let mut said: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
-        work.retain(|w: &LinkWork| {
-            if w.link == LinkWork::QUERY.link {
-                return false;
-            }
-            if stuck.contains(&w.link) {
-                return true;
-            }
-            let sent = w.message.as_ref().is_none_or(|m| nic.send(w.link, m, &[]).is_ok());
-            if !sent {
-                stuck.push(w.link);
-                return true;
-            }
-            if w.close {
-                nic.close(w.link);
-            } else {
-                said.push(w.link);
-            }
-            false
-        });
-        let moved = work.len() < before;
-        for link in said {
-            self.state.link_message_sent(link);
-        }
-        // Closing makes no work; still, nothing may be lost if that ever changes.
-        work.append(&mut self.state.link_work);
-        self.state.lingering_copies.retain(|(link, _)| work.iter().any(|w| w.link == *link));
-        self.state.link_work = work;
-        moved
-    }
-
     /// Deferred work and TX of every connection that has some. Returns how many connections had.
     pub(crate) fn run_active(&mut self) -> usize {
-        if self.state.active.is_empty() {
+        if !self.state.peers.has_active() {
             return 0;
         }
-        let mut round = std::mem::replace(&mut self.state.active, std::mem::take(&mut self.round));
+        let mut round = self.state.peers.take_active(std::mem::take(&mut self.round));
         let mut moved = 0;
         for &peer_id in &round {
-            self.state.peers[peer_id as usize].active = false;
+            self.state.peers[peer_id].active = false;
             moved += usize::from(self.run_peer(peer_id));
         }
         if self.state.strangers_exceed() {
@@ -401,20 +365,20 @@ impl<N: Nic> Engine<N> {
     ///
     /// Functions with large buffers are not in line here: the buffers of all of them would be on the client's
     /// stack at once.
-    pub(crate) fn run_peer(&mut self, peer_id: u32) -> bool {
+    pub(crate) fn run_peer(&mut self, peer_id: PeerId) -> bool {
         let moved = self.run_queues(peer_id);
-        if self.state.peers[peer_id as usize].addr == ADDR_NONE {
+        if self.state.peers[peer_id].addr == ADDR_NONE {
             self.account_device(peer_id);
         }
         moved
     }
 
-    fn run_queues(&mut self, peer_id: u32) -> bool {
-        let peer = &self.state.peers[peer_id as usize];
+    fn run_queues(&mut self, peer_id: PeerId) -> bool {
+        let peer = &self.state.peers[peer_id];
         let Some(queues) = peer.queues.as_ref() else { return false };
         let kinds = queues.kinds();
         if kinds.is_empty() {
-            self.state.queue_pool.take_back(&mut self.state.peers[peer_id as usize]);
+            self.state.peers.return_queues(peer_id);
             return false;
         }
         match peer.state {
@@ -429,36 +393,33 @@ impl<N: Nic> Engine<N> {
                 moved |= kinds.contains(QueueKinds::RESULTS) && self.run_results(peer_id);
                 moved |= kinds.contains(QueueKinds::BULK) && self.run_bulk(peer_id);
                 moved |= kinds.contains(QueueKinds::TX) && self.run_tx(peer_id);
-                if self.state.peers[peer_id as usize].has_work() {
-                    self.state.activate(peer_id);
+                if self.state.peers[peer_id].has_work() {
+                    self.state.peers.activate(peer_id);
                 } else {
-                    self.state.queue_pool.take_back(&mut self.state.peers[peer_id as usize]);
+                    self.state.peers.return_queues(peer_id);
                 }
                 moved
             }
         }
     }
 
-    pub(crate) fn dial(&mut self, peer_id: u32) {
-        let name = self.state.peers[peer_id as usize].name;
+    pub(crate) fn dial(&mut self, peer_id: PeerId) {
+        let name = self.state.peers[peer_id].name;
         match self.nic.connect(&name) {
             Ok(link) => {
-                let slot = self.state.link_mut(link);
-                slot.state = LinkState::Dialing;
-                slot.peer = peer_id;
-                slot.pending = None;
-                self.state.peers[peer_id as usize].state = PeerState::Connecting(link);
+                self.state.links.dialing(link, peer_id);
+                self.state.peers[peer_id].state = PeerState::Connecting(link);
             }
             Err(why) => self.state.fail_peer(peer_id, why),
         }
     }
 
     #[inline(never)]
-    fn run_deferred(&mut self, peer_id: u32) -> bool {
+    fn run_deferred(&mut self, peer_id: PeerId) -> bool {
         let mut moved = false;
-        while let Some(work) = self.state.queues(peer_id).deferred.pop_front() {
+        while let Some(work) = self.state.peers.queues(peer_id).deferred.pop_front() {
             if self.run_work(peer_id, &work).is_err() {
-                self.state.queues(peer_id).deferred.push_front(work);
+                self.state.peers.queues(peer_id).deferred.push_front(work);
                 break;
             }
             moved = true;
@@ -466,7 +427,7 @@ impl<N: Nic> Engine<N> {
         moved
     }
 
-    fn run_work(&mut self, peer_id: u32, work: &Deferred) -> Result<(), Full> {
+    fn run_work(&mut self, peer_id: PeerId, work: &Deferred) -> Result<(), Full> {
         match work {
             Deferred::Message(bytes) => self.send_sequenced(peer_id, bytes, &[]),
             Deferred::Reply { op, iov, copy, .. } => {
@@ -474,7 +435,7 @@ impl<N: Nic> Engine<N> {
                 w.put(op);
                 self.send_sequenced(peer_id, w.bytes(), iov)?;
                 if copy.is_some() {
-                    let copied = &mut self.state.queues(peer_id).copied;
+                    let copied = &mut self.state.peers.queues(peer_id).copied;
                     *copied = copied.saturating_sub(reply_cost(mem::total_len(iov) as u64));
                 }
                 Ok(())
@@ -483,8 +444,8 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Sends a message of the connection's stream under its next number.
-    pub(crate) fn send_sequenced(&mut self, peer_id: u32, head: &[u8], body: &[Iov]) -> Result<(), Full> {
-        let peer = &mut self.state.peers[peer_id as usize];
+    pub(crate) fn send_sequenced(&mut self, peer_id: PeerId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else { return Ok(()) };
         let mut bytes: SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]> = SmallVec::from_slice(head);
         crate::wire::number(&mut bytes, peer.tx_seq);
@@ -493,10 +454,10 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    fn run_acks(&mut self, peer_id: u32) -> bool {
+    fn run_acks(&mut self, peer_id: PeerId) -> bool {
         /// Operation numbers in one ACK: the count must fit one byte, the message the smallest mailbox.
         const BATCH: usize = 48;
-        let peer = &mut self.state.peers[peer_id as usize];
+        let peer = &mut self.state.peers[peer_id];
         let (Some(link), Some(queues)) = (peer.link(), peer.queues.as_mut()) else { return false };
         let mut sent = 0;
         for batch in queues.acks.chunks(BATCH) {
@@ -515,14 +476,14 @@ impl<N: Nic> Engine<N> {
         sent > 0
     }
 
-    fn run_tx(&mut self, peer_id: u32) -> bool {
+    fn run_tx(&mut self, peer_id: PeerId) -> bool {
         let mut moved = false;
         loop {
             planted!(Bug::OrderSwapped, self.state.swap_queued(peer_id));
-            let peer = &self.state.peers[peer_id as usize];
+            let peer = &self.state.peers[peer_id];
             let Some(&index) = peer.queues.as_ref().and_then(|queues| queues.tx.front()) else { return moved };
             let Some(op) = self.state.ops.get(index) else {
-                self.state.queues(peer_id).tx.pop_front();
+                self.state.peers.queues(peer_id).tx.pop_front();
                 continue;
             };
             let fresh = op.next_part == 0;
@@ -531,14 +492,14 @@ impl<N: Nic> Engine<N> {
             }
             let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
             if started == Started::Blocked {
-                self.state.peers[peer_id as usize].counters().retries += 1;
+                self.state.peers[peer_id].counters().retries += 1;
                 return moved;
             }
             moved = true;
-            self.state.queues(peer_id).tx.pop_front();
+            self.state.peers.queues(peer_id).tx.pop_front();
             let what = |op: &TxOp| (op.parts(), op.kind != Kind::Send, op.awaits_match());
             let (parts, access, unmatched) = self.state.ops.get(index).map_or((1, false, false), what);
-            let peer = &mut self.state.peers[peer_id as usize];
+            let peer = &mut self.state.peers[peer_id];
             peer.outstanding = peer.outstanding.saturating_add(parts);
             peer.unmatched += u32::from(unmatched);
             if access {
@@ -552,9 +513,9 @@ impl<N: Nic> Engine<N> {
 
 impl State {
     /// Only the planted bug `OrderSwapped` does this: the second queued operation changes places with the first.
-    fn swap_queued(&mut self, peer_id: u32) {
+    fn swap_queued(&mut self, peer_id: PeerId) {
         let Self { peers, ops, .. } = self;
-        if let Some(queues) = peers[peer_id as usize].queues.as_mut()
+        if let Some(queues) = peers[peer_id].queues.as_mut()
             && queues.tx.len() > 1
             && ops.get(queues.tx[0]).is_some_and(|op| op.next_part == 0)
         {

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::amo::Amo;
 use crate::api::{Context, Fault, Kind, OpFlags, RmaIov};
+use crate::engine::ids::PeerId;
 use crate::mem::{IovList, Owned};
 use crate::nic::RemoteIov;
 use crate::wire::Op;
@@ -33,7 +34,7 @@ pub(crate) enum Phase {
 /// An accepted operation that is not complete.
 pub(crate) struct TxOp {
     pub(crate) kind: Kind,
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerId,
     pub(crate) ctx: Context,
     pub(crate) flags: OpFlags,
     pub(crate) iov: IovList,
@@ -145,7 +146,7 @@ pub(crate) struct Staged {
 /// Bulk data on its way.
 pub(crate) struct Transfer {
     generation: u32,
-    pub(crate) peer: u32,
+    pub(crate) peer: PeerId,
     pub(crate) kind: TransferKind,
     pub(crate) iov: IovList,
     pub(crate) remote: Vec<RemoteIov>,
@@ -176,7 +177,7 @@ impl Transfers {
     /// of 32 bits.
     pub(crate) fn insert(
         &mut self,
-        peer: u32,
+        peer: PeerId,
         kind: TransferKind,
         iov: IovList,
         remote: Vec<RemoteIov>,
@@ -294,9 +295,9 @@ mod tests {
     fn a_stale_token_finds_nothing() {
         let mut transfers = Transfers::default();
         let kind = TransferKind::ReadHome { op: 1 };
-        let first = transfers.insert(0, kind, IovList::new(), Vec::new(), 1);
+        let first = transfers.insert(PeerId::new(0), kind, IovList::new(), Vec::new(), 1);
         assert!(transfers.remove(first).is_some());
-        let second = transfers.insert(0, kind, IovList::new(), Vec::new(), 1);
+        let second = transfers.insert(PeerId::new(0), kind, IovList::new(), Vec::new(), 1);
         assert_eq!(first & 0xffff_ffff, second & 0xffff_ffff);
         assert!(transfers.get_mut(first).is_none() && transfers.get_mut(second).is_some());
         assert_eq!(DeviceContext::of(second), DeviceContext::Transfer(second));

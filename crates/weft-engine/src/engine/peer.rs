@@ -221,7 +221,7 @@ pub(crate) struct Peer {
     pub(crate) outstanding: u32,
     /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
     pub(crate) unmatched: u32,
-    /// What waits, if anything does ([`State::queues`](crate::engine::state::Core::waiting)).
+    /// Queued work, if any (`Peers::queues`).
     pub(crate) queues: Option<Box<PeerQueues>>,
     /// What more there is, if the peer has had more than a few messages ([`Peer::extra`]).
     pub(crate) extra: Option<Box<PeerExtra>>,
@@ -243,6 +243,8 @@ pub(crate) struct PeerExtra {
     pub(crate) reading: u32,
     /// Long writes of the peer whose bytes are not all here.
     pub(crate) writing: usize,
+    /// The other end of the link, if the peer is this engine itself.
+    pub(crate) own_end: Option<LinkId>,
     /// Pushes that we have announced on this link, and the peer's.
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,

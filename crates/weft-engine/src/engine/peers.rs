@@ -1,41 +1,44 @@
-//! Who peers are: names, addresses, and the virtual connections that belong to them.
+//! The peers of an engine: their table, their names, and their addresses.
 //!
-//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and the
-//! client's address vector come here; the paths of messages only look up what was found ([`State::known_peer`]).
+//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and changes of the
+//! client's address vector come here. The paths of messages only look up the result ([`Peers::known`]).
 //!
-//! Invariant: one virtual connection per endpoint, also where the endpoint was known by its service name first.
+//! Invariant: an endpoint is one peer, even if it was known by its service name first.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
+use std::ops::{Index, IndexMut};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
-use crate::api::{ADDR_NONE, Addr, Book, Error, Fault};
+use crate::api::{ADDR_NONE, Addr, Book, Changes, Error, Fault, NoBook};
 use crate::bugs::planted;
 use crate::engine::connection::Role;
-use crate::engine::peer::{Peer, PeerState};
+use crate::engine::ids::PeerId;
+use crate::engine::peer::{BulkOp, Deferred, Peer, PeerQueues, PeerState, QueuePool};
 use crate::engine::state::State;
 use crate::growth;
 use crate::matching::Matcher;
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
+use crate::wire::Writer;
 
-/// So often strangers must have gone (or what they left must have) before it is worth the time to look who
-/// has left nothing.
+/// Strangers are swept after this many of them may have become sweepable.
 const SWEEP_AFTER: usize = 64;
 
-/// So many endpoints at most may have left something at an address that is known by its socket, where they
-/// lived one after the other.
+/// Most endpoints, one after the other, that may have left messages at an address that the book knows by its socket.
 const MOST_CLAIMANTS: usize = 4;
 
-/// Virtual connections by the identities of their names.
+/// Peers by the identities of their names.
 #[derive(Default)]
-pub(crate) struct NameIndex {
-    /// Numbers of connections, by the names that they have: the names are not here once more.
-    by_name: HashTable<u32>,
-    /// Identities under which endpoints were known before their full names were.
-    former: FxHashMap<Identity, u32>,
+struct NameIndex {
+    /// Peers by their current names, which the table holds.
+    by_name: HashTable<PeerId>,
+    /// Peers by identities under which they were known before their full names were.
+    former: FxHashMap<Identity, PeerId>,
 }
 
 fn hash(name: &EpName) -> u64 {
@@ -43,224 +46,532 @@ fn hash(name: &EpName) -> u64 {
 }
 
 impl NameIndex {
-    pub(crate) fn find(&self, peers: &[Peer], name: &EpName) -> Option<u32> {
-        if let Some(&peer_id) = self.former.get(&name.identity()) {
-            return Some(peer_id);
+    fn find(&self, table: &[Peer], name: &EpName) -> Option<PeerId> {
+        if let Some(&id) = self.former.get(&name.identity()) {
+            return Some(id);
         }
-        let same = |&peer_id: &u32| peers.get(peer_id as usize).is_some_and(|peer| peer.name.same_endpoint(name));
+        let same = |id: &PeerId| table.get(id.place()).is_some_and(|peer| peer.name.same_endpoint(name));
         self.by_name.find(hash(name), same).copied()
     }
 
-    /// The connection that has been found behind a socket.
-    pub(crate) fn behind(&self, service: &EpName) -> Option<u32> {
-        self.former.get(&service.identity()).copied()
+    /// Enters a peer under its name.
+    fn insert(&mut self, table: &[Peer], id: PeerId) {
+        let hash = |id: &PeerId| table.get(id.place()).map_or(0, |peer| hash(&peer.name));
+        self.by_name.insert_unique(hash(&id), id, hash);
     }
 
-    /// A connection has been found behind a socket.
-    pub(crate) fn found_behind(&mut self, service: &EpName, peer_id: u32) {
-        self.former.insert(service.identity(), peer_id);
-    }
-
-    /// A connection has its name.
-    fn insert(&mut self, peers: &[Peer], peer_id: u32) {
-        let hash = |&peer_id: &u32| peers.get(peer_id as usize).map_or(0, |peer| hash(&peer.name));
-        self.by_name.insert_unique(hash(&peer_id), peer_id, hash);
-    }
-
-    /// A connection is about to lose its name, by which `now` is to be found.
-    fn replace(&mut self, peers: &[Peer], peer_id: u32, now: u32) {
-        self.remove(peers, peer_id);
-        if let Some(peer) = peers.get(peer_id as usize) {
+    /// Removes a peer that is about to lose its name. The name leads to `now` from then on.
+    fn replace(&mut self, table: &[Peer], id: PeerId, now: PeerId) {
+        self.remove(table, id);
+        if let Some(peer) = table.get(id.place()) {
             self.former.insert(peer.name.identity(), now);
         }
     }
 
-    /// A connection is about to lose its name.
-    fn remove(&mut self, peers: &[Peer], peer_id: u32) {
-        let Some(peer) = peers.get(peer_id as usize) else { return };
-        if let Ok(entry) = self.by_name.find_entry(hash(&peer.name), |&other| other == peer_id) {
+    fn remove(&mut self, table: &[Peer], id: PeerId) {
+        let Some(peer) = table.get(id.place()) else { return };
+        if let Ok(entry) = self.by_name.find_entry(hash(&peer.name), |&other| other == id) {
             entry.remove();
         }
     }
 
-    /// The peer is forgotten under all its names.
-    fn forget(&mut self, peers: &[Peer], peer_id: u32) {
-        self.remove(peers, peer_id);
-        self.former.retain(|_, known| *known != peer_id);
+    /// Removes a peer under all its names.
+    fn forget(&mut self, table: &[Peer], id: PeerId) {
+        self.remove(table, id);
+        self.former.retain(|_, known| *known != id);
     }
 }
 
-/// Where a book has a peer by what the peer has proven: its id. A name that is a socket only is known by that.
+/// The peers of an engine, indexed by [`PeerId`].
+pub(crate) struct Peers {
+    table: Vec<Peer>,
+    /// Free places of the table.
+    vacant: Vec<PeerId>,
+    /// The peer that operations to an address reach. The table is as dense as the address book.
+    by_addr: Vec<Option<PeerId>>,
+    /// The same for addresses that also name a context of a scalable endpoint (fi_rx_addr), too large for a table.
+    by_context_addr: FxHashMap<Addr, PeerId>,
+    /// Some peer is such a context.
+    has_contexts: bool,
+    index: NameIndex,
+    book: Book,
+    /// The changes that have been applied, of a book that other processes change.
+    applied: Option<Changes>,
+    /// Peers with work for the next round of progress, each once.
+    active: Vec<PeerId>,
+    queue_pool: QueuePool,
+    /// Events since the last sweep after which a stranger may have left nothing here.
+    sweepable: usize,
+}
+
+impl Index<PeerId> for Peers {
+    type Output = Peer;
+
+    #[inline(always)]
+    fn index(&self, id: PeerId) -> &Peer {
+        &self.table[id.place()]
+    }
+}
+
+impl IndexMut<PeerId> for Peers {
+    #[inline(always)]
+    fn index_mut(&mut self, id: PeerId) -> &mut Peer {
+        &mut self.table[id.place()]
+    }
+}
+
+impl Peers {
+    pub(crate) fn new() -> Self {
+        Self {
+            table: Vec::new(),
+            vacant: Vec::new(),
+            by_addr: Vec::new(),
+            by_context_addr: FxHashMap::default(),
+            has_contexts: false,
+            index: NameIndex::default(),
+            book: Arc::new(NoBook),
+            applied: None,
+            active: Vec::new(),
+            queue_pool: QueuePool::default(),
+            sweepable: 0,
+        }
+    }
+
+    // ---- the table ---------------------------------------------------------------------------
+
+    #[inline(always)]
+    pub(crate) fn get(&self, id: PeerId) -> Option<&Peer> {
+        self.table.get(id.place())
+    }
+
+    #[inline(always)]
+    pub(crate) fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
+        self.table.get_mut(id.place())
+    }
+
+    /// All places of the table, vacant ones included.
+    pub(crate) fn as_slice(&self) -> &[Peer] {
+        &self.table
+    }
+
+    /// The numbers of all places of the table, vacant ones included.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = PeerId> + Clone + use<> {
+        (0..self.table.len()).map(PeerId::new)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PeerId, &Peer)> {
+        self.ids().zip(&self.table)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (PeerId, &mut Peer)> {
+        self.ids().zip(&mut self.table)
+    }
+
+    /// Places of the table, vacant ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The first peer that `wanted` accepts.
+    pub(crate) fn find_where(&self, wanted: impl Fn(&Peer) -> bool) -> Option<PeerId> {
+        self.table.iter().position(wanted).map(PeerId::new)
+    }
+
+    /// The peer with a name.
+    pub(crate) fn find(&self, name: &EpName) -> Option<PeerId> {
+        self.index.find(&self.table, name)
+    }
+
+    /// The peer with a name, which is entered if it is new.
+    pub(crate) fn named(&mut self, name: &EpName) -> PeerId {
+        let known = self.find(name);
+        if let Some(id) = planted!(Bug::StaleEpoch, known, known.or_else(|| self.at_socket(name))) {
+            return id;
+        }
+        self.has_contexts |= name.context_index().is_some();
+        let mut peer = Peer::new(*name);
+        peer.addr = self.addr_of(name);
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self[id] = peer;
+                id
+            }
+            None => {
+                growth::reserve(&mut self.table, 1);
+                self.table.push(peer);
+                PeerId::new(self.table.len() - 1)
+            }
+        };
+        self.index.insert(&self.table, id);
+        id
+    }
+
+    /// Only the planted bug `StaleEpoch` uses this.
+    fn at_socket(&self, name: &EpName) -> Option<PeerId> {
+        self.find_where(|peer| peer.state != PeerState::Vacant && peer.name.socket_identity() == name.socket_identity())
+    }
+
+    /// Frees the place of a peer that is gone.
+    fn vacate(&mut self, id: PeerId) {
+        let name = self[id].name;
+        self[id] = Peer { state: PeerState::Vacant, ..Peer::new(name) };
+        self.vacant.push(id);
+    }
+
+    // ---- work --------------------------------------------------------------------------------
+
+    /// Puts a peer on the list of the next progress round.
+    #[inline]
+    pub(crate) fn activate(&mut self, id: PeerId) {
+        let peer = &mut self.table[id.place()];
+        if !peer.active {
+            peer.active = true;
+            self.active.push(id);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn has_active(&self) -> bool {
+        !self.active.is_empty()
+    }
+
+    /// Takes the list of the next progress round. `empty` is used for the list of the round after that.
+    #[inline]
+    pub(crate) fn take_active(&mut self, empty: Vec<PeerId>) -> Vec<PeerId> {
+        std::mem::replace(&mut self.active, empty)
+    }
+
+    /// A peer's queues, for an entry to be added.
+    #[inline]
+    pub(crate) fn queues(&mut self, id: PeerId) -> &mut PeerQueues {
+        self.table[id.place()].queues.get_or_insert_with(|| self.queue_pool.lend())
+    }
+
+    /// Returns a peer's queues to the pool if many are lent and these are empty.
+    #[inline]
+    pub(crate) fn return_queues(&mut self, id: PeerId) {
+        self.queue_pool.take_back(&mut self.table[id.place()]);
+    }
+
+    /// Removes a peer's queues with their entries.
+    pub(crate) fn drop_queues(&mut self, id: PeerId) -> Option<Box<PeerQueues>> {
+        let queues = self[id].queues.take();
+        if queues.is_some() {
+            self.queue_pool.lost();
+        }
+        queues
+    }
+
+    /// Queues bulk data that a receive of the client has caused: [`BulkOp::RequestPush`] or [`BulkOp::Fetch`].
+    pub(crate) fn defer_matched(&mut self, id: PeerId, work: BulkOp) {
+        self.queues(id).matched += 1;
+        self.defer_bulk(id, work);
+    }
+
+    /// Queues bulk data for the device.
+    pub(crate) fn defer_bulk(&mut self, id: PeerId, work: BulkOp) {
+        self.queues(id).bulk.push_back(work);
+        self.activate(id);
+    }
+
+    /// Queues a header without payload behind the peer's other deferred work.
+    pub(crate) fn defer(&mut self, id: PeerId, work: Deferred) {
+        self.queues(id).deferred.push_back(work);
+        self.activate(id);
+    }
+
+    pub(crate) fn defer_message<const N: usize>(&mut self, id: PeerId, message: &Writer<N>) {
+        self.defer(id, Deferred::Message(SmallVec::from_slice(message.bytes())));
+    }
+
+    // ---- addresses ---------------------------------------------------------------------------
+
+    /// The peer at an address that has been used before.
+    #[inline]
+    pub(crate) fn known(&self, addr: Addr) -> Option<PeerId> {
+        match self.by_addr.get(usize::try_from(addr).ok()?) {
+            Some(id) => *id,
+            None => self.context_peer(addr),
+        }
+    }
+
+    #[cold]
+    fn context_peer(&self, addr: Addr) -> Option<PeerId> {
+        self.by_context_addr.get(&addr).copied()
+    }
+
+    pub(crate) fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// Replaces the address book. True: other processes change it.
+    pub(crate) fn bind_book(&mut self, book: Book) -> bool {
+        self.applied = book.changes();
+        self.book = book;
+        self.applied.is_some()
+    }
+
+    /// Whether other processes change the address book.
+    #[inline]
+    pub(crate) fn shares_book(&self) -> bool {
+        self.applied.is_some()
+    }
+
+    /// Operations to an address of the book reach this peer from now on.
+    pub(crate) fn set_route(&mut self, addr: Addr, id: PeerId) {
+        let Ok(place) = usize::try_from(addr) else { return };
+        if self.by_addr.len() <= place {
+            let more = place + 1 - self.by_addr.len();
+            growth::reserve(&mut self.by_addr, more);
+            self.by_addr.resize(place + 1, None);
+        }
+        self.by_addr[place] = Some(id);
+    }
+
+    /// Operations to any address reach no peer from now on, and those to address 0 reach `only`.
+    pub(crate) fn set_only_route(&mut self, only: Option<PeerId>) {
+        self.by_addr = only.map(|id| vec![Some(id)]).unwrap_or_default();
+    }
+
+    /// Operations to `service` are known to reach this peer.
+    pub(crate) fn set_service(&mut self, service: &EpName, id: PeerId) {
+        self.index.former.insert(service.identity(), id);
+    }
+
+    /// The peer that was found behind a service name.
+    pub(crate) fn at_service(&self, service: &EpName) -> Option<PeerId> {
+        self.index.former.get(&service.identity()).copied()
+    }
+
+    /// Whether operations to some address reach this peer.
+    fn has_routes(&self, id: PeerId) -> bool {
+        self.by_addr.contains(&Some(id)) || self.by_context_addr.values().any(|&known| known == id)
+    }
+
+    /// The peer's place in the book, or `ADDR_NONE`. A book may have the socket of a full name without the id. That case
+    /// is decided elsewhere ([`crate::engine::claims`]), since only the peer itself says so.
+    pub(crate) fn addr_of(&self, name: &EpName) -> Addr {
+        let known = known_at(&self.book, name);
+        planted!(Bug::ContextStranger, known, known.filter(|_| name.context_index() <= Some(0))).unwrap_or(ADDR_NONE)
+    }
+
+    /// Whether the book has a service name at this address.
+    pub(crate) fn is_service(&self, addr: Addr) -> bool {
+        self.book.name(addr).is_some_and(|row| !row.is_full())
+    }
+
+    /// Drops routes that were found by a service name. Another endpoint may listen there next.
+    fn drop_service_routes(&mut self, id: PeerId) {
+        if !self.index.former.values().any(|&known| known == id) {
+            return;
+        }
+        self.index.former.retain(|_, known| *known != id);
+        let book = &self.book;
+        let leads_elsewhere = |addr: Addr| book.name(addr).is_none_or(|name| !name.is_full());
+        for (addr, route) in (0..).zip(&mut self.by_addr) {
+            if *route == Some(id) && leads_elsewhere(addr) {
+                *route = None;
+            }
+        }
+        self.by_context_addr.retain(|&addr, known| *known != id || !leads_elsewhere(addr));
+    }
+
+    /// Drops the routes of addresses that the book has lost.
+    fn drop_removed_routes(&mut self, removed: &[Addr]) {
+        for &addr in removed {
+            if let Some(route) = usize::try_from(addr).ok().and_then(|place| self.by_addr.get_mut(place)) {
+                *route = None;
+            }
+        }
+        let book = &self.book;
+        self.by_context_addr.retain(|&addr, _| book.name(addr).is_some());
+    }
+
+    /// Leads all routes of one peer to another.
+    fn move_routes(&mut self, from: PeerId, to: PeerId) {
+        self.index.replace(&self.table, from, to);
+        for route in self.by_addr.iter_mut().filter(|route| **route == Some(from)) {
+            *route = Some(to);
+        }
+        for id in self.by_context_addr.values_mut().filter(|id| **id == from) {
+            *id = to;
+        }
+    }
+
+    /// The address of a peer whose own one was removed. The book may have it under another name, or under a service name
+    /// that has led to it.
+    fn other_addr(&self, id: PeerId) -> Addr {
+        let near = || (0..).zip(&self.by_addr).find_map(|(addr, route)| (*route == Some(id)).then_some(addr));
+        let far = || self.by_context_addr.iter().filter_map(|(far, known)| (*known == id).then_some(far)).min();
+        let far = || far().map(|far| far & Addr::from(u32::MAX));
+        known_at(&self.book, &self[id].name).or_else(near).or_else(far).unwrap_or(ADDR_NONE)
+    }
+
+    /// All addresses in use that the book does not have, sorted.
+    fn removed_addrs(&self) -> Vec<Addr> {
+        let known = (0..).zip(&self.by_addr).filter_map(|(addr, route)| route.map(|_| addr));
+        let known = known.chain(self.by_context_addr.keys().map(|addr| addr & Addr::from(u32::MAX)));
+        let known = known.chain(self.table.iter().map(|peer| peer.addr).filter(|addr| *addr != ADDR_NONE));
+        let mut removed: Vec<Addr> = known.collect();
+        removed.sort_unstable();
+        removed.dedup();
+        removed.retain(|addr| self.book.name(*addr).is_none());
+        removed
+    }
+
+    /// Whether the book has an address by its socket only, and too many endpoints have claimed it.
+    fn is_overclaimed(&self, addr: Addr, name: &EpName) -> bool {
+        if !self.is_service(addr) {
+            return false;
+        }
+        let claimants: FxHashSet<Identity> =
+            self.table.iter().filter(|peer| peer.addr == addr).map(|peer| peer.name.base().identity()).collect();
+        claimants.len() >= MOST_CLAIMANTS && !claimants.contains(&name.base().identity())
+    }
+
+    /// Contexts of a scalable endpoint that this name may belong to, and that have no address.
+    fn contexts_of(&self, name: &EpName) -> Vec<PeerId> {
+        let theirs = |peer: &Peer| {
+            let base = peer.name.base();
+            peer.name.context_index().is_some() && [base.identity(), base.socket_identity()].contains(&name.identity())
+        };
+        let wanted = |peer: &Peer| peer.addr == ADDR_NONE && peer.state != PeerState::Vacant && theirs(peer);
+        self.iter().filter_map(|(id, peer)| wanted(peer).then_some(id)).collect()
+    }
+
+    // ---- strangers ---------------------------------------------------------------------------
+
+    /// Peers in no address vector that are connected, or have left messages here.
+    fn strangers(&self) -> usize {
+        self.table.iter().filter(|peer| peer.addr == ADDR_NONE && peer.state != PeerState::Vacant).count()
+    }
+
+    /// Whether there are as many strangers as allowed.
+    fn is_crowded(&self, max: usize) -> bool {
+        self.table.len() - self.vacant.len() >= max && self.strangers() >= max
+    }
+
+    /// Counts `events` after which a stranger may have left nothing here.
+    #[inline]
+    pub(crate) fn note_sweepable(&mut self, events: bool) {
+        self.sweepable += usize::from(events);
+    }
+}
+
+/// The address of a peer in a book, by the id that the peer has proven. A service name is known by its socket.
 fn known_at(book: &Book, name: &EpName) -> Option<Addr> {
     let known = |addr: &Addr| !name.is_full() || book.name(*addr).is_some_and(|row| row.is_full());
     book.addr(name).filter(known)
 }
 
 impl State {
+    /// The peer at an address. It is entered when the address is used for the first time.
+    #[inline]
+    pub(crate) fn peer_for(&mut self, addr: Addr) -> Result<PeerId, Error> {
+        match self.peers.known(addr) {
+            Some(peer_id) => Ok(peer_id),
+            None => self.resolve_peer(addr),
+        }
+    }
+
     #[cold]
-    pub(crate) fn resolve_peer(&mut self, addr: Addr) -> Result<u32, Error> {
+    fn resolve_peer(&mut self, addr: Addr) -> Result<PeerId, Error> {
         self.follow_book();
-        let name = self.book.name(addr).ok_or_else(|| self.no_peer_error())?;
+        let name = self.peers.book.name(addr).ok_or_else(|| self.no_peer_error())?;
         let name = planted!(Bug::ContextIgnored, name, name.base());
-        if self.sweepable >= SWEEP_AFTER {
+        if self.peers.sweepable >= SWEEP_AFTER {
             self.sweep_strangers();
         }
-        let peer_id = self.peer_named(&name);
+        let peer_id = self.peers.named(&name);
         if addr > Addr::from(u32::MAX) {
-            // Of a book's numbers none is as large: it has the number of a context in its highest bits.
-            self.by_context_addr.insert(addr, peer_id);
+            // No row of a book has so large a number. The highest bits name a context.
+            self.peers.by_context_addr.insert(addr, peer_id);
         } else {
-            self.set_route(addr, peer_id);
+            self.peers.set_route(addr, peer_id);
         }
         self.set_address(peer_id, addr & Addr::from(u32::MAX));
         Ok(peer_id)
     }
 
-    /// Operations to an address that the book knows use this connection from now on.
-    pub(crate) fn set_route(&mut self, addr: Addr, peer_id: u32) {
-        // The index is as dense as the book is.
-        let Ok(index) = usize::try_from(addr) else { return };
-        if self.by_addr.len() <= index {
-            let more = index + 1 - self.by_addr.len();
-            growth::reserve(&mut self.by_addr, more);
-            self.by_addr.resize(index + 1, 0);
-        }
-        self.by_addr[index] = peer_id + 1;
-    }
-
-    /// The connection for a name, new or old.
-    pub(crate) fn peer_named(&mut self, name: &EpName) -> u32 {
-        let known = self.index.find(&self.peers, name);
-        if let Some(peer_id) = planted!(Bug::StaleEpoch, known, known.or_else(|| self.at_socket(name))) {
-            return peer_id;
-        }
-        self.contexts |= name.context_index().is_some();
-        let mut peer = Peer::new(*name);
-        peer.addr = self.addr_of(name);
-        let peer_id = match self.vacant.pop() {
-            Some(peer_id) => {
-                self.peers[peer_id as usize] = peer;
-                peer_id
-            }
-            None => {
-                growth::reserve(&mut self.peers, 1);
-                self.peers.push(peer);
-                u32::try_from(self.peers.len() - 1).unwrap_or(u32::MAX - 1)
-            }
-        };
-        self.index.insert(&self.peers, peer_id);
-        peer_id
-    }
-
-    /// Only the planted bug `StaleEpoch` asks this.
-    fn at_socket(&self, name: &EpName) -> Option<u32> {
-        let same =
-            |peer: &Peer| peer.state != PeerState::Vacant && peer.name.socket_identity() == name.socket_identity();
-        self.peers.iter().position(same).and_then(|at| u32::try_from(at).ok())
-    }
-
-    /// Where the book has a peer, if it has. Where a full name's socket is in the book, and not its id, is
-    /// found out elsewhere ([`crate::engine::claims`]): it is the peer's own word.
-    pub(crate) fn addr_of(&self, name: &EpName) -> Addr {
-        let known = known_at(&self.book, name);
-        planted!(Bug::ContextStranger, known, known.filter(|_| name.context_index() <= Some(0))).unwrap_or(ADDR_NONE)
-    }
-
-    /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as
-    /// may be, or if as many as may be at its address are there. `at`: it has been found at that address,
-    /// which the book knows by its socket.
-    pub(crate) fn peer_of_caller(&mut self, name: &EpName, at: Option<Addr>) -> Option<u32> {
+    /// The peer for the name of a caller. `addr`: the caller has been found at this address, which the book knows by its
+    /// socket. `None`: the caller is a stranger and there are too many, or too many have claimed the address.
+    pub(crate) fn peer_of_caller(&mut self, name: &EpName, addr: Option<Addr>) -> Option<PeerId> {
         self.follow_book();
         let max = self.config.max_strangers;
-        let crowded = |state: &Self| state.peers.len() - state.vacant.len() >= max && state.strangers() >= max;
-        if self.sweepable >= SWEEP_AFTER || (self.sweepable > 0 && crowded(self)) {
+        if self.peers.sweepable >= SWEEP_AFTER || (self.peers.sweepable > 0 && self.peers.is_crowded(max)) {
             self.sweep_strangers();
         }
-        let stranger = at.is_none() && self.addr_of(name) == ADDR_NONE;
-        if stranger && self.index.find(&self.peers, name).is_none() && crowded(self) {
+        let stranger = addr.is_none() && self.peers.addr_of(name) == ADDR_NONE;
+        if stranger && self.peers.find(name).is_none() && self.peers.is_crowded(max) {
             self.evict_strangers();
             self.sweep_strangers();
         }
-        let known = self.index.find(&self.peers, name);
-        // Who is known and nowhere may have left the service that it was at, and come back.
-        if known.is_none_or(|peer_id| self.peers[peer_id as usize].addr == ADDR_NONE) {
-            let refused = match at {
-                None => known.is_none() && stranger && crowded(self),
-                Some(addr) => self.is_overclaimed(addr, name),
+        let known = self.peers.find(name);
+        // A known peer without an address may have reconnected after its service entry was removed.
+        if known.is_none_or(|peer_id| self.peers[peer_id].addr == ADDR_NONE) {
+            let refused = match addr {
+                None => known.is_none() && stranger && self.peers.is_crowded(max),
+                Some(addr) => self.peers.is_overclaimed(addr, name),
             };
             if refused {
                 return None;
             }
         }
-        Some(self.peer_named(name))
+        Some(self.peers.named(name))
     }
 
-    /// Peers in no address vector that are connected, or have left something here.
-    fn strangers(&self) -> usize {
-        self.peers.iter().filter(|peer| peer.addr == ADDR_NONE && peer.state != PeerState::Vacant).count()
-    }
-
-    /// Strangers come and go, as long as an endpoint lives: of those that have left nothing here, nothing is kept.
+    /// Frees the places of strangers that have left nothing here. Strangers come and go as long as an endpoint is open.
     #[cold]
     fn sweep_strangers(&mut self) {
-        self.sweepable = 0;
+        self.peers.sweepable = 0;
         debug_assert_eq!(self.strangers.total, self.all_stakes());
-        let mut gone = self.peers.iter().map(Peer::is_sweepable).collect::<Vec<_>>();
-        let mut keep = |peer_id: u32| {
-            if let Some(gone) = gone.get_mut(peer_id as usize) {
+        let mut gone = self.peers.table.iter().map(Peer::is_sweepable).collect::<Vec<_>>();
+        let mut keep = |id: PeerId| {
+            if let Some(gone) = gone.get_mut(id.place()) {
                 *gone = false;
             }
         };
-        self.links.iter().for_each(|link| keep(link.peer));
-        self.active.iter().copied().for_each(&mut keep);
+        self.links.peers().for_each(&mut keep);
+        self.peers.active.iter().copied().for_each(&mut keep);
         self.ops.iter().for_each(|(_, op)| keep(op.peer));
         self.transfers.iter().for_each(|transfer| keep(transfer.peer));
-        self.by_addr.iter().filter_map(|n| n.checked_sub(1)).for_each(&mut keep);
-        self.by_context_addr.values().copied().for_each(&mut keep);
+        self.peers.by_addr.iter().filter_map(|route| *route).for_each(&mut keep);
+        self.peers.by_context_addr.values().copied().for_each(&mut keep);
         for matcher in [&self.tagged, &self.untagged] {
             matcher.unexpected.iter().for_each(|(_, message)| keep(message.peer));
         }
         for completion in &self.completions {
-            if let Some(Fault::Stranger(peer_id)) = completion.fault {
-                keep(peer_id);
+            if let Some(Fault::Stranger(number)) = completion.fault {
+                keep(PeerId::new(number as usize));
             }
         }
-        for peer_id in (0..).zip(gone).filter_map(|(peer_id, gone)| gone.then_some(peer_id)) {
-            self.index.forget(&self.peers, peer_id);
-            self.peers[peer_id as usize].state = PeerState::Vacant;
-            self.account(peer_id);
-            let peer = &mut self.peers[peer_id as usize];
-            *peer = Peer { state: PeerState::Vacant, ..Peer::new(peer.name) };
-            self.vacant.push(peer_id);
+        for id in self.peers.ids().zip(gone).filter_map(|(id, gone)| gone.then_some(id)) {
+            self.peers.index.forget(&self.peers.table, id);
+            self.peers[id].state = PeerState::Vacant;
+            self.account(id);
+            self.peers.vacate(id);
         }
     }
 
     pub(crate) fn address_added(&mut self, addr: Addr, name: &EpName) {
-        if self.contexts {
+        if self.peers.has_contexts {
             self.context_addresses_added(addr, name);
         }
-        if let Some(peer_id) = self.index.find(&self.peers, name) {
+        if let Some(peer_id) = self.peers.find(name) {
             self.set_address(peer_id, addr);
         } else if !name.is_full() {
-            // A stranger's name may be inserted in its service form. (A full name that is not known has no
-            // connection; looking further would make start-up quadratic.)
+            // The client may insert a stranger's service name. An unknown full name has no peer. A search for one would
+            // make start-up quadratic.
             let there = |peer: &Peer| peer.is_in_use() && peer.name.socket_identity() == name.identity();
-            if let Some(peer_id) = self.peers.iter().position(there) {
-                self.query_claimed_address(u32::try_from(peer_id).unwrap_or(u32::MAX));
+            if let Some(peer_id) = self.peers.find_where(there) {
+                self.query_claimed_address(peer_id);
             }
         }
     }
 
-    /// The same for the contexts of the scalable endpoint that the name may be of.
+    /// Gives the address to the contexts of a scalable endpoint that the name may belong to.
     fn context_addresses_added(&mut self, addr: Addr, name: &EpName) {
-        let theirs = |peer: &Peer| {
-            let base = peer.name.base();
-            peer.name.context_index().is_some() && [base.identity(), base.socket_identity()].contains(&name.identity())
-        };
-        let found = |peer: &Peer| peer.addr == ADDR_NONE && peer.state != PeerState::Vacant && theirs(peer);
-        let found: Vec<u32> =
-            (0..).zip(&self.peers).filter_map(|(peer_id, peer)| found(peer).then_some(peer_id)).collect();
-        for peer_id in found {
+        for peer_id in self.peers.contexts_of(name) {
             if name.is_full() {
                 self.set_address(peer_id, addr);
             } else {
@@ -269,10 +580,9 @@ impl State {
         }
     }
 
-    /// A connection has turned out to lead to an address, as whatever looks it up by that finds. What came by
-    /// it when it was a stranger's may be what receives from there wait for.
-    pub(crate) fn set_address(&mut self, peer_id: u32, addr: Addr) {
-        let peer = &mut self.peers[peer_id as usize];
+    /// Gives an address to a peer that has none. Receives from there may match messages that it sent as a stranger.
+    pub(crate) fn set_address(&mut self, peer_id: PeerId, addr: Addr) {
+        let peer = &mut self.peers[peer_id];
         if peer.addr == ADDR_NONE && addr != ADDR_NONE {
             peer.addr = addr;
             self.end_stake(peer_id);
@@ -281,101 +591,67 @@ impl State {
         }
     }
 
-    /// A stranger may be in the book by now.
+    /// Looks a stranger up in the book.
     #[cold]
-    pub(crate) fn look_up_address(&mut self, peer_id: u32) {
-        let peer = &self.peers[peer_id as usize];
+    pub(crate) fn look_up_address(&mut self, peer_id: PeerId) {
+        let peer = &self.peers[peer_id];
         if peer.addr == ADDR_NONE {
-            self.set_address(peer_id, self.addr_of(&peer.name));
+            self.set_address(peer_id, self.peers.addr_of(&peer.name));
         }
     }
 
-    /// A peer is not at its address any more.
-    pub(crate) fn clear_address(&mut self, peer_id: u32) {
-        self.peers[peer_id as usize].addr = ADDR_NONE;
-        self.sweepable += 1;
+    /// Takes a peer's address away.
+    pub(crate) fn clear_address(&mut self, peer_id: PeerId) {
+        self.peers[peer_id].addr = ADDR_NONE;
+        self.peers.sweepable += 1;
         self.account(peer_id);
         self.reindex_messages();
     }
 
-    /// Does what others have done to the book, if that is one that others write.
+    /// Applies the changes of a book that other processes change.
     #[inline]
     pub(crate) fn follow_book(&mut self) {
-        if self.followed_changes.is_some() {
+        if self.peers.shares_book() {
             self.apply_book_changes();
         }
     }
 
     #[cold]
     fn apply_book_changes(&mut self) {
-        let changes = self.book.changes();
-        let followed_changes = std::mem::replace(&mut self.followed_changes, changes);
-        if followed_changes == changes {
+        let changes = self.peers.book.changes();
+        let applied = std::mem::replace(&mut self.peers.applied, changes);
+        if applied == changes {
             return;
         }
-        if followed_changes.map(|done| done.removals) != changes.map(|done| done.removals) {
-            self.drop_removed_rows();
+        if applied.map(|done| done.removals) != changes.map(|done| done.removals) {
+            let removed = self.peers.removed_addrs();
+            self.addresses_removed(&removed);
         }
-        for peer_id in 0..u32::try_from(self.peers.len()).unwrap_or(u32::MAX) {
-            if self.peers[peer_id as usize].state != PeerState::Vacant {
+        for peer_id in self.peers.ids() {
+            if self.peers[peer_id].state != PeerState::Vacant {
                 self.look_up_address(peer_id);
                 self.query_claimed_address(peer_id);
             }
         }
     }
 
-    /// Others have removed something from the book.
-    fn drop_removed_rows(&mut self) {
-        let known = (0..).zip(&self.by_addr).filter_map(|(addr, n)| (*n > 0).then_some(addr));
-        let known = known.chain(self.by_context_addr.keys().map(|addr| addr & Addr::from(u32::MAX)));
-        let known = known.chain(self.peers.iter().map(|peer| peer.addr).filter(|addr| *addr != ADDR_NONE));
-        let mut removed: Vec<Addr> = known.collect();
-        removed.sort_unstable();
-        removed.dedup();
-        removed.retain(|addr| self.book.name(*addr).is_none());
-        self.addresses_removed(&removed);
+    /// Makes the next operation to a service name connect anew, after the link of a peer has ended that was found by
+    /// that name. Another endpoint may listen there next.
+    pub(crate) fn drop_routes(&mut self, peer_id: PeerId) {
+        if self.has_addresses() {
+            self.peers.drop_service_routes(peer_id);
+        }
     }
 
-    /// Whether an address is in the book by a socket only, which as many endpoints as there may be claim to
-    /// have already.
-    fn is_overclaimed(&self, addr: Addr, name: &EpName) -> bool {
-        if self.book.name(addr).is_none_or(|row| row.is_full()) {
-            return false;
-        }
-        let claimants: FxHashSet<Identity> =
-            self.peers.iter().filter(|peer| peer.addr == addr).map(|peer| peer.name.base().identity()).collect();
-        claimants.len() >= MOST_CLAIMANTS && !claimants.contains(&name.base().identity())
-    }
-
-    /// The link of a peer has ended that was known by its service name first: what listens there next may be
-    /// another endpoint, so the next operation asks again.
-    pub(crate) fn drop_routes(&mut self, peer_id: u32) {
-        if !self.has_addresses() || !self.index.former.values().any(|&known| known == peer_id) {
-            return;
-        }
-        self.index.former.retain(|_, known| *known != peer_id);
-        let book = &self.book;
-        let leads_elsewhere = |addr: Addr| book.name(addr).is_none_or(|name| !name.is_full());
-        for (addr, n) in (0..).zip(&mut self.by_addr) {
-            if *n == peer_id + 1 && leads_elsewhere(addr) {
-                *n = 0;
-            }
-        }
-        self.by_context_addr.retain(|&addr, known| *known != peer_id || !leads_elsewhere(addr));
-    }
-
-    /// A peer has gone, or something is taken that it left. If it was at an address by its socket and nothing
-    /// of it is left, the address is its own no more.
-    pub(crate) fn release_service_address(&mut self, peer_id: u32) {
-        let peer = &self.peers[peer_id as usize];
+    /// Takes the address from a peer that was found there by its service name, once nothing of the peer is left.
+    pub(crate) fn release_service_address(&mut self, peer_id: PeerId) {
+        let peer = &self.peers[peer_id];
         let gone = peer.state == PeerState::Idle && peer.connect_failure.is_none() && peer.rx_used == 0;
-        if !gone || !peer.name.is_full() || self.book.name(peer.addr).is_none_or(|row| row.is_full()) {
+        if !gone || !peer.name.is_full() || !self.peers.is_service(peer.addr) {
             return;
         }
-        let in_use =
-            self.by_addr.contains(&(peer_id + 1)) || self.by_context_addr.values().any(|&known| known == peer_id);
         let theirs = |matcher: &Matcher| matcher.unexpected.iter().any(|(_, message)| message.peer == peer_id);
-        if !in_use && !theirs(&self.tagged) && !theirs(&self.untagged) {
+        if !self.peers.has_routes(peer_id) && !theirs(&self.tagged) && !theirs(&self.untagged) {
             self.clear_address(peer_id);
         }
     }
@@ -385,10 +661,10 @@ impl State {
         matches!(self.config.role, Role::Connectionless | Role::Datagrams)
     }
 
-    /// Whether this is a peer in no address vector. The peer of a connection has no address either, but was
-    /// accepted by the client.
-    pub(crate) fn is_stranger(&self, peer_id: u32) -> bool {
-        self.has_addresses() && self.peers[peer_id as usize].addr == ADDR_NONE
+    /// Whether a peer is in no address vector. The peer of a connection has no address either, but the client has
+    /// accepted it.
+    pub(crate) fn is_stranger(&self, peer_id: PeerId) -> bool {
+        self.has_addresses() && self.peers[peer_id].addr == ADDR_NONE
     }
 
     fn reindex_messages(&mut self) {
@@ -398,32 +674,22 @@ impl State {
 
     /// The book has lost these addresses, which are sorted.
     pub(crate) fn addresses_removed(&mut self, removed: &[Addr]) {
-        for &addr in removed {
-            if let Some(n) = usize::try_from(addr).ok().and_then(|i| self.by_addr.get_mut(i)) {
-                *n = 0;
-            }
-        }
-        let book = &self.book;
-        self.by_context_addr.retain(|&far, _| book.name(far).is_some());
+        self.peers.drop_removed_routes(removed);
         let mut elsewhere = Vec::new();
-        let gone = |peer: &Peer| removed.binary_search(&peer.addr).is_ok();
-        for (peer_id, peer) in (0..).zip(&mut self.peers).filter(|(_, peer)| gone(peer)) {
-            // The book may have it under another name, or under a socket that it does not name, but that has led to it.
-            let near = || (0..).zip(&self.by_addr).find_map(|(other, n)| (*n == peer_id + 1).then_some(other));
-            let far =
-                || self.by_context_addr.iter().filter_map(|(far, known)| (*known == peer_id).then_some(far)).min();
-            let far = || far().map(|far| far & Addr::from(u32::MAX));
-            peer.addr = known_at(book, &peer.name).or_else(near).or_else(far).unwrap_or(ADDR_NONE);
-            self.sweepable += usize::from(peer.is_sweepable());
-            elsewhere.push(peer_id);
+        for peer_id in self.peers.ids() {
+            if removed.binary_search(&self.peers[peer_id].addr).is_ok() {
+                self.peers[peer_id].addr = self.peers.other_addr(peer_id);
+                self.peers.sweepable += usize::from(self.peers[peer_id].is_sweepable());
+                elsewhere.push(peer_id);
+            }
         }
         elsewhere.iter().for_each(|peer_id| self.account(*peer_id));
         if !elsewhere.is_empty() {
             self.reindex_messages();
         }
-        // Receives from there may wait for what is here.
+        // Receives from the new addresses may match messages that wait here.
         for peer_id in elsewhere {
-            if self.peers[peer_id as usize].addr != ADDR_NONE {
+            if self.peers[peer_id].addr != ADDR_NONE {
                 self.match_again(peer_id);
             } else {
                 self.query_claimed_address(peer_id);
@@ -431,46 +697,46 @@ impl State {
         }
     }
 
-    /// A connection that was begun under a service name turned out to lead to a known endpoint.
-    pub(crate) fn learn_name(&mut self, link: LinkId, peer_id: u32, peer: &EpName) -> u32 {
-        match self.index.find(&self.peers, peer) {
+    /// Gives a peer that was known by its service name its full name, which the device has learnt. Returns the peer that
+    /// has this name.
+    pub(crate) fn learn_name(&mut self, link: LinkId, peer_id: PeerId, name: &EpName) -> PeerId {
+        match self.peers.find(name) {
             Some(known) if known != peer_id => {
                 self.merge(peer_id, known);
-                if matches!(self.peers[known as usize].state, PeerState::Idle) {
-                    self.peers[known as usize].state = PeerState::Connecting(link);
-                    self.link_mut(link).peer = known;
+                if matches!(self.peers[known].state, PeerState::Idle) {
+                    self.peers[known].state = PeerState::Connecting(link);
+                    self.links.set_peer(link, known);
                     return known;
                 }
-                self.close_link(link);
+                self.links.close(link);
                 known
             }
             _ => {
-                self.index.replace(&self.peers, peer_id, peer_id);
-                self.contexts |= peer.context_index().is_some();
-                self.peers[peer_id as usize].name = *peer;
-                self.peers[peer_id as usize].call = 0;
-                self.index.insert(&self.peers, peer_id);
-                // The address that led there may have been removed meanwhile.
+                self.peers.index.replace(&self.peers.table, peer_id, peer_id);
+                self.peers.has_contexts |= name.context_index().is_some();
+                let peer = &mut self.peers[peer_id];
+                peer.name = *name;
+                peer.call = 0;
+                self.peers.index.insert(&self.peers.table, peer_id);
+                // The client may have removed the address that was dialed.
                 self.look_up_address(peer_id);
                 peer_id
             }
         }
     }
 
-    /// Moves all that waits on `from` to `to`, which leads to the same endpoint.
-    fn merge(&mut self, from: u32, to: u32) {
-        let old = &mut self.peers[from as usize];
+    /// Moves the queued operations of `from` to `to`, which is the same endpoint.
+    fn merge(&mut self, from: PeerId, to: PeerId) {
+        let old = &mut self.peers[from];
         old.state = PeerState::Idle;
-        let queues = old.queues.take();
-        // Nobody has to do with this one any more.
         let addr = std::mem::replace(&mut old.addr, ADDR_NONE);
-        self.sweepable += 1;
+        let queues = self.peers.drop_queues(from);
+        self.peers.sweepable += 1;
         let mut tx = VecDeque::new();
         if let Some(queues) = queues {
-            self.queue_pool.lost();
             tx = queues.tx;
             if let Some(standby) = queues.standby {
-                self.close_link(standby);
+                self.links.close(standby);
             }
         }
         for &op in &tx {
@@ -478,15 +744,9 @@ impl State {
                 op.peer = to;
             }
         }
-        self.queues(to).tx.extend(tx);
-        self.index.replace(&self.peers, from, to);
-        for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {
-            *n = to + 1;
-        }
-        for peer_id in self.by_context_addr.values_mut().filter(|peer_id| **peer_id == from) {
-            *peer_id = to;
-        }
+        self.peers.queues(to).tx.extend(tx);
+        self.peers.move_routes(from, to);
         self.set_address(to, addr);
-        self.activate(to);
+        self.peers.activate(to);
     }
 }

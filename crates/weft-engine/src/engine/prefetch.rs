@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 
+use crate::engine::ids::PeerId;
 use crate::engine::ops::{RecvInfo, Staged, TransferKind};
 use crate::engine::peer::BulkOp;
 use crate::engine::send::EAGER_COST;
@@ -34,7 +35,7 @@ pub(crate) struct ShortAnnouncement {
 
 impl ShortAnnouncement {
     /// The length of the message and whether its delivery is to be acknowledged, if it still waits.
-    fn pending(self, matcher: &Matcher, peer_id: u32) -> Option<(u64, bool)> {
+    fn pending(self, matcher: &Matcher, peer_id: PeerId) -> Option<(u64, bool)> {
         let message = matcher.unexpected.get(self.key).filter(|message| message.peer == peer_id && !message.orphan)?;
         match message.body {
             Body::Rendezvous { op, len, ack, .. } if op == self.op => Some((len, ack)),
@@ -45,9 +46,9 @@ impl ShortAnnouncement {
 
 impl State {
     /// An announced message waits for a receive. If it is short it is asked for when there is window.
-    pub(crate) fn note_announcement(&mut self, peer_id: u32, announcement: ShortAnnouncement) {
+    pub(crate) fn note_announcement(&mut self, peer_id: PeerId, announcement: ShortAnnouncement) {
         let matchers = [&self.untagged, &self.tagged];
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         let most = 2 * peer.rendezvous_waiting() as usize + STALE_LIMIT;
         let list = peer.extra().announcements.get_or_insert_default();
         list.push_back(announcement);
@@ -58,11 +59,11 @@ impl State {
     }
 
     /// Asks for the oldest announced messages for which there is window that has not been given back.
-    pub(crate) fn prefetch(&mut self, peer_id: u32) {
+    pub(crate) fn prefetch(&mut self, peer_id: PeerId) {
         while let Some(announcement) = self.announcements(peer_id).and_then(|list| list.front().copied()) {
             let matcher = self.matcher(announcement.tagged);
             if let Some((len, ack)) = announcement.pending(matcher, peer_id) {
-                let peer = &mut self.peers[peer_id as usize];
+                let peer = &mut self.peers[peer_id];
                 if peer.owed() < len + EAGER_COST {
                     return;
                 }
@@ -73,16 +74,16 @@ impl State {
                 list.pop_front();
             }
         }
-        if let Some(extra) = &mut self.peers[peer_id as usize].extra {
+        if let Some(extra) = &mut self.peers[peer_id].extra {
             extra.announcements = None;
         }
     }
 
-    fn announcements(&mut self, peer_id: u32) -> Option<&mut VecDeque<ShortAnnouncement>> {
-        self.peers[peer_id as usize].extra.as_mut()?.announcements.as_deref_mut()
+    fn announcements(&mut self, peer_id: PeerId) -> Option<&mut VecDeque<ShortAnnouncement>> {
+        self.peers[peer_id].extra.as_mut()?.announcements.as_deref_mut()
     }
 
-    fn request_prefetch(&mut self, peer_id: u32, announcement: ShortAnnouncement, len: u64, ack: bool) {
+    fn request_prefetch(&mut self, peer_id: PeerId, announcement: ShortAnnouncement, len: u64, ack: bool) {
         let ShortAnnouncement { tagged, key, op } = announcement;
         let mut bytes = Owned::new(vec![0; usize::try_from(len).unwrap_or(0)]);
         let iov = IovList::from_slice(&[bytes.iov()]);
@@ -92,7 +93,7 @@ impl State {
         if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
             message.body = Body::Prefetch { token, len };
         }
-        self.defer_matched(peer_id, BulkOp::RequestPush(token));
+        self.peers.defer_matched(peer_id, BulkOp::RequestPush(token));
     }
 
     /// A receive has taken a message whose bytes are on their way: they go there when they have come.
@@ -109,7 +110,7 @@ impl State {
     /// unless it was thrown away meanwhile.
     pub(crate) fn prefetch_arrived(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         token: u64,
         what: TransferKind,
         staged: Option<Box<Staged>>,

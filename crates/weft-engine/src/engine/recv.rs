@@ -12,6 +12,7 @@ use zerocopy::little_endian::{U32, U64};
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
+use crate::engine::ids::PeerId;
 use crate::engine::ops::{MultiRecv, RecvInfo, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
 use crate::engine::prefetch::ShortAnnouncement;
@@ -77,7 +78,7 @@ impl<N: Nic> Engine<N> {
             self.state.post(op, tagged)
         };
         // A rendezvous or an acknowledgement may have become due.
-        if !self.state.active.is_empty() {
+        if self.state.peers.has_active() {
             self.run_active();
         }
         result
@@ -115,7 +116,7 @@ impl State {
             return None;
         }
         let (matcher, peers) = if tagged { (&mut self.tagged, &self.peers) } else { (&mut self.untagged, &self.peers) };
-        matcher.find_unexpected(wanted, |peer| peers.get(peer as usize).map_or(ADDR_NONE, |peer| peer.addr))
+        matcher.find_unexpected(wanted, |peer| peers.get(peer).map_or(ADDR_NONE, |peer| peer.addr))
     }
 
     fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
@@ -152,7 +153,7 @@ impl State {
     pub(crate) fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
         let (peer_id, orphan) = (message.peer, message.orphan);
         if !matches!(message.body, Body::Lost { .. }) {
-            self.peers[peer_id as usize].count_unexpected(WaitEvent::Over);
+            self.peers[peer_id].count_unexpected(WaitEvent::Over);
         }
         match message.body {
             Body::Eager { bytes, ack } => {
@@ -172,9 +173,9 @@ impl State {
                 self.redirect_prefetch(token, iov, info);
             }
             Body::Lost { why, .. } => {
-                self.sweepable += 1;
+                self.peers.note_sweepable(true);
                 info.stored = 0;
-                let src = self.peers[peer_id as usize].addr;
+                let src = self.peers[peer_id].addr;
                 self.complete_recv(&info, src, Some(Fault::Link(why)));
             }
         }
@@ -205,7 +206,7 @@ impl State {
                 completion.data = message.data.unwrap_or(0);
                 completion.flags.set(OpFlags::DATA, message.data.is_some());
                 let peer_id = message.peer;
-                completion.src = self.peers[peer_id as usize].addr;
+                completion.src = self.peers[peer_id].addr;
             }
             if planted!(Bug::ClaimForgotten, claim, false) {
                 self.matcher(tagged).claim(key, op.ctx.ptr);
@@ -241,7 +242,7 @@ impl State {
     /// Throws a message away as if it had been received; returns where it came from.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
-        let src = self.peers[message.peer as usize].addr;
+        let src = self.peers[message.peer].addr;
         match message.body {
             Body::Eager { bytes, ack } => {
                 self.eager_taken(message.peer, bytes.len(), message.orphan);
@@ -255,7 +256,7 @@ impl State {
             }
             // Its bytes are thrown away when they have come, and acknowledged then.
             Body::Prefetch { .. } => self.announcement_taken(message.peer),
-            Body::Lost { .. } => self.sweepable += 1,
+            Body::Lost { .. } => self.peers.note_sweepable(true),
         }
         if message.orphan {
             self.release_service_address(message.peer);
@@ -321,14 +322,14 @@ impl State {
 
     /// Where a peer's message comes from.
     #[inline]
-    fn source_of(&mut self, peer_id: u32) -> Addr {
+    fn source_of(&mut self, peer_id: PeerId) -> Addr {
         self.follow_book();
-        self.peers[peer_id as usize].addr
+        self.peers[peer_id].addr
     }
 
     /// The peer's address is known now: gives what is here of it to receives that name the address.
     #[cold]
-    pub(crate) fn match_again(&mut self, peer_id: u32) {
+    pub(crate) fn match_again(&mut self, peer_id: PeerId) {
         for tagged in [true, false] {
             let theirs = |message: &Unexpected| message.peer == peer_id && message.claimed.is_none();
             let keys: Vec<u32> = self
@@ -338,9 +339,7 @@ impl State {
                 .filter_map(|(key, message)| theirs(message).then_some(key))
                 .collect();
             for key in keys {
-                let (src, Some(message)) =
-                    (self.peers[peer_id as usize].addr, self.matcher(tagged).unexpected.get(key))
-                else {
+                let (src, Some(message)) = (self.peers[peer_id].addr, self.matcher(tagged).unexpected.get(key)) else {
                     continue;
                 };
                 let (tag, data, len) = (message.tag, message.data, message.len());
@@ -358,11 +357,11 @@ impl State {
 
     /// Reports a message that has been received.
     #[inline]
-    pub(crate) fn received(&mut self, info: &RecvInfo, peer_id: u32) {
-        let src = self.peers[peer_id as usize].addr;
+    pub(crate) fn received(&mut self, info: &RecvInfo, peer_id: PeerId) {
+        let src = self.peers[peer_id].addr;
         // That a message was cut matters more.
         let stranger = src == ADDR_NONE && self.source_errors && info.excess == 0;
-        self.complete_recv(info, src, stranger.then_some(Fault::Stranger(peer_id)));
+        self.complete_recv(info, src, stranger.then(|| Fault::Stranger(peer_id.number())));
     }
 
     /// Reports a received message, or why it was not received.
@@ -394,8 +393,8 @@ impl State {
     pub(crate) fn receive_eager_fast(&mut self, link: LinkId, bytes: &[u8]) -> bool {
         let Some((head, mut rest)) = bytes.split_first_chunk::<8>() else { return false };
         let [what, flags, _, _, seq @ ..] = *head;
-        let Some(peer_id) = self.carried_by(link) else { return false };
-        let Some(peer) = self.peers.get_mut(peer_id as usize) else { return false };
+        let Some(peer_id) = self.links.carried_by(link) else { return false };
+        let Some(peer) = self.peers.get_mut(peer_id) else { return false };
         if what != kind::EAGER || flags & !(F_TAGGED | F_DATA) != 0 || !peer.is_next(u32::from_le_bytes(seq)) {
             return false;
         }
@@ -417,7 +416,7 @@ impl State {
             || posted.pieces.is_some()
             || posted.piece.len() < rest.len()
             || peer.rx_used + cost > self.config.window_bytes as u64
-            || (src == ADDR_NONE && (self.source_errors || self.followed_changes.is_some()))
+            || (src == ADDR_NONE && self.checks_strangers)
         {
             return false;
         }
@@ -448,7 +447,7 @@ impl State {
     }
 
     /// An eager message, of whatever kind.
-    pub(crate) fn on_eager(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_eager(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
         let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
@@ -460,7 +459,7 @@ impl State {
         }
         let payload = r.rest();
         let window = self.config.window_bytes as u64;
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         let cost = payload.len() as u64 + EAGER_COST;
         if peer.rx_used + cost > window {
             return Err(Violation);
@@ -483,7 +482,7 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn on_rts(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_rts(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let rts: Rts = r.take().ok_or(Violation)?;
         let mut source = r.take_iov(rts.iov_count.get()).ok_or(Violation)?;
         let len = rts.len.get();
@@ -491,21 +490,21 @@ impl State {
         if !source.is_empty() && described != Some(len) {
             return Err(Violation);
         }
-        if !self.peers[peer_id as usize].caps.flags.contains(PathFlags::GET) {
+        if !self.peers[peer_id].caps.flags.contains(PathFlags::GET) {
             source = Vec::new();
         }
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { rts.tag.get() } else { 0 };
         let data = planted!(Bug::DataDropped, flags & F_DATA != 0, false).then_some(rts.data.get());
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         peer.count_rendezvous(Direction::Received, len);
         let src = self.source_of(peer_id);
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
             self.start_rendezvous(peer_id, iov, info, op, source, ack);
             return Ok(());
         }
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         peer.extra().rendezvous_waiting += 1;
         let announced = peer.rendezvous_waiting() as usize;
         if announced > UNMATCHED_LIMIT {
@@ -519,7 +518,7 @@ impl State {
         if src == ADDR_NONE {
             self.account(peer_id);
             if self.strangers_exceed() {
-                self.activate(peer_id);
+                self.peers.activate(peer_id);
             }
         }
         let body = Body::Rendezvous { op, len, source, ack };
@@ -532,8 +531,8 @@ impl State {
     }
 
     /// A message that was announced, and has waited here, is taken.
-    pub(crate) fn announcement_taken(&mut self, peer_id: u32) {
-        let peer = &mut self.peers[peer_id as usize];
+    pub(crate) fn announcement_taken(&mut self, peer_id: PeerId) {
+        let peer = &mut self.peers[peer_id];
         peer.extra().rendezvous_waiting = peer.rendezvous_waiting().saturating_sub(1);
         if peer.addr == ADDR_NONE {
             self.account(peer_id);
@@ -542,14 +541,14 @@ impl State {
 
     /// A message finds no receive, and waits for one.
     fn keep_unexpected(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
-        self.peers[message.peer as usize].count_unexpected(WaitEvent::Begun);
+        self.peers[message.peer].count_unexpected(WaitEvent::Begun);
         self.matcher(tagged).keep(message, src)
     }
 
     /// Fetches the payload of a matched message, or asks for it.
     fn start_rendezvous(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         iov: IovList,
         info: RecvInfo,
         op: u32,
@@ -563,17 +562,17 @@ impl State {
         let want = info.stored as u64;
         let want = planted!(Bug::RendezvousShort, want, want - u64::from(want > 1));
         truncate_remote(&mut source, want);
-        let direct = self.peers[peer_id as usize].caps.flags.contains(PathFlags::GET) && !source.is_empty();
+        let direct = self.peers[peer_id].caps.flags.contains(PathFlags::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
         let token = self.transfers.insert(peer_id, TransferKind::Recv { info, op, ack }, iov, source, want);
-        self.defer_matched(peer_id, if direct { BulkOp::Fetch(token) } else { BulkOp::RequestPush(token) });
+        self.peers.defer_matched(peer_id, if direct { BulkOp::Fetch(token) } else { BulkOp::RequestPush(token) });
     }
 
     /// A message that has waited here is taken. Its share of the window is the next link's, if it came over
     /// one that has ended.
-    fn eager_taken(&mut self, peer_id: u32, payload_bytes: usize, orphan: bool) {
-        self.sweepable += usize::from(orphan);
-        let peer = &mut self.peers[peer_id as usize];
+    fn eager_taken(&mut self, peer_id: PeerId, payload_bytes: usize, orphan: bool) {
+        self.peers.note_sweepable(orphan);
+        let peer = &mut self.peers[peer_id];
         if peer.is_in_use() {
             self.return_window(peer_id, payload_bytes);
         } else {
@@ -584,8 +583,8 @@ impl State {
 
     /// The payload of an eager message has been taken: its share of the window goes back, in portions.
     #[inline(always)]
-    pub(crate) fn return_window(&mut self, peer_id: u32, payload_bytes: usize) {
-        let peer = &mut self.peers[peer_id as usize];
+    pub(crate) fn return_window(&mut self, peer_id: PeerId, payload_bytes: usize) {
+        let peer = &mut self.peers[peer_id];
         peer.credit_owed += payload_bytes as u64 + EAGER_COST;
         planted!(Bug::CreditTwice, peer.credit_owed += EAGER_COST);
         if peer.credit_owed >= self.config.window_quarter() {
@@ -596,22 +595,22 @@ impl State {
     /// A portion of the window is free. Messages that were announced for want of it come first, then it goes
     /// back to the peer.
     #[cold]
-    fn reuse_window(&mut self, peer_id: u32) {
+    fn reuse_window(&mut self, peer_id: PeerId) {
         self.prefetch(peer_id);
-        if self.peers[peer_id as usize].credit_owed >= self.config.window_quarter() {
+        if self.peers[peer_id].credit_owed >= self.config.window_quarter() {
             self.send_window(peer_id);
         }
     }
 
     #[cold]
-    pub(crate) fn send_window(&mut self, peer_id: u32) {
+    pub(crate) fn send_window(&mut self, peer_id: PeerId) {
         let owed = self.take_owed(peer_id);
         if owed == 0 {
             return;
         }
         let mut w = Short::new(kind::CREDIT, 0);
         w.put(&U64::new(planted!(Bug::CreditLost, owed, owed - EAGER_COST.min(owed))));
-        self.defer_message(peer_id, &w);
+        self.peers.defer_message(peer_id, &w);
     }
 }
 

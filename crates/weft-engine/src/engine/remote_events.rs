@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::api::{Completion, Context, Kind, OpFlags};
 use crate::bugs::planted;
+use crate::engine::ids::PeerId;
 use crate::engine::state::State;
 use crate::wire::Op;
 
@@ -56,20 +57,20 @@ impl State {
     /// A part of a peer's operation begins. Returns the operation's number here, `None` if it has only this
     /// part. Each part that begins ends by [`State::part_done`] or [`State::part_failed`].
     #[inline]
-    pub(crate) fn part_begins(&mut self, peer_id: u32, id: Op, more: bool) -> Option<u32> {
-        if !more && self.peers[peer_id as usize].queues.as_ref().is_none_or(|queues| queues.parts.is_none()) {
+    pub(crate) fn part_begins(&mut self, peer_id: PeerId, id: Op, more: bool) -> Option<u32> {
+        if !more && self.peers[peer_id].queues.as_ref().is_none_or(|queues| queues.parts.is_none()) {
             return None;
         }
         self.one_of_several(peer_id, id.part.get() == 0, more)
     }
 
     #[cold]
-    fn one_of_several(&mut self, peer_id: u32, first: bool, more: bool) -> Option<u32> {
+    fn one_of_several(&mut self, peer_id: PeerId, first: bool, more: bool) -> Option<u32> {
         // Who was refused one part may not send the rest.
-        if first && let Some(cut) = self.queues(peer_id).parts.take() {
+        if first && let Some(cut) = self.peers.queues(peer_id).parts.take() {
             self.abort_multipart(cut);
         }
-        let open = self.queues(peer_id).parts.take();
+        let open = self.peers.queues(peer_id).parts.take();
         if open.is_none() && !more {
             return None;
         }
@@ -77,7 +78,7 @@ impl State {
         let parts = self.parts.get_mut(number as usize)?;
         parts.under_way += 1;
         parts.open = more;
-        self.queues(peer_id).parts = more.then_some(number);
+        self.peers.queues(peer_id).parts = more.then_some(number);
         Some(number)
     }
 
@@ -105,7 +106,7 @@ impl State {
 
     /// A part has taken effect.
     #[inline]
-    pub(crate) fn part_done(&mut self, peer_id: u32, number: Option<u32>, access: &RemoteAccess) {
+    pub(crate) fn part_done(&mut self, peer_id: PeerId, number: Option<u32>, access: &RemoteAccess) {
         match planted!(Bug::EventPerPart, number, None) {
             None => self.report(peer_id, access),
             Some(number) => self.several_done(peer_id, number, access),
@@ -113,7 +114,7 @@ impl State {
     }
 
     #[cold]
-    fn several_done(&mut self, peer_id: u32, number: u32, access: &RemoteAccess) {
+    fn several_done(&mut self, peer_id: PeerId, number: u32, access: &RemoteAccess) {
         let Some(parts) = self.parts.get_mut(number as usize) else { return };
         parts.under_way = parts.under_way.saturating_sub(1);
         parts.data = parts.data.or(access.data);
@@ -138,7 +139,7 @@ impl State {
     }
 
     /// One operation has reached several regions: once to the endpoint, and once to each region.
-    fn report_regions(&mut self, peer_id: u32, whole: &RemoteAccess, places: &[(u64, usize)]) {
+    fn report_regions(&mut self, peer_id: PeerId, whole: &RemoteAccess, places: &[(u64, usize)]) {
         let watched = |key| self.regions.get(key).is_some_and(|region| region.events);
         let all = whole.data.is_some() || self.remote_events || places.iter().any(|&(key, _)| watched(key));
         if all {
@@ -153,14 +154,14 @@ impl State {
 
     /// A peer has touched a region: the client may want to know.
     #[inline]
-    fn report(&mut self, peer_id: u32, access: &RemoteAccess) {
+    fn report(&mut self, peer_id: PeerId, access: &RemoteAccess) {
         let Some(region) = self.regions.get(access.key) else { return };
         if access.data.is_some() || region.events || self.remote_events {
             self.complete_remote_access(peer_id, access, OpFlags::empty());
         }
     }
 
-    fn complete_remote_access(&mut self, peer_id: u32, access: &RemoteAccess, whom: OpFlags) {
+    fn complete_remote_access(&mut self, peer_id: PeerId, access: &RemoteAccess, whom: OpFlags) {
         let Some(region) = self.regions.get(access.key) else { return };
         let mut flags = access.family | whom;
         flags.set(OpFlags::DATA, access.data.is_some());
@@ -172,7 +173,7 @@ impl State {
             buf: 0,
             tag: 0,
             data: access.data.unwrap_or(0),
-            src: self.peers[peer_id as usize].addr,
+            src: self.peers[peer_id].addr,
             fault: None,
         });
     }

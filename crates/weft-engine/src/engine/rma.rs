@@ -14,6 +14,7 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
+use crate::engine::ids::PeerId;
 use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
 use crate::engine::peer::{
     BulkOp, Deferred, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
@@ -162,7 +163,7 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         }
         if op.flags.must_leave() && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
-            let peer = &self.state.peers[peer_id as usize];
+            let peer = &self.state.peers[peer_id];
             if peer.link().is_none() || len <= u64::from(peer.caps.rma_bytes) {
                 return self.inject_must_wait(peer_id, Kind::Write, op.ctx, op.flags);
             }
@@ -175,10 +176,10 @@ impl<N: Nic> Engine<N> {
     /// The fast path of [`Engine::write`]: one piece that goes eagerly, with nothing before it. Its bytes
     /// have left when this returns true, so that of the operation only what its acknowledgement needs is
     /// kept. False: nothing has happened.
-    fn write_now(&mut self, op: &RmaOp<'_>, peer_id: u32, len: u64) -> bool {
+    fn write_now(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
         let [remote] = op.remote else { return false };
         let state = &mut self.state;
-        let peer = &mut state.peers[peer_id as usize];
+        let peer = &mut state.peers[peer_id];
         let Some(link) = peer.link() else { return false };
         let nameless = op.flags.contains(OpFlags::QUIET | OpFlags::INJECT);
         if !peer.tx_is_empty()
@@ -239,7 +240,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// The connection and the length of an operation that is in order.
-    fn measure_rma(&mut self, op: &RmaOp<'_>) -> Result<(u32, u64), Error> {
+    fn measure_rma(&mut self, op: &RmaOp<'_>) -> Result<(PeerId, u64), Error> {
         let len = mem::total_len(op.iov) as u64;
         let remote = op.remote.iter().try_fold(0u64, |sum, r| sum.checked_add(r.len)).ok_or(Error::Invalid)?;
         if len != remote || op.remote.is_empty() {
@@ -253,7 +254,7 @@ impl<N: Nic> Engine<N> {
     }
 
     #[inline(never)] // See `enqueue`.
-    fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, peer_id: u32, len: u64) -> Result<(), Error> {
+    fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, peer_id: PeerId, len: u64) -> Result<(), Error> {
         let copy = if kind == Kind::Write { op.flags } else { op.flags - OpFlags::INJECT };
         let (iov, owned) = retain_memory(op.iov, copy);
         self.enqueue(TxOp {
@@ -287,7 +288,7 @@ impl<N: Nic> Engine<N> {
             if op.next_part >= parts {
                 return Started::Sent;
             }
-            if !self.state.peers[op.peer as usize].may_ask(op.pending, self.state.request_limit) {
+            if !self.state.peers[op.peer].may_ask(op.pending, self.state.request_limit) {
                 return Started::Blocked;
             }
             let last = op.next_part + 1 == parts;
@@ -303,7 +304,7 @@ impl<N: Nic> Engine<N> {
                 op.next_part += 1;
                 op.pending += 1;
                 let (peer_id, len) = (op.peer, op.remote.get(op.next_part as usize - 1).map_or(0, |part| part.len));
-                let peer = &mut self.state.peers[peer_id as usize];
+                let peer = &mut self.state.peers[peer_id];
                 peer.tx_seq = peer.tx_seq.wrapping_add(1);
                 peer.count_access(Direction::Sent, len);
             }
@@ -312,7 +313,7 @@ impl<N: Nic> Engine<N> {
 
     fn start_write(&mut self, index: u32, last: bool) -> Started {
         let Some(op) = self.state.ops.get(index) else { return Started::Blocked };
-        let peer = &self.state.peers[op.peer as usize];
+        let peer = &self.state.peers[op.peer];
         let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
         };
@@ -343,7 +344,7 @@ impl<N: Nic> Engine<N> {
     fn start_read(&mut self, index: u32, last: bool) -> Started {
         let Some(op) = self.state.ops.get(index) else { return Started::Blocked };
         let peer_id = op.peer;
-        let peer = &self.state.peers[peer_id as usize];
+        let peer = &self.state.peers[peer_id];
         let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
         };
@@ -359,7 +360,7 @@ impl<N: Nic> Engine<N> {
             if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
                 return Started::Blocked;
             }
-            self.state.peers[peer_id as usize].extra().reading += cost;
+            self.state.peers[peer_id].extra().reading += cost;
             return Started::Sent;
         }
         let iov = part_iov(op, part, remote.len);
@@ -441,7 +442,7 @@ impl State {
     // ---- at the target -----------------------------------------------------------------------
 
     #[inline]
-    pub(crate) fn on_write(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_write(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let op = head.op.op.get();
@@ -449,7 +450,7 @@ impl State {
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
-                self.peers[peer_id as usize].count_access(Direction::Received, payload.len() as u64);
+                self.peers[peer_id].count_access(Direction::Received, payload.len() as u64);
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
                 self.part_done(peer_id, parts, &written(head.key.get(), data, payload.len()));
@@ -465,12 +466,12 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn on_write_rts(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_write_rts(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, source) = take_bulk(&mut r)?;
         let (key, len) = (head.key.get(), bulk.len.get());
-        self.peers[peer_id as usize].count_access(Direction::Received, len);
-        let peer = &mut self.peers[peer_id as usize];
+        self.peers[peer_id].count_access(Direction::Received, len);
+        let peer = &mut self.peers[peer_id];
         let follows = bulk.window.get() != 0;
         if follows
             && (!peer.caps.flags.contains(PathFlags::PUSH_FOLLOWS)
@@ -488,16 +489,16 @@ impl State {
                 self.regions.acquire(key);
                 let kind = TransferKind::Write { op: head.op, key, data, parts };
                 let token = self.transfers.insert(peer_id, kind, iov, source, len);
-                let writing = &mut self.peers[peer_id as usize].extra().writing;
+                let writing = &mut self.peers[peer_id].extra().writing;
                 *writing += 1;
                 if *writing > REQUEST_LIMIT {
                     return Err(Violation);
                 }
                 if follows {
                     self.transfers.open(token, bulk.window.get());
-                    self.peers[peer_id as usize].extra().announced.enter(token)?;
+                    self.peers[peer_id].extra().announced.enter(token)?;
                 } else if direct {
-                    self.defer_bulk(peer_id, BulkOp::Transfer(token));
+                    self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
                 } else {
                     self.queue_cts(peer_id, head.op.op.get(), head.op.part.get(), token, len);
                 }
@@ -505,7 +506,7 @@ impl State {
             Err(status) => {
                 self.part_failed(parts);
                 if follows {
-                    self.peers[peer_id as usize].extra().announced.enter(0)?;
+                    self.peers[peer_id].extra().announced.enter(0)?;
                 }
                 self.queue_fin(peer_id, head.op.op.get(), status, 0);
             }
@@ -515,7 +516,7 @@ impl State {
 
     pub(crate) fn on_read(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         flags: u8,
         mut r: Reader<'_>,
         in_bulk: bool,
@@ -523,20 +524,18 @@ impl State {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, home) = take_bulk(&mut r)?;
         let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
-        self.peers[peer_id as usize].count_access(Direction::Received, len);
-        if !in_bulk
-            && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.peers[peer_id as usize].caps.mailbox_bytes)
-        {
+        self.peers[peer_id].count_access(Direction::Received, len);
+        if !in_bulk && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.peers[peer_id].caps.mailbox_bytes) {
             return Err(Violation);
         }
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
-                let put = self.peers[peer_id as usize].caps.flags.contains(PathFlags::PUT) && !home.is_empty();
+                let put = self.peers[peer_id].caps.flags.contains(PathFlags::PUT) && !home.is_empty();
                 self.regions.acquire(key);
                 let kind = TransferKind::Serve { op: head.op, key, window, put, parts };
                 let token = self.transfers.insert(peer_id, kind, iov, home, len);
-                self.defer_bulk(peer_id, BulkOp::Transfer(token));
+                self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
             Ok(iov) => {
                 self.part_done(peer_id, parts, &taken(key, mem::total_len(&iov)));
@@ -557,21 +556,21 @@ impl State {
 
     /// Answers a read. The bytes of a short one are taken now; those of a longer one when the answer leaves,
     /// or before the same peer changes memory.
-    fn reply(&mut self, peer_id: u32, op: Op, key: u64, iov: IovList) {
+    fn reply(&mut self, peer_id: PeerId, op: Op, key: u64, iov: IovList) {
         let len = mem::total_len(&iov);
         if len > PROMPT_REPLY_BYTES {
-            self.queues(peer_id).replies |= reply_cost(len as u64) > 0;
-            return self.defer(peer_id, Deferred::Reply { op, key, iov, copy: None });
+            self.peers.queues(peer_id).replies |= reply_cost(len as u64) > 0;
+            return self.peers.defer(peer_id, Deferred::Reply { op, key, iov, copy: None });
         }
         let mut w = wire::Writer::<{ 16 + PROMPT_REPLY_BYTES }>::new(kind::READ_DATA, 0);
         w.put(&op);
         w.gather(&iov);
-        self.defer_message(peer_id, &w);
+        self.peers.defer_message(peer_id, &w);
     }
 
     /// Answers that were about to read a region which goes away are refusals instead.
     fn revoke_replies(&mut self, gone: u64) {
-        for queues in self.peers.iter_mut().filter_map(|peer| peer.queues.as_mut()) {
+        for queues in self.peers.iter_mut().filter_map(|(_, peer)| peer.queues.as_mut()) {
             for work in &mut queues.deferred {
                 if let Deferred::Reply { op, key, copy: None, .. } = work
                     && *key == gone
@@ -587,8 +586,8 @@ impl State {
 
     /// A request of the peer is about to change memory that its earlier reads may be about.
     #[inline]
-    pub(crate) fn memory_changes(&mut self, peer_id: u32) -> Result<(), Violation> {
-        if let Some(queues) = &mut self.peers[peer_id as usize].queues
+    pub(crate) fn memory_changes(&mut self, peer_id: PeerId) -> Result<(), Violation> {
+        if let Some(queues) = &mut self.peers[peer_id].queues
             && queues.replies
             && !queues.keep_replies()
         {
@@ -598,15 +597,15 @@ impl State {
     }
 
     /// A part of a read has been answered, or refused without a window of its own.
-    pub(crate) fn part_read(&mut self, peer_id: u32, len: u64) {
-        let peer = &mut self.peers[peer_id as usize];
+    pub(crate) fn part_read(&mut self, peer_id: PeerId, len: u64) {
+        let peer = &mut self.peers[peer_id];
         peer.extra().reading = peer.reading().saturating_sub(reply_cost(len));
     }
 
     /// The bytes of a long write are stored.
-    pub(crate) fn write_arrived(&mut self, peer_id: u32, what: TransferKind, len: u64) {
+    pub(crate) fn write_arrived(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Write { op, key, data, parts } = what else { return };
-        let writing = &mut self.peers[peer_id as usize].extra().writing;
+        let writing = &mut self.peers[peer_id].extra().writing;
         *writing = writing.saturating_sub(1);
         self.part_done(peer_id, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
         self.regions.release(key);
@@ -614,7 +613,7 @@ impl State {
     }
 
     /// The bytes of a long read have been taken.
-    pub(crate) fn read_served(&mut self, peer_id: u32, what: TransferKind, len: u64) {
+    pub(crate) fn read_served(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Serve { op, key, window, put, parts } = what else { return };
         self.part_done(peer_id, parts, &taken(key, usize::try_from(len).unwrap_or(usize::MAX)));
         self.regions.release(key);
@@ -625,7 +624,7 @@ impl State {
 
     // ---- at the initiator --------------------------------------------------------------------
 
-    pub(crate) fn on_read_data(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_read_data(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let id: Op = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let (index, part) = (id.op.get(), id.part.get());
@@ -644,7 +643,7 @@ impl State {
     /// short one has no window: it is named by its number, since no transfer has so small a token.
     pub(crate) fn read_ended(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         index: u32,
         window: u64,
         status: Status,

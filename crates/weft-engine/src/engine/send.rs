@@ -15,6 +15,7 @@ use zerocopy::little_endian::{U32, U64};
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bugs::planted;
 use crate::engine::connection::Role;
+use crate::engine::ids::PeerId;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Answer;
 use crate::engine::registrations::Holder;
@@ -89,8 +90,8 @@ impl<N: Nic> Engine<N> {
     #[inline(always)]
     pub fn send_now(&mut self, op: &SendOp<'_>) -> bool {
         let len = if let [one] = op.iov { one.len() } else { mem::total_len(op.iov) };
-        let Some(peer_id) = self.state.known_peer(op.dest) else { return false };
-        let Some(peer) = self.state.peers.get_mut(peer_id as usize) else { return false };
+        let Some(peer_id) = self.state.peers.known(op.dest) else { return false };
+        let Some(peer) = self.state.peers.get_mut(peer_id) else { return false };
         let cost = len as u64 + EAGER_COST;
         let Some(link) = peer.link() else { return false };
         if !peer.tx_is_empty()
@@ -122,7 +123,7 @@ impl<N: Nic> Engine<N> {
             return Err(Error::TooLong);
         }
         let peer_id = self.state.peer_for(op.dest)?;
-        let peer = &self.state.peers[peer_id as usize];
+        let peer = &self.state.peers[peer_id];
         if op.flags.contains(OpFlags::AFTER_ACCESSES) && peer.tx_is_empty() && !peer.holds_back(OpFlags::AFTER_ACCESSES)
         {
             return self.send(&SendOp { flags: op.flags - OpFlags::AFTER_ACCESSES, ..*op });
@@ -146,7 +147,7 @@ impl<N: Nic> Engine<N> {
     }
 
     #[inline(never)] // See `enqueue`.
-    pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, peer_id: u32, len: usize) -> Result<(), Error> {
+    pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, peer_id: PeerId, len: usize) -> Result<(), Error> {
         if len as u64 > self.state.config.max_msg_bytes {
             return Err(Error::TooLong);
         }
@@ -174,7 +175,7 @@ impl<N: Nic> Engine<N> {
     /// Sends what the operation at the front of the TX queue has to send.
     pub(crate) fn start_send(&mut self, index: u32) -> Started {
         let Some(op) = self.state.ops.get_mut(index) else { return Started::Sent };
-        let peer = &mut self.state.peers[op.peer as usize];
+        let peer = &mut self.state.peers[op.peer];
         let cost = op.len + EAGER_COST;
         let ack = match peer.caps.answer_to(op.flags) {
             Answer::Nothing => None,
@@ -281,24 +282,24 @@ impl State {
     }
 
     /// Tells the peer how its operation ended; `window` as in [`Fin`].
-    pub(crate) fn queue_fin(&mut self, peer_id: u32, op: u32, status: Status, window: u64) {
+    pub(crate) fn queue_fin(&mut self, peer_id: PeerId, op: u32, status: Status, window: u64) {
         let mut w = Short::new(kind::FIN, 0);
         w.put(&Fin { op: op.into(), status: status.to_wire().into(), window: window.into() });
-        self.defer_message(peer_id, &w);
+        self.peers.defer_message(peer_id, &w);
     }
 
     /// Tells the peer that its operation ended well; several such go in one message.
     #[inline]
-    pub(crate) fn queue_ack(&mut self, peer_id: u32, op: u32) {
-        self.queues(peer_id).acks.push(op);
-        self.activate(peer_id);
+    pub(crate) fn queue_ack(&mut self, peer_id: PeerId, op: u32) {
+        self.peers.queues(peer_id).acks.push(op);
+        self.peers.activate(peer_id);
     }
 
-    pub(crate) fn on_fin(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_fin(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let fin: Fin = r.take().ok_or(Violation)?;
         let status = Status::from_wire(fin.status.get()).ok_or(Violation)?;
         if fin.op.get() == wire::NO_OP {
-            let extra = self.peers[peer_id as usize].extra.as_mut().ok_or(Violation)?;
+            let extra = self.peers[peer_id].extra.as_mut().ok_or(Violation)?;
             extra.quiet_writes = extra.quiet_writes.checked_sub(1).ok_or(Violation)?;
             self.nameless_fault(status);
             return Ok(());
@@ -306,7 +307,7 @@ impl State {
         self.op_ended(peer_id, fin.op.get(), fin.window.get(), status)
     }
 
-    pub(crate) fn on_ack(&mut self, peer_id: u32, count: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_ack(&mut self, peer_id: PeerId, count: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         for _ in 0..count {
             let op: U32 = r.take().ok_or(Violation)?;
             self.op_ended(peer_id, op.get(), 0, Status::Ok)?;
@@ -314,7 +315,7 @@ impl State {
         Ok(())
     }
 
-    fn op_ended(&mut self, peer_id: u32, index: u32, window: u64, status: Status) -> Result<(), Violation> {
+    fn op_ended(&mut self, peer_id: PeerId, index: u32, window: u64, status: Status) -> Result<(), Violation> {
         let op = self.op_of(peer_id, index)?;
         if op.pending == 0 {
             return Err(Violation);
@@ -348,9 +349,9 @@ impl State {
         });
     }
 
-    pub(crate) fn on_credit(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_credit(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let bytes: U64 = r.take().ok_or(Violation)?;
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         peer.tx_credit = peer.tx_credit.checked_add(bytes.get()).ok_or(Violation)?;
         Ok(())
     }

@@ -231,7 +231,7 @@ impl<N: Nic> Engine<N> {
         self.state.follow_book();
         self.state.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
         // A rendezvous or an acknowledgement may have become due.
-        if !self.state.active.is_empty() {
+        if self.state.peers.has_active() {
             self.run_active();
         }
         self.unexpected_messages() < waiting
@@ -326,7 +326,7 @@ impl State {
         loop {
             let Some(message) = self.matcher(tagged).unexpected.get(key) else { return false };
             let (peer_id, tag, data, len) = (message.peer, message.tag, message.data, message.len());
-            let src = self.peers[peer_id as usize].addr;
+            let src = self.peers[peer_id].addr;
             let Some(wanted) = pool.find(tagged, src, tag) else { return false };
             match self.find_unexpected(tagged, wanted) {
                 None => return false,

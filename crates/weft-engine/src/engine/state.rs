@@ -7,20 +7,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use slab::Slab;
-use smallvec::SmallVec;
 
-use crate::api::{ADDR_NONE, Addr, Book, Changes, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
+use crate::api::{ADDR_NONE, Addr, Completion, Config, Fault, Kind, OpFlags};
 use crate::bugs::planted;
 use crate::engine::claims::AddressQuery;
 use crate::engine::connection::Connection;
-use crate::engine::links::{Link, LinkState, LinkWork, PendingLink};
+use crate::engine::ids::PeerId;
+use crate::engine::links::{LinkState, Links};
 use crate::engine::ops::{DeviceContext, MultiRecv, Phase, RecvInfo, Transfer, TransferKind, Transfers, TxOp};
-use crate::engine::peer::{
-    BulkOp, Deferred, PathFlags, Peer, PeerExtra, PeerQueues, PeerState, QueuePool, UNMATCHED_LIMIT, request_limit,
-};
-use crate::engine::peers::NameIndex;
+use crate::engine::peer::{PathFlags, Peer, PeerExtra, UNMATCHED_LIMIT, request_limit};
+use crate::engine::peers::Peers;
 use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::remote_events::MultipartOp;
 use crate::engine::rma::Regions;
@@ -44,33 +41,11 @@ const REORDER_LIMIT: u32 = 4096;
 pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) me: EpName,
-    pub(crate) book: Book,
-    pub(crate) peers: Vec<Peer>,
-    /// Numbers of connections that nobody has any more.
-    pub(crate) vacant: Vec<u32>,
-    /// Strangers that went, such that became so afterwards, and messages of such that were taken, since it
-    /// was last looked who has left nothing here.
-    pub(crate) sweepable: usize,
+    pub(crate) peers: Peers,
     pub(crate) strangers: Strangers,
-    /// Address → number of the virtual connection + 1.
-    pub(crate) by_addr: Vec<u32>,
-    /// The same for addresses that name a context of a scalable endpoint besides (fi_rx_addr): far too large
-    /// for an index.
-    pub(crate) by_context_addr: FxHashMap<Addr, u32>,
-    /// Some connection leads to such a context.
-    pub(crate) contexts: bool,
-    pub(crate) index: NameIndex,
-    pub(crate) queue_pool: QueuePool,
-    pub(crate) links: Vec<Link>,
-    /// Peers' links that have said nothing yet, and some that have, oldest first.
-    pub(crate) silent: Vec<LinkId>,
-    pub(crate) link_work: Vec<LinkWork>,
+    pub(crate) links: Links,
     /// Addresses of which it is being found out who lives there.
     pub(crate) address_queries: Vec<AddressQuery>,
-    /// Messages that overtook the OPEN_OK of their (unordered) link.
-    pub(crate) early_messages: Vec<(LinkId, Vec<u8>)>,
-    /// How often we have said OPEN.
-    pub(crate) opens_sent: u32,
     pub(crate) ops: List<TxOp>,
     /// Private copies of operations that have failed, which the device reads until the link is closed.
     pub(crate) lingering_copies: Vec<(LinkId, Owned)>,
@@ -93,8 +68,6 @@ pub(crate) struct State {
     pub(crate) regions: Regions,
     /// Peers' operations of several parts that have begun.
     pub(crate) parts: Slab<MultipartOp>,
-    /// Connections with work, each once.
-    pub(crate) active: Vec<u32>,
     /// Bulk data was handed to the device since the last poll.
     pub(crate) bulk_started: bool,
     pub(crate) completions: Vec<Completion>,
@@ -102,8 +75,8 @@ pub(crate) struct State {
     pub(crate) remote_events: bool,
     /// Messages of strangers are reported as such.
     pub(crate) source_errors: bool,
-    /// The changes of a book that others write which have been followed here.
-    pub(crate) followed_changes: Option<Changes>,
+    /// Messages of strangers do not take the fast path: they are reported, or the book may have them meanwhile.
+    pub(crate) checks_strangers: bool,
     pub(crate) connection: Connection,
     /// Datagrams.
     pub(crate) dropped: u64,
@@ -113,22 +86,10 @@ impl State {
     pub(crate) fn new(config: Config, me: EpName) -> Self {
         Self {
             me,
-            book: Arc::new(NoBook),
-            peers: Vec::new(),
-            vacant: Vec::new(),
-            sweepable: 0,
+            peers: Peers::new(),
             strangers: Strangers::default(),
-            by_addr: Vec::new(),
-            by_context_addr: FxHashMap::default(),
-            contexts: false,
-            index: NameIndex::default(),
-            queue_pool: QueuePool::default(),
-            links: Vec::new(),
-            silent: Vec::new(),
-            link_work: Vec::new(),
+            links: Links::default(),
             address_queries: Vec::new(),
-            early_messages: Vec::new(),
-            opens_sent: 0,
             ops: List::default(),
             lingering_copies: Vec::new(),
             request_limit: request_limit(config.tx_depth),
@@ -143,89 +104,25 @@ impl State {
             draws_from_pool: false,
             regions: Regions::new(config.probe),
             parts: Slab::new(),
-            active: Vec::new(),
             bulk_started: false,
             completions: Vec::with_capacity(64),
             min_multi_recv: 64,
             remote_events: false,
             source_errors: false,
-            followed_changes: None,
+            checks_strangers: false,
             connection: Connection::new(config.role),
             dropped: 0,
             config,
         }
     }
 
-    // ---- peers -------------------------------------------------------------------------------
-
-    /// The connection for an address that has been used before.
-    #[inline]
-    pub(crate) fn known_peer(&self, addr: Addr) -> Option<u32> {
-        match self.by_addr.get(usize::try_from(addr).ok()?) {
-            Some(n) => n.checked_sub(1),
-            None => self.context_peer(addr),
-        }
-    }
-
-    #[cold]
-    fn context_peer(&self, addr: Addr) -> Option<u32> {
-        self.by_context_addr.get(&addr).copied()
-    }
-
-    /// The connection for an address; made when the address is used for the first time.
-    #[inline]
-    pub(crate) fn peer_for(&mut self, addr: Addr) -> Result<u32, Error> {
-        match self.known_peer(addr) {
-            Some(peer_id) => Ok(peer_id),
-            None => self.resolve_peer(addr),
-        }
-    }
-
-    /// Puts the connection on the list that the next progress round works off.
-    #[inline]
-    pub(crate) fn activate(&mut self, peer_id: u32) {
-        let peer = &mut self.peers[peer_id as usize];
-        if !peer.active {
-            peer.active = true;
-            self.active.push(peer_id);
-        }
-    }
-
-    /// What waits at a connection, for something to be added.
-    #[inline]
-    pub(crate) fn queues(&mut self, peer_id: u32) -> &mut PeerQueues {
-        self.peers[peer_id as usize].queues.get_or_insert_with(|| self.queue_pool.lend())
-    }
-
-    /// Queues what a receive of our client has led to: [`BulkOp::RequestPush`] or [`BulkOp::Fetch`].
-    pub(crate) fn defer_matched(&mut self, peer_id: u32, work: BulkOp) {
-        self.queues(peer_id).matched += 1;
-        self.defer_bulk(peer_id, work);
-    }
-
-    /// Queues bulk data for the device.
-    pub(crate) fn defer_bulk(&mut self, peer_id: u32, work: BulkOp) {
-        self.queues(peer_id).bulk.push_back(work);
-        self.activate(peer_id);
-    }
-
-    /// Queues a header (and no payload) behind the other deferred work of the connection.
-    pub(crate) fn defer(&mut self, peer_id: u32, work: Deferred) {
-        self.queues(peer_id).deferred.push_back(work);
-        self.activate(peer_id);
-    }
-
-    pub(crate) fn defer_message<const N: usize>(&mut self, peer_id: u32, message: &wire::Writer<N>) {
-        self.defer(peer_id, Deferred::Message(SmallVec::from_slice(message.bytes())));
-    }
-
     // ---- ends --------------------------------------------------------------------------------
 
     /// The peer has gone, in whatever way, or is out of reach: everything that depends on it fails, receives
     /// that name it as their only source included, and the connection is as new.
-    pub(crate) fn fail_peer(&mut self, peer_id: u32, why: LinkError) {
+    pub(crate) fn fail_peer(&mut self, peer_id: PeerId, why: LinkError) {
         self.follow_book();
-        let addr = self.peers[peer_id as usize].addr;
+        let addr = self.peers[peer_id].addr;
         self.reset_peer(peer_id, why);
         let reported = addr != ADDR_NONE && !self.is_unreliable() && !self.has_link_to(addr);
         if planted!(Bug::DeathUnreported, reported, false) {
@@ -234,18 +131,16 @@ impl State {
     }
 
     /// The same, but for receives: this side may be the one that goes.
-    pub(crate) fn reset_peer(&mut self, peer_id: u32, why: LinkError) {
+    pub(crate) fn reset_peer(&mut self, peer_id: PeerId, why: LinkError) {
         let fault = Fault::Link(why);
         self.close_links(peer_id);
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         let name = peer.name;
         let (addr, active, call) = (peer.addr, peer.active, peer.call);
-        self.sweepable += usize::from(addr == ADDR_NONE);
         let (link, in_use) = (peer.link(), peer.is_in_use());
-        let parts = peer.queues.take().and_then(|queues| {
-            self.queue_pool.lost();
-            queues.parts
-        });
+        self.peers.note_sweepable(addr == ADDR_NONE);
+        let parts = self.peers.drop_queues(peer_id).and_then(|queues| queues.parts);
+        let peer = &mut self.peers[peer_id];
         let counters = peer.take_counters();
         let (left, came) = (peer.unreceived(), peer.rendezvous_waiting() > 0);
         let stake = peer.extra.as_ref().map(|extra| extra.stake).unwrap_or_default();
@@ -257,7 +152,7 @@ impl State {
         peer.call = call;
         let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.peer == peer_id).map(|(i, _)| i).collect();
         if dead.is_empty() && !in_use {
-            self.peers[peer_id as usize].connect_failure = Some(why);
+            self.peers[peer_id].connect_failure = Some(why);
         }
         for index in dead.into_iter().skip(planted!(Bug::DeathForgotten, 0, 1)) {
             // The device lets go of the memory before `down`, or within `close`, which follows the poll: the
@@ -290,7 +185,7 @@ impl State {
             self.orphan_unexpected(peer_id, why);
         }
         // What an inject is still to be told is told by way of the address.
-        if self.peers[peer_id as usize].connect_failure.is_none() {
+        if self.peers[peer_id].connect_failure.is_none() {
             self.drop_routes(peer_id);
         }
         self.release_service_address(peer_id);
@@ -301,7 +196,7 @@ impl State {
     /// `link`: over which the device may still be storing bytes, until it is closed.
     fn abandon_transfer(&mut self, x: Transfer, link: Option<LinkId>, fault: Fault) {
         if let Some(staged) = x.staged {
-            let peer = &mut self.peers[x.peer as usize];
+            let peer = &mut self.peers[x.peer];
             peer.rx_used = peer.rx_used.saturating_sub(x.expect + EAGER_COST);
             let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
             mem::scatter(&staged.into, 0, &mem::to_vec(&mem::slice(&x.iov, 0, placed)));
@@ -326,7 +221,7 @@ impl State {
     /// or what came behind them would be taken for them: receives that match them fail. A peer that has left
     /// very many of those, in life after life, has no place for more. A stranger has none: any process could
     /// fail receives that are meant for others.
-    fn orphan_unexpected(&mut self, peer_id: u32, why: LinkError) {
+    fn orphan_unexpected(&mut self, peer_id: PeerId, why: LinkError) {
         let lost = |m: &&Unexpected| m.peer == peer_id && matches!(m.body, Body::Lost { .. });
         let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
         let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
@@ -358,7 +253,7 @@ impl State {
     /// endpoint has taken the place of one.
     fn has_link_to(&self, addr: Addr) -> bool {
         let up = |peer: &Peer| peer.addr == addr && peer.is_in_use();
-        self.peers.iter().any(up)
+        self.peers.as_slice().iter().any(up)
     }
 
     /// A receive that names the dead as its only source would wait for ever.
@@ -388,8 +283,8 @@ impl State {
         let pushing = planted!(Bug::PushStillReads, op.pushing > 0, false);
         if op.pending > 0 || pushing || op.assisting > 0 || !op.all_sent() {
             // A part that waits for the others may have its turn now.
-            if !self.peers[peer_id as usize].tx_is_empty() {
-                self.activate(peer_id);
+            if !self.peers[peer_id].tx_is_empty() {
+                self.peers.activate(peer_id);
             }
             return;
         }
@@ -399,36 +294,27 @@ impl State {
         if let Some(registrations) = &mut self.registrations {
             registrations.release_op(index);
         }
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         peer.outstanding = peer.outstanding.saturating_sub(parts);
         peer.unmatched = peer.unmatched.saturating_sub(u32::from(unmatched));
         if access && let Some(extra) = &mut peer.extra {
             extra.accesses = extra.accesses.saturating_sub(parts);
         }
         if !peer.tx_is_empty() {
-            self.activate(peer_id);
+            self.peers.activate(peer_id);
         }
     }
 
     /// The operation if it is one of this peer's; anything else is a violation.
-    pub(crate) fn op_of(&mut self, peer_id: u32, index: u32) -> Result<&mut TxOp, Violation> {
+    pub(crate) fn op_of(&mut self, peer_id: PeerId, index: u32) -> Result<&mut TxOp, Violation> {
         self.ops.get_mut(index).filter(|op| op.peer == peer_id).ok_or(Violation)
     }
 
     // ---- messages ----------------------------------------------------------------------------
 
-    /// The connection whose messages the link carries.
-    #[inline]
-    pub(crate) fn carried_by(&self, link: LinkId) -> Option<u32> {
-        self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Carrying).map(|slot| slot.peer)
-    }
-
     #[inline(never)]
     fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
-        let (state, peer_id) = match self.links.get(link.0 as usize) {
-            Some(slot) => (slot.state, slot.peer),
-            None => return Ok(()),
-        };
+        let Some((state, peer)) = self.links.lookup(link) else { return Ok(()) };
         if state == LinkState::Free {
             // The engine has let go of the link; the device hears of it after this poll. Whatever comes, it
             // is not closed twice.
@@ -447,25 +333,23 @@ impl State {
                 _ => Err(Violation),
             };
         }
-        match state {
-            LinkState::Carrying => {}
-            // Nonsense is not kept: it may have been the OPEN_OK, and nothing else would ever come.
-            LinkState::Opening if head.kind <= wire::LAST_KIND && self.may_overtake(link) => {
-                self.early_messages.push((link, bytes.to_vec()));
+        let peer_id = match (state, peer) {
+            (LinkState::Carrying, Some(peer_id)) => peer_id,
+            // An unknown kind is not kept. It may stand for OPEN_OK, after which nothing else would arrive.
+            (LinkState::Opening, _) if head.kind <= wire::LAST_KIND && self.links.keep_early(link, bytes) => {
                 return Ok(());
             }
             _ => return Err(Violation),
-        }
-        let peer = &mut self.peers[peer_id as usize];
-        let queues = peer.queues.as_ref();
-        if queues.is_some_and(|queues| queues.is_too_much()) {
+        };
+        let peer = &mut self.peers[peer_id];
+        if peer.queues.as_ref().is_some_and(|queues| queues.is_too_much()) {
             return Err(Violation);
         }
         let seq = head.seq.get();
         if seq == peer.rx_seq {
             peer.rx_seq = seq.wrapping_add(1);
             self.on_sequenced(peer_id, head, r)?;
-            if self.peers[peer_id as usize].queues.as_ref().is_some_and(|queues| !queues.early.is_empty()) {
+            if self.peers[peer_id].queues.as_ref().is_some_and(|queues| !queues.early.is_empty()) {
                 return self.drain_early(peer_id);
             }
             return Ok(());
@@ -473,20 +357,15 @@ impl State {
         self.keep_early(peer_id, seq, bytes)
     }
 
-    fn may_overtake(&mut self, link: LinkId) -> bool {
-        let room = self.early_messages.len() < REORDER_LIMIT as usize;
-        room && self.link_mut(link).pending.as_ref().is_some_and(|pending| !pending.up.caps.ordered)
-    }
-
     #[cold]
-    fn keep_early(&mut self, peer_id: u32, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
-        let peer = &mut self.peers[peer_id as usize];
+    fn keep_early(&mut self, peer_id: PeerId, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
+        let peer = &mut self.peers[peer_id];
         if peer.caps.flags.contains(PathFlags::ORDERED) {
             return Err(Violation);
         }
         let ahead = seq.wrapping_sub(peer.rx_seq);
         if ahead < REORDER_LIMIT {
-            self.queues(peer_id).early.insert(seq, bytes.to_vec());
+            self.peers.queues(peer_id).early.insert(seq, bytes.to_vec());
             Ok(())
         } else if peer.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
             // A duplicate of a message that was taken before is ignored.
@@ -497,16 +376,16 @@ impl State {
     }
 
     /// Only the planted bug `DuplicateTaken` does this.
-    fn take_again(&mut self, peer_id: u32, bytes: &[u8]) -> Result<(), Violation> {
+    fn take_again(&mut self, peer_id: PeerId, bytes: &[u8]) -> Result<(), Violation> {
         let mut r = Reader(bytes);
         let head: Head = r.take().ok_or(Violation)?;
         self.on_sequenced(peer_id, head, r)
     }
 
     #[cold]
-    fn drain_early(&mut self, peer_id: u32) -> Result<(), Violation> {
+    fn drain_early(&mut self, peer_id: PeerId) -> Result<(), Violation> {
         loop {
-            let peer = &mut self.peers[peer_id as usize];
+            let peer = &mut self.peers[peer_id];
             let early = peer.queues.as_mut().map(|queues| &mut queues.early);
             let Some(bytes) = early.and_then(|early| early.remove(&peer.rx_seq)) else { return Ok(()) };
             peer.rx_seq = peer.rx_seq.wrapping_add(1);
@@ -517,7 +396,7 @@ impl State {
     }
 
     /// One message of the connection's stream, in order.
-    fn on_sequenced(&mut self, peer_id: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
+    fn on_sequenced(&mut self, peer_id: PeerId, head: Head, r: Reader<'_>) -> Result<(), Violation> {
         match head.kind {
             kind::EAGER => self.on_eager(peer_id, head.flags, r),
             kind::RTS => self.on_rts(peer_id, head.flags, r),
@@ -540,7 +419,7 @@ impl State {
     /// Closes the link of a peer that broke the protocol.
     fn violated(&mut self, link: LinkId) {
         self.link_lost(link, LinkError::Protocol);
-        self.link_work.push(LinkWork { link, message: None, close: true });
+        self.links.queue_close(link);
     }
 
     // ---- device results ----------------------------------------------------------------------
@@ -578,37 +457,14 @@ fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault
 }
 
 impl Sink for State {
-    fn up(&mut self, link: LinkId, info: LinkUp) {
-        let slot = self.link_mut(link);
-        slot.pending = Some(Box::new(PendingLink::new(info)));
-        if !info.initiator {
-            slot.state = LinkState::Incoming;
-            slot.peer = u32::MAX;
-            self.limit_silent_links(link);
-            return;
-        }
-        if slot.state == LinkState::Querying {
-            return self.query_answered(link, &info.peer);
-        }
-        if slot.state != LinkState::Dialing {
-            return;
-        }
-        slot.state = LinkState::Opening;
-        let peer_id = slot.peer;
-        let peer_id = if self.peers[peer_id as usize].name.is_full() {
-            peer_id
-        } else {
-            self.learn_name(link, peer_id, &info.peer)
-        };
-        if self.peers[peer_id as usize].state == PeerState::Connecting(link) {
-            self.send_first_message(link);
-        }
+    fn up(&mut self, link: LinkId, up: LinkUp) {
+        self.link_up(link, up);
     }
 
     fn down(&mut self, link: LinkId, why: LinkError) {
         self.link_lost(link, why);
         // The device has ended the link itself: it must not be told to close a number that it may reuse.
-        self.link_work.retain(|w| w.link != link);
+        self.links.drop_work(link);
         self.lingering_copies.retain(|(other, _)| *other != link);
     }
 
@@ -620,9 +476,12 @@ impl Sink for State {
     }
 
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
-        // The engine may have let go of the link, of which the device hears after this poll: it is not closed twice.
-        let peer_id = self.links.get(link.0 as usize).filter(|slot| slot.state != LinkState::Free)?.peer;
-        match self.room_for(peer_id, window, offset, len) {
+        // The engine may have forgotten the link. The device learns of it after this poll; it is not closed twice.
+        let (state, peer) = self.links.lookup(link)?;
+        if state == LinkState::Free {
+            return None;
+        }
+        match peer.ok_or(Violation).and_then(|peer_id| self.room_for(peer_id, window, offset, len)) {
             Ok(memory) => memory,
             Err(Violation) => {
                 self.violated(link);
@@ -632,20 +491,22 @@ impl Sink for State {
     }
 
     fn placed(&mut self, link: LinkId, window: u64, _offset: u64, len: usize) {
-        let Some(peer_id) = self.links.get(link.0 as usize).map(|l| l.peer) else { return };
-        self.push_placed(peer_id, window, len);
+        if let Some((_, Some(peer_id))) = self.links.lookup(link) {
+            self.push_placed(peer_id, window, len);
+        }
     }
 
     fn peer(&self, link: LinkId) -> Option<EpName> {
-        let slot = self.links.get(link.0 as usize)?;
-        let pending = || slot.pending.as_ref().map(|pending| pending.up.peer);
-        self.peers.get(slot.peer as usize).map(|peer| peer.name).or_else(pending)
+        match self.links.lookup(link)?.1 {
+            Some(peer_id) => Some(self.peers[peer_id].name),
+            None => self.links.pending_peer(link),
+        }
     }
 
     fn holds_more(&mut self, link: LinkId) {
-        let Some(peer_id) = self.carried_by(link) else { return };
+        let Some(peer_id) = self.links.carried_by(link) else { return };
         if self.is_stranger(peer_id) {
-            self.activate(peer_id);
+            self.peers.activate(peer_id);
         }
     }
 

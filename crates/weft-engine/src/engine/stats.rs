@@ -11,6 +11,7 @@ use std::mem::take;
 
 use crate::api::Addr;
 use crate::engine::Engine;
+use crate::engine::ids::PeerId;
 use crate::engine::peer::{Peer, PeerState};
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::State;
@@ -243,7 +244,7 @@ impl<N: Nic> Engine<N> {
     /// The same of the peer with that number (they count from 0 on, in the order in which they were met; a stranger
     /// that went may have left its number to another one).
     pub fn peer_report(&mut self, number: usize) -> Option<PeerReport> {
-        let peer = self.state.peers.get_mut(number).filter(|peer| peer.state != PeerState::Vacant)?;
+        let peer = self.state.peers.get_mut(PeerId::new(number)).filter(|peer| peer.state != PeerState::Vacant)?;
         peer.fold_large_counters();
         let [sent, received] = peer.flows();
         let [waited, taken] = peer.waited();

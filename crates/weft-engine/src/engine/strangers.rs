@@ -18,10 +18,9 @@
 
 use crate::api::ADDR_NONE;
 use crate::engine::Engine;
-use crate::engine::links::{LinkState, LinkWork};
+use crate::engine::ids::PeerId;
 use crate::engine::peer::{BulkOp, Deferred, Peer, PeerQueues, PeerState};
 use crate::engine::state::State;
-use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic, Sink};
 
 /// The first window is at most this part of the budget.
@@ -105,8 +104,8 @@ impl State {
     }
 
     /// The widest window that a stranger can have now.
-    fn max_window(&self, peer_id: u32) -> u64 {
-        let own = self.peers[peer_id as usize].extra.as_ref().map_or(0, |extra| extra.stake.window);
+    fn max_window(&self, peer_id: PeerId) -> u64 {
+        let own = self.peers[peer_id].extra.as_ref().map_or(0, |extra| extra.stake.window);
         let left = (self.budget() / 2).saturating_sub(self.strangers.total.window.saturating_sub(own));
         (self.even_share() + left / PEER_PART).min(self.config.window_bytes as u64)
     }
@@ -116,18 +115,18 @@ impl State {
     }
 
     /// Bytes of the usual window withheld when a link comes up.
-    pub(crate) fn withheld_at_first(&self, peer_id: u32) -> u64 {
+    pub(crate) fn withheld_at_first(&self, peer_id: PeerId) -> u64 {
         // A link that is in use has been granted its window.
-        if !self.is_stranger(peer_id) || self.peers[peer_id as usize].is_in_use() {
+        if !self.is_stranger(peer_id) || self.peers[peer_id].is_in_use() {
             return 0;
         }
         let most = self.max_window(peer_id).min(self.first_window());
-        (self.config.window_bytes as u64).saturating_sub(most.max(self.peers[peer_id as usize].rx_used))
+        (self.config.window_bytes as u64).saturating_sub(most.max(self.peers[peer_id].rx_used))
     }
 
     /// The peer of a new link has been granted its window but for that.
-    pub(crate) fn begin_stake(&mut self, peer_id: u32, withheld: u64) {
-        let peer = &mut self.peers[peer_id as usize];
+    pub(crate) fn begin_stake(&mut self, peer_id: PeerId, withheld: u64) {
+        let peer = &mut self.peers[peer_id];
         if withheld > 0 {
             let owed = peer.credit_owed.saturating_sub(withheld);
             peer.withhold(withheld, owed);
@@ -140,15 +139,15 @@ impl State {
     }
 
     /// A portion of a window is due: returns what is given back of it now. That of a stranger grows or shrinks.
-    pub(crate) fn take_owed(&mut self, peer_id: u32) -> u64 {
+    pub(crate) fn take_owed(&mut self, peer_id: PeerId) -> u64 {
         if !self.is_stranger(peer_id) {
-            let peer = &mut self.peers[peer_id as usize];
+            let peer = &mut self.peers[peer_id];
             let owed = std::mem::take(&mut peer.credit_owed);
             peer.rx_used = peer.rx_used.saturating_sub(owed);
             return owed;
         }
         let (max_window, first) = (self.max_window(peer_id), self.first_window());
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         let (withheld, owed) = (peer.withheld(), peer.owed());
         let window = (self.config.window_bytes as u64).saturating_sub(withheld);
         let wanted = max_window.min((2 * window).max(first));
@@ -166,8 +165,8 @@ impl State {
     }
 
     /// The peer is in an address vector now, and has the usual window.
-    pub(crate) fn end_stake(&mut self, peer_id: u32) {
-        let peer = &mut self.peers[peer_id as usize];
+    pub(crate) fn end_stake(&mut self, peer_id: PeerId) {
+        let peer = &mut self.peers[peer_id];
         let (withheld, owed) = (peer.withheld(), peer.owed());
         if withheld > 0 {
             peer.withhold(0, owed + withheld);
@@ -179,9 +178,9 @@ impl State {
     }
 
     /// Updates the sums after the stake of a peer has changed, or its place in an address vector.
-    pub(crate) fn account(&mut self, peer_id: u32) {
+    pub(crate) fn account(&mut self, peer_id: PeerId) {
         let now = self.stake(peer_id);
-        let peer = &mut self.peers[peer_id as usize];
+        let peer = &mut self.peers[peer_id];
         let before = peer.extra.as_ref().map_or_else(Stake::default, |extra| extra.stake);
         if now == before {
             return;
@@ -197,8 +196,8 @@ impl State {
         }
     }
 
-    fn stake(&self, peer_id: u32) -> Stake {
-        let peer = &self.peers[peer_id as usize];
+    fn stake(&self, peer_id: PeerId) -> Stake {
+        let peer = &self.peers[peer_id];
         if peer.state == PeerState::Vacant || !self.is_stranger(peer_id) {
             return Stake::default();
         }
@@ -215,14 +214,14 @@ impl State {
 
     /// The sum of all stakes.
     pub(crate) fn all_stakes(&self) -> Stake {
-        let stakes = self.peers.iter().filter_map(|peer| peer.extra.as_ref()).map(|extra| extra.stake);
+        let stakes = self.peers.as_slice().iter().filter_map(|peer| peer.extra.as_ref()).map(|extra| extra.stake);
         stakes.fold(Stake::default(), |sum, one| Stake { window: sum.window + one.window, kept: sum.kept + one.kept })
     }
 
     #[cold]
     fn enlarge_windows(&mut self) {
-        for peer_id in 0..u32::try_from(self.peers.len()).unwrap_or(u32::MAX) {
-            let peer = &self.peers[peer_id as usize];
+        for peer_id in self.peers.ids() {
+            let peer = &self.peers[peer_id];
             let window = (self.config.window_bytes as u64).saturating_sub(peer.withheld());
             if peer.withheld() > 0 && peer.is_in_use() && self.max_window(peer_id) > window {
                 self.send_window(peer_id);
@@ -246,19 +245,19 @@ impl State {
                 return;
             };
             self.link_lost(link, LinkError::Resources);
-            self.link_work.push(LinkWork { link, message: None, close: true });
+            self.links.queue_close(link);
         }
     }
 
     /// Of the strangers' links that are `wanted` the one on which nothing was said for longest, roughly: one
     /// on which something was since the search last came by, or since the last `calls` calls of others, is
     /// passed over.
-    fn find_idle_link(&mut self, calls: u32, wanted: impl Fn(&Self, u32, LinkId) -> bool) -> Option<LinkId> {
+    fn find_idle_link(&mut self, calls: u32, wanted: impl Fn(&Self, PeerId, LinkId) -> bool) -> Option<LinkId> {
         for _ in 0..2 * self.peers.len() {
             let hand = self.strangers.hand % self.peers.len();
             self.strangers.hand = hand + 1;
-            let peer = &mut self.peers[hand];
-            let peer_id = u32::try_from(hand).unwrap_or(u32::MAX);
+            let peer_id = PeerId::new(hand);
+            let peer = &mut self.peers[peer_id];
             let (PeerState::Up(link) | PeerState::Greeting(link)) = peer.state else { continue };
             if peer.addr != ADDR_NONE {
                 continue;
@@ -277,8 +276,8 @@ impl State {
     }
 
     /// Whether anything is under way with a peer, or waits here.
-    fn is_busy(&self, peer_id: u32) -> bool {
-        let peer = &self.peers[peer_id as usize];
+    fn is_busy(&self, peer_id: PeerId) -> bool {
+        let peer = &self.peers[peer_id];
         let waits = peer.rendezvous_waiting() > 0 || peer.unreceived() > 0;
         waits
             || peer.outstanding > 0
@@ -289,18 +288,13 @@ impl State {
     /// A link that may end so that a peer that is expected gets its descriptor: one on which nothing was
     /// said, or else a stranger's.
     pub(crate) fn dispensable_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
-        let silent = |link: &LinkId, unknown: &dyn Fn(&EpName) -> bool| {
-            let slot = self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Incoming);
-            candidates(*link) && slot.is_some() && self.pending_peer(*link).is_some_and(|peer| unknown(&peer))
-        };
-        let find = |unknown: &dyn Fn(&EpName) -> bool| self.silent.iter().position(|link| silent(link, unknown));
-        // One that only says to be at an address is not the first to go.
-        let stranger = find(&|peer| self.book.addr(peer).is_none());
-        if let Some(at) = stranger.or_else(|| find(&|peer| self.addr_of(peer) == ADDR_NONE)) {
-            return Some(self.silent.remove(at));
-        }
-        if !self.has_addresses() {
-            return None;
+        let Self { links, peers, .. } = self;
+        // A peer that claims an address keeps its link longer than one that claims none.
+        let silent = links
+            .take_silent(candidates, &|name| peers.book().addr(name).is_none())
+            .or_else(|| links.take_silent(candidates, &|name| peers.addr_of(name) == ADDR_NONE));
+        if silent.is_some() || !self.has_addresses() {
+            return silent;
         }
         self.find_idle_link(0, |_, _, link| candidates(link))
     }
@@ -309,11 +303,11 @@ impl State {
 impl<N: Nic> Engine<N> {
     /// Updates the sums after the device or the queues hold more or less for a stranger.
     #[cold]
-    pub(crate) fn account_device(&mut self, peer_id: u32) {
-        let peer = &self.state.peers[peer_id as usize];
+    pub(crate) fn account_device(&mut self, peer_id: PeerId) {
+        let peer = &self.state.peers[peer_id];
         let device_bytes = peer.link().map_or(0, |link| self.nic.held_bytes(link) as u64);
         if device_bytes > 0 || peer.extra.is_some() {
-            self.state.peers[peer_id as usize].extra().device_bytes = device_bytes;
+            self.state.peers[peer_id].extra().device_bytes = device_bytes;
         }
         self.state.account(peer_id);
     }
@@ -321,20 +315,19 @@ impl<N: Nic> Engine<N> {
     /// Strangers hold more than they may: those that hold most lose their links.
     #[cold]
     pub(crate) fn shed_strangers(&mut self) {
-        let peer_ids = 0..u32::try_from(self.state.peers.len()).unwrap_or(u32::MAX);
+        let peer_ids = self.state.peers.ids();
         // Devices do not tell when they hold less.
         for peer_id in peer_ids.clone() {
-            if self.state.peers[peer_id as usize].addr == ADDR_NONE {
+            if self.state.peers[peer_id].addr == ADDR_NONE {
                 self.account_device(peer_id);
             }
         }
         while self.state.strangers_exceed() {
-            let kept =
-                |peer_id: &u32| self.state.peers[*peer_id as usize].extra.as_ref().map_or(0, |extra| extra.stake.kept);
+            let kept = |peer_id: &PeerId| self.state.peers[*peer_id].extra.as_ref().map_or(0, |extra| extra.stake.kept);
             let (Some(largest), before) = (peer_ids.clone().max_by_key(kept), self.state.strangers.total.kept) else {
                 return;
             };
-            let (PeerState::Up(link) | PeerState::Greeting(link)) = self.state.peers[largest as usize].state else {
+            let (PeerState::Up(link) | PeerState::Greeting(link)) = self.state.peers[largest].state else {
                 return;
             };
             self.state.down(link, LinkError::Resources);

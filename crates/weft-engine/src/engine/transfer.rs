@@ -21,6 +21,7 @@ use zerocopy::little_endian::U32;
 use crate::api::{Fault, Kind};
 use crate::bugs::planted;
 use crate::engine::Engine;
+use crate::engine::ids::PeerId;
 use crate::engine::ops::{Phase, RecvInfo, TransferKind, assist_ctx, push_ctx};
 use crate::engine::peer::{Answer, BulkOp, PathCaps, PathFlags, REQUEST_LIMIT};
 use crate::engine::registrations::{Holder, Registrations};
@@ -140,9 +141,9 @@ fn cts_message(op: u32, part: u32, window: u64, len: u64) -> Short {
 impl<N: Nic> Engine<N> {
     /// Hands bulk data to the device, as much as it takes now.
     #[inline(never)] // See `run_peer`.
-    pub(crate) fn run_bulk(&mut self, peer_id: u32) -> bool {
+    pub(crate) fn run_bulk(&mut self, peer_id: PeerId) -> bool {
         let mut moved = false;
-        while let Some(work) = self.state.queues(peer_id).bulk.pop_front() {
+        while let Some(work) = self.state.peers.queues(peer_id).bulk.pop_front() {
             let taken = match &work {
                 BulkOp::Transfer(token) | BulkOp::Fetch(token) => self.run_transfer(peer_id, *token),
                 BulkOp::RequestPush(token) => self.run_push_request(peer_id, *token),
@@ -150,20 +151,20 @@ impl<N: Nic> Engine<N> {
                 BulkOp::Assist { op, part, share, len, far } => self.run_assist(peer_id, *op, *part, *share, *len, far),
             };
             if taken.is_err() {
-                self.state.queues(peer_id).bulk.push_front(work);
+                self.state.peers.queues(peer_id).bulk.push_front(work);
                 break;
             }
             moved = true;
             self.state.bulk_started |= !matches!(work, BulkOp::RequestPush(_));
             if matches!(work, BulkOp::RequestPush(_) | BulkOp::Fetch(_)) {
-                self.state.queues(peer_id).matched -= 1;
+                self.state.peers.queues(peer_id).matched -= 1;
             }
         }
         moved
     }
 
     /// Asks the peer to push the bytes of a message.
-    fn run_push_request(&mut self, peer_id: u32, token: u64) -> Result<(), Full> {
+    fn run_push_request(&mut self, peer_id: PeerId, token: u64) -> Result<(), Full> {
         let Some(x) = self.state.transfers.get_mut(token) else { return Ok(()) };
         let (TransferKind::Recv { op, .. } | TransferKind::Prefetch { op, .. }) = x.kind else { return Ok(()) };
         let request = cts_message(op, 0, token, x.expect);
@@ -172,10 +173,10 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    fn run_transfer(&mut self, peer_id: u32, token: u64) -> Result<(), Full> {
-        let Some(link) = self.state.peers[peer_id as usize].link() else { return Ok(()) };
+    fn run_transfer(&mut self, peer_id: PeerId, token: u64) -> Result<(), Full> {
+        let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         if N::REGISTERS
-            && self.state.peers[peer_id as usize].caps.flags.contains(PathFlags::REGISTERED)
+            && self.state.peers[peer_id].caps.flags.contains(PathFlags::REGISTERED)
             && !self.register_transfer(token)
             && self.state.by_push(token)
         {
@@ -212,12 +213,12 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Asks the peer to help with a transfer. If the message cannot leave now, or would be long, we do without.
-    fn ask_to_assist(&mut self, peer_id: u32, token: u64, share: Share, op: Op) {
+    fn ask_to_assist(&mut self, peer_id: PeerId, token: u64, share: Share, op: Op) {
         let Some(x) = self.state.transfers.get_mut(token) else { return };
         if x.iov.len() > ASSIST_PIECES {
             return;
         }
-        let pieces = wire_iov(&x.iov, self.state.peers[peer_id as usize].caps.mailbox_bytes as usize);
+        let pieces = wire_iov(&x.iov, self.state.peers[peer_id].caps.mailbox_bytes as usize);
         let mut w = Short::new(kind::ASSIST, 0);
         let iov_count = U32::new(u32::try_from(pieces.len()).unwrap_or(0));
         w.put(&Assist { op, share: share.0.into(), iov_count, len: x.expect.into() });
@@ -229,14 +230,14 @@ impl<N: Nic> Engine<N> {
 
     fn run_assist(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         index: u32,
         part: u32,
         share: Share,
         len: u64,
         far: &[RemoteIov],
     ) -> Result<(), Full> {
-        let Some(link) = self.state.peers[peer_id as usize].link() else { return Ok(()) };
+        let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         // The operation may have ended meanwhile: the peer did without us.
         let Some(op) = self.state.ops.get_mut(index).filter(|op| op.peer == peer_id && op.awaits(part)) else {
             return Ok(());
@@ -261,8 +262,8 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    fn run_push(&mut self, peer_id: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
-        let Some(link) = self.state.peers[peer_id as usize].link() else { return Ok(()) };
+    fn run_push(&mut self, peer_id: PeerId, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
+        let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         let Some(op) = self.state.ops.get(index).filter(|op| op.peer == peer_id) else { return Ok(()) };
         let iov = part_iov(op, part, len);
         self.nic.push(link, window, 0, &iov, push_ctx(index))?;
@@ -283,8 +284,8 @@ impl State {
 
 impl<N: Nic> Engine<N> {
     /// Pushes the bytes of a part whose announcement has just left.
-    pub(crate) fn push_behind(&mut self, peer_id: u32, index: u32, part: u32, iov: &[Iov]) {
-        let peer = &mut self.state.peers[peer_id as usize];
+    pub(crate) fn push_behind(&mut self, peer_id: PeerId, index: u32, part: u32, iov: &[Iov]) {
+        let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else { return };
         let window = peer.announcing();
         peer.extra().announcing += 1;
@@ -294,7 +295,7 @@ impl<N: Nic> Engine<N> {
         let queued = peer.queues.as_ref().is_some_and(|queues| !queues.bulk.is_empty());
         if queued || self.nic.push(link, window, 0, iov, push_ctx(index)).is_err() {
             let len = mem::total_len(iov) as u64;
-            self.state.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len });
+            self.state.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len });
         }
     }
 }
@@ -304,7 +305,7 @@ impl State {
     /// was refused has such bytes. All bytes for a window that this side has named come before its transfer
     /// ends, so others are a violation: the window was never named, or its bytes have come, or a device of
     /// this side moves them.
-    fn pushed_into(&mut self, peer_id: u32, window: u64) -> Result<Option<u64>, Violation> {
+    fn pushed_into(&mut self, peer_id: PeerId, window: u64) -> Result<Option<u64>, Violation> {
         let token = if window & ANNOUNCED == 0 { Some(window) } else { self.announced(peer_id, window)? };
         let Some(token) = token else { return Ok(None) };
         let takes = self.transfers.get_mut(token).is_some_and(|x| x.peer == peer_id && x.takes(window));
@@ -314,7 +315,7 @@ impl State {
     /// The memory for pushed bytes; `None`: they are to be thrown away.
     pub(crate) fn room_for(
         &mut self,
-        peer_id: u32,
+        peer_id: PeerId,
         window: u64,
         offset: u64,
         len: usize,
@@ -326,8 +327,8 @@ impl State {
         if end <= transfer.expect { Ok(Some(mem::slice(&transfer.iov, start, len))) } else { Err(Violation) }
     }
 
-    fn announced(&self, peer_id: u32, window: u64) -> Result<Option<u64>, Violation> {
-        let peer = self.peers.get(peer_id as usize).ok_or(Violation)?;
+    fn announced(&self, peer_id: PeerId, window: u64) -> Result<Option<u64>, Violation> {
+        let peer = self.peers.get(peer_id).ok_or(Violation)?;
         let announced = &peer.extra.as_ref().ok_or(Violation)?.announced;
         let index = announced.index(window)?;
         let tokens = announced.tokens.as_ref();
@@ -335,7 +336,7 @@ impl State {
     }
 
     /// Bytes of a push have been stored or thrown away.
-    pub(crate) fn push_placed(&mut self, peer_id: u32, window: u64, len: usize) {
+    pub(crate) fn push_placed(&mut self, peer_id: PeerId, window: u64, len: usize) {
         let Ok(Some(token)) = self.pushed_into(peer_id, window) else { return };
         let Some(transfer) = self.transfers.get_mut(token) else { return };
         transfer.placed = transfer.placed.saturating_add(len as u64);
@@ -344,20 +345,20 @@ impl State {
         }
         self.transfer_arrived(token);
         if window != token {
-            self.peers[peer_id as usize].extra().announced.over(window);
+            self.peers[peer_id].extra().announced.over(window);
         }
     }
 
     /// Asks the peer to push the bytes of a transfer.
-    pub(crate) fn queue_cts(&mut self, peer_id: u32, op: u32, part: u32, window: u64, len: u64) {
+    pub(crate) fn queue_cts(&mut self, peer_id: PeerId, op: u32, part: u32, window: u64, len: u64) {
         self.transfers.open(window, window);
-        self.defer_message(peer_id, &cts_message(op, part, window, len));
+        self.peers.defer_message(peer_id, &cts_message(op, part, window, len));
     }
 
-    pub(crate) fn on_cts(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_cts(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let cts: Cts = r.take().ok_or(Violation)?;
         let (index, part, len) = (cts.op.op.get(), cts.op.part.get(), cts.len.get());
-        let caps = self.peers[peer_id as usize].caps;
+        let caps = self.peers[peer_id].caps;
         let op = self.op_of(peer_id, index)?;
         match op.kind {
             Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
@@ -372,14 +373,14 @@ impl State {
             _ => return Err(Violation),
         }
         op.pushing += 1;
-        self.defer_bulk(peer_id, BulkOp::Push { op: index, part, window: cts.window.get(), len });
+        self.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window: cts.window.get(), len });
         Ok(())
     }
 
     /// The peer asks for help with one of our operations. The operation may have ended meanwhile, where the
     /// peer's device failed and its push overtook this message; then another may have its number, and the
     /// share, which has ended, helps nobody.
-    pub(crate) fn on_assist(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_assist(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let request: Assist = r.take().ok_or(Violation)?;
         let far = r.take_iov(request.iov_count.get()).ok_or(Violation)?;
         let described = wire::described_bytes(&far);
@@ -387,12 +388,13 @@ impl State {
         if described != Some(len) {
             return Err(Violation);
         }
-        let caps = self.peers[peer_id as usize].caps;
+        let caps = self.peers[peer_id].caps;
         if let Ok(op) = self.op_of(peer_id, index)
             && op.awaits(part)
             && caps.flags.contains(if op.kind == Kind::Read { PathFlags::GET } else { PathFlags::PUT })
         {
-            self.defer_bulk(peer_id, BulkOp::Assist { op: index, part, share: Share(request.share.get()), len, far });
+            self.peers
+                .defer_bulk(peer_id, BulkOp::Assist { op: index, part, share: Share(request.share.get()), len, far });
         }
         Ok(())
     }
@@ -473,19 +475,19 @@ impl State {
             // The receive has no memory that can be written. To push the bytes would not help.
             (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
                 self.transfers.remove(token);
-                let src = self.peers[peer_id as usize].addr;
+                let src = self.peers[peer_id].addr;
                 self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
                 self.queue_ack(peer_id, op);
             }
             // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
             (Err(LinkError::Access), TransferKind::Recv { .. } | TransferKind::Write { .. }) => {
-                self.peers[peer_id as usize].caps.flags.remove(PathFlags::GET);
+                self.peers[peer_id].caps.flags.remove(PathFlags::GET);
                 self.by_push(token);
             }
             (Err(LinkError::Access), TransferKind::Serve { put: true, .. }) => {
-                self.peers[peer_id as usize].caps.flags.remove(PathFlags::PUT);
+                self.peers[peer_id].caps.flags.remove(PathFlags::PUT);
                 self.by_push(token);
-                self.defer_bulk(peer_id, BulkOp::Transfer(token));
+                self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
             // The link is about to end, and `down` will clean up.
             (_, _) => {}
