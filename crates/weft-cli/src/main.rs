@@ -27,9 +27,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-/// weft, a libfabric provider: shared memory inside a host, TCP between hosts.
+/// Diagnoses, observes, measures and simulates weft, a libfabric provider for shared memory and TCP.
 #[derive(Parser)]
-#[command(name = "weft", version, about)]
+#[command(name = "weft", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
