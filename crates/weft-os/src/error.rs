@@ -1,7 +1,7 @@
 //! The error of a refused system call, with a remedy.
 //!
-//! Place in the data flow: returned by the helpers of this crate; `weft_nic::NicError` carries it on, and weft-fi logs
-//! the text and turns the number into an errno.
+//! Place in the data flow: the helpers of this crate return it, and `weft_nic::NicError` contains it. weft-fi
+//! logs the text and converts the number into an errno.
 
 use std::io;
 

@@ -139,7 +139,8 @@ fn open() -> rustix::io::Result<OwnedFd> {
                 continue;
             }
         };
-        // UFFD_FEATURE_WP_ASYNC is not requested: with it, memory of files and of shmget(2) could be watched.
+        // UFFD_FEATURE_WP_ASYNC is not requested: with it, memory of files and of shmget(2) could be watched,
+        // whose unmapping is not reported.
         let mut api = Api { api: UFFD_API, features: EVENTS, ioctls: 0 };
         // SAFETY: the request takes this structure.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };

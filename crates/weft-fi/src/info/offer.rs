@@ -183,7 +183,7 @@ fn named_domain(api: u32, hints: &Hints) -> Result<Option<Arc<Domain>>, Errno> {
         return Err(reject(
             "fabric_attr->fabric",
             format_args!("{named:p}"),
-            "an open fabric of weft, of this API version",
+            "an open weft fabric with this API version",
         ));
     }
     let named = hints.domain.map_or(std::ptr::null_mut(), |attr| attr.domain);
