@@ -128,10 +128,12 @@ pub unsafe extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     start(std::ptr::null())
 }
 
-/// Attaches to the host. Returns null, which makes the host unload us, in two cases. The first is a caller
-/// that is not a supported libfabric. The second is a host that already has the provider: it may find our
-/// file a second time by another path. Two registrations would share the structure, so discarding one would
-/// clean up the other, with the definitions of our variables.
+/// Attaches to the host. Returns null, which makes the host unload us, in three cases:
+/// - The caller is not a supported libfabric.
+/// - The process already has the maximum number of hosts, which is logged.
+/// - The host already has the provider: it may find our file a second time by another path. Two registrations
+///   would share the structure, so discarding one would clean up the other, with the definitions of our
+///   variables.
 extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
     let started = std::panic::catch_unwind(|| {
         let host = match host::attach(caller, OLDEST_HOST, |slot| PROVIDERS[slot].0.get()) {
