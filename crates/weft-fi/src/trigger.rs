@@ -1,12 +1,12 @@
 //! Triggered operations (fi_trigger(3)): operations that start when a counter reaches a threshold, without a
 //! call of the client.
 //!
-//! Place in the data flow: a data-transfer call with FI_TRIGGER ([`WorkQueue::trigger`]), or `fi_control`
-//! with FI_QUEUE_WORK ([`work`]), becomes a program in the domain's [`WorkQueue`]. The program has one wait
-//! and one act. The thread that raises the counter to the threshold moves the program to the ready ones,
-//! under whatever lock it holds. As soon as it holds none, it runs the queue. Operations then enter their
-//! endpoint like calls of the client, and counters are raised. With automatic progress that thread is often
-//! the progress thread, and the client need not make any call.
+//! Place in the data flow: the client submits a data-transfer call with FI_TRIGGER ([`WorkQueue::trigger`]),
+//! or `fi_control` with FI_QUEUE_WORK ([`work`]). Each becomes a program in the domain's [`WorkQueue`], with
+//! one wait and one act. The thread that raises the counter to the threshold moves the program to the ready
+//! ones, under whatever lock it holds. As soon as it holds none, it runs the queue. Operations then enter
+//! their endpoint like calls of the client, and counters are raised. With automatic progress that thread is
+//! often the progress thread, and the client need not make any call.
 //!
 //! An operation that finds its endpoint's queue full keeps its position. It is retried after the endpoint's
 //! next round of progress ([`WorkQueue::retry`]).

@@ -1,9 +1,9 @@
 //! Descriptors that forked children do not inherit.
 //!
-//! Place in the data flow: the sockets of the devices are [`Unshared`]. The kernel ends a connection or a
-//! listener, releases a name, and removes an epoll(7) entry only when the last copy of the descriptor is
-//! closed, in any process. If a child kept a copy, peers would not detect the end of the parent, and epoll
-//! entries would stay indefinitely.
+//! Place in the data flow: the sockets of the devices are [`Unshared`]. The kernel keeps a connection, a
+//! listener, a name and an epoll(7) entry until the last copy of the descriptor is closed, in any process. If
+//! a child kept a copy, peers would not detect the end of the parent, and epoll entries would stay
+//! indefinitely.
 //!
 //! In the child, an unconnected socket replaces each of these descriptors. The child can then close every
 //! descriptor that it inherited without effect on the parent. The parent does not wait for the replacement

@@ -1,8 +1,8 @@
 //! Reports of unmapped memory, from userfaultfd(2), so that no device registration outlives its mapping.
 //!
 //! Place in the data flow: the `Registrar` of a device that demands registration asks [`UnmapWatch`] to watch
-//! memory, and for the ranges that were unmapped. shm and tcp do not need it; a process that uses only these
-//! has neither the descriptor nor the thread.
+//! memory, and reads the unmapped ranges. Neither shm nor tcp needs it. A process that uses only these has
+//! neither the descriptor nor the thread.
 //!
 //! A process has one descriptor, because memory can be watched through one only. It has one thread that reads
 //! the descriptor, because a call that unmaps watched memory blocks in the kernel until the report is read.

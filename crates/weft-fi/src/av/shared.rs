@@ -63,8 +63,8 @@ const _: () = assert!(NAME_AT + 8 + LONGEST_NAME as u64 <= HEAD_BYTES);
 pub(super) struct Shared {
     file: File,
     words: Words,
-    /// In the upper half, the number of rows as last read from the head; in the lower half, the number of these
-    /// rows for which the file had memory.
+    /// Upper half: the number of rows as last read from the head. Lower half: the number of these rows for
+    /// which the file had memory.
     checked: AtomicU64,
     read_only: bool,
     _sockets: Vec<OwnedFd>,

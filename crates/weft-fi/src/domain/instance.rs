@@ -36,8 +36,8 @@ pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>>
 }
 
 /// Whether endpoints make progress automatically. Connections are the only control operations that complete
-/// later. A client without connections that requests automatic progress for control operations only is
-/// therefore not given a progress thread, which would run beside its own thread on the data path.
+/// later. A client without connections may request automatic progress for control operations only. It gets no
+/// progress thread, which would run beside its own thread on the data path.
 pub(super) fn is_automatic(offer: &Offer) -> bool {
     let attr = &offer.domain;
     attr.data_progress == sys::FI_PROGRESS_AUTO

@@ -4,9 +4,9 @@
 //! rare, so this is simpler than [`crate::sleep::poll`]: a list behind a mutex, and sleeps divided into
 //! slices.
 //!
-//! No wake-up is lost. A thread sleeps only if two conditions hold: all devices are parked, which fails if
-//! there is an arrival, and the queue is still empty after the bell was drained ([`trywait`]). Sleeps are
-//! divided into slices, because polls by other threads end the parking.
+//! No wake-up is lost. A thread sleeps only if two conditions hold. All devices are parked, which fails if
+//! there is an arrival. The queue is still empty after the bell was drained ([`trywait`]). Sleeps are divided
+//! into slices, because polls by other threads end the parking.
 
 use std::sync::Arc;
 use std::time::Duration;

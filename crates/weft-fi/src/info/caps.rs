@@ -17,8 +17,10 @@ const MESSAGE_MODIFIERS: u64 = sys::FI_SEND | sys::FI_RECV;
 const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
 /// Capabilities without cost, which are granted without a request.
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
-/// Capabilities with a cost: every remote access raises an event; any thread that raises a counter may enter
-/// an endpoint; messages of unknown sources are errors; addresses may select contexts of scalable endpoints.
+/// Capabilities with a cost. FI_RMA_EVENT: every remote access raises an event. FI_TRIGGER: any thread that
+/// raises a counter may enter an endpoint. FI_SOURCE_ERR: messages of unknown sources are errors.
+/// FI_NAMED_RX_CTX: addresses may select contexts of scalable endpoints. FI_SHARED_AV: vectors may be shared
+/// with other processes.
 const COSTLY: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV;
 
 /// From API 2.0 on, tagged receives may be directed by a capability of their own, which FI_DIRECTED_RECV

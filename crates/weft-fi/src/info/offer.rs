@@ -477,7 +477,7 @@ fn progress(what: &str, api: u32, wanted: u32) -> Result<u32, Errno> {
 /// the behaviour of these bits.
 ///
 /// Before 1.5 only the two values existed. For 0 the provider chooses FI_MR_BASIC, like libfabric's tcp, shm
-/// and sockets: a client that ignores the result uses virtual addresses and reads keys from the provider.
+/// and sockets. A client that ignores the result uses virtual addresses and reads keys from the provider.
 fn mr_mode(api: u32, wanted: i32) -> Result<i32, Errno> {
     match wanted {
         MR_BASIC | MR_SCALABLE => Ok(wanted),

@@ -1,9 +1,9 @@
 //! An operation that waits for its trigger, with its own copies of the vectors.
 //!
-//! Place in the data flow: made from the arguments of an engine's call ([`Op::send`], …), kept in a program,
-//! and started by [`EndpointCell::start`] like a call of the client. Errors that the engine can detect early
-//! are returned when the operation is submitted ([`EndpointCell::admit`]). Later errors become failed
-//! completions.
+//! Place in the data flow: an [`Op`] is made from the arguments of an engine's call ([`Op::send`], …) and
+//! kept in a program. [`EndpointCell::start`] starts it like a call of the client. Errors that the engine can
+//! detect early are returned when the operation is submitted ([`EndpointCell::admit`]). Later errors become
+//! failed completions.
 
 use smallvec::SmallVec;
 use weft_engine::amo::Amo;

@@ -73,8 +73,8 @@ impl<C: Counter, A, M> Queue<C, A, M> {
 
     /// Cancels the programs for which `wanted` returns true. On return none of their acts is being or will be
     /// performed. The result contains all tasks that were not performed. The caller must drop it without
-    /// holding a lock, and must then run the queue, because other programs may have been queued behind the
-    /// cancelled ones.
+    /// holding a lock. Other programs may have been queued behind the cancelled ones, so the caller must then
+    /// run the queue.
     pub(crate) fn cancel(&self, wanted: impl FnMut(&M) -> bool) -> Vec<Finished<C, A, M>> {
         let mut programs = self.programs.lock();
         let cancelled = programs.cancel(wanted);
