@@ -1,4 +1,4 @@
-//! System calls: how many a send, a flush, and an idle poll cost.
+//! The number of system calls that a send, a flush and an idle poll make.
 
 use std::io::Write;
 use std::thread;
@@ -15,7 +15,8 @@ fn send(node: &mut Node<Tcp>, link: LinkId, n: u32) {
     node.send(link, 4, &n.to_le_bytes()).unwrap();
 }
 
-/// The first message leaves at once; the rest of the burst leaves together; nothing is left for the next flush.
+/// The first message of a burst leaves at once, and the rest leave together. Nothing remains for the next
+/// flush.
 #[test]
 fn a_burst_costs_two_calls() {
     let mut world = world(&config(), 2);
@@ -28,11 +29,11 @@ fn a_burst_costs_two_calls() {
     for n in 1..50 {
         send(sender, near, n);
     }
-    assert_eq!(sender.nic.stats().send_calls - before, 1, "followers are gathered");
+    assert_eq!(sender.nic.stats().send_calls - before, 1, "followers are gathered in one write");
     sender.nic.flush();
     assert_eq!(sender.nic.stats().send_calls - before, 2);
     sender.nic.flush();
-    assert_eq!(sender.nic.stats().send_calls - before, 2, "nothing is left");
+    assert_eq!(sender.nic.stats().send_calls - before, 2, "nothing remains to be flushed");
     let receives = world.nodes[1].nic.stats().receive_calls;
     let mut got = Vec::new();
     world.until("all", |nodes| {
@@ -40,11 +41,11 @@ fn a_burst_costs_two_calls() {
         got.len() == 50
     });
     assert!(got.iter().zip(0u32..).all(|(bytes, n)| bytes[..] == n.to_le_bytes()));
-    // Two segments came, each at most once in vain.
+    // Two segments arrived, and each may cost one read in vain.
     assert!(world.nodes[1].nic.stats().receive_calls - receives <= 4);
 }
 
-/// A long message takes with it what was gathered before it, and is not copied.
+/// A long message is written together with the messages gathered before it, and is not copied.
 #[test]
 fn long_messages_leave_at_once_in_order() {
     let mut world = world(&config(), 2);
@@ -66,20 +67,21 @@ fn long_messages_leave_at_once_in_order() {
     assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 4, 20_000]);
 }
 
-/// Without any link the kernel is asked seldom.
+/// Without any link few polls ask the kernel.
 #[test]
-fn an_endpoint_without_links_asks_seldom() {
+fn an_endpoint_without_links_makes_few_system_calls() {
     let mut world = world(&config(), 1);
     world.rounds(100);
     let before = world.nodes[0].nic.stats();
     world.rounds(64_000);
     let asked = world.nodes[0].nic.stats().wait_calls - before.wait_calls;
-    // One in 64 at first and one in 2048 in the end, and one per tick of the coarse clock (at least a millisecond).
+    // One poll in 64 asks at first and one in 2048 in the end, and one per tick of the coarse clock (at least a
+    // millisecond).
     assert!((25..1000).contains(&asked), "{asked}");
     assert_eq!(world.nodes[0].nic.stats().receive_calls, before.receive_calls);
 }
 
-/// While the other device is busy and this one is not, system calls become rare; traffic brings them back.
+/// System calls become rare while the other device is busy and TCP is idle. Traffic makes every poll ask again.
 #[test]
 fn quiet_links_beside_a_busy_device_cost_little() {
     let mut world = world(&config(), 2);
@@ -105,9 +107,9 @@ fn quiet_links_beside_a_busy_device_cost_little() {
     assert!(calls(&world.nodes[1]) - before >= 1000, "every poll is real again");
 }
 
-/// Idle links cost a poll nothing.
+/// Idle links add nothing to the cost of a poll.
 #[test]
-fn idle_links_are_not_looked_at() {
+fn idle_links_are_not_read() {
     let mut world = world(&config(), 3);
     for _ in 0..100 {
         world.join_and_greet(1, 0);
@@ -130,10 +132,10 @@ fn idle_links_are_not_looked_at() {
     assert!(calls < polls_at_most, "{calls} system calls for 200 messages beside 100 idle links");
 }
 
-/// Who joins, breaks the protocol and comes again does not have all sockets asked for in every poll of two
-/// that talk meanwhile.
+/// A peer that repeatedly joins, breaks the protocol and reconnects does not make every poll of two other peers
+/// ask for all sockets.
 #[test]
-fn who_comes_again_and_again_changes_little_for_the_others() {
+fn a_reconnecting_offender_costs_other_links_little() {
     const STRIKES: u64 = 50;
     let mut world = world(&config(), 2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -159,7 +161,8 @@ fn who_comes_again_and_again_changes_little_for_the_others() {
     }
     attacker.join().unwrap();
     let asked = world.nodes[1].nic.stats().wait_calls - before;
-    // One poll in eight, one per tick of the coarse clock (at least a millisecond), and what each end of a link takes.
+    // The bound: one poll in eight, one per tick of the coarse clock (at least a millisecond), and two for each
+    // link that ends.
     let most = polls / 8 + u64::try_from(start.elapsed().as_millis()).unwrap() + 2 * STRIKES;
-    assert!(asked <= most, "{asked} times of {polls} polls, not {most}");
+    assert!(asked <= most, "{asked} of {polls} polls asked the kernel, at most {most} expected");
 }

@@ -1,4 +1,4 @@
-//! Strangers who flood the port: descriptors and memory stay bounded, and peers come in all the same.
+//! Strangers flood the port: descriptors and memory stay bounded, and peers can still connect.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use weft_nic::TcpConfig;
 
 use super::{config, open, parts, raw, while_running, world};
 
-/// A connection from one of the host's many loopback addresses.
+/// Connects from one of the host's many loopback addresses.
 pub fn dial_from(from: u8, to: SocketAddr) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::new(127, 0, 9, from), 0))).unwrap();
@@ -24,9 +24,9 @@ fn patient() -> TcpConfig {
     TcpConfig { connect_timeout_ms: 8000, answer_timeout_ms: 8000, ..config() }
 }
 
-/// From one source: nobody waits for a stranger's grace.
+/// A flood from one source does not delay a peer's connection.
 #[test]
-fn silent_connections_of_one_source_are_bounded_and_delay_nobody() {
+fn silent_connections_of_one_source_are_bounded_and_delay_no_peer() {
     let mut world = world(&TcpConfig { half_open: 16, ..patient() }, 2);
     let target = world.nodes[0].name();
     let silent: Vec<_> = (0..300).map(|_| dial_from(1, target.socket())).collect();
@@ -38,7 +38,8 @@ fn silent_connections_of_one_source_are_bounded_and_delay_nobody() {
     drop(silent);
 }
 
-/// From many sources, and each with a valid hello: what one takes from another is bounded by their graces.
+/// A flood from many sources delays a peer's connection by a bounded time, although each stranger has a period
+/// of grace.
 #[test]
 fn connections_of_many_sources_are_bounded() {
     let mut world = world(&TcpConfig { half_open: 16, ..patient() }, 2);
@@ -52,7 +53,7 @@ fn connections_of_many_sources_are_bounded() {
     drop(silent);
 }
 
-/// Slow readers and writers: one byte of a valid hello at a time holds a place, and only until it is wanted.
+/// A stranger that sends a valid hello one byte at a time holds its place only until the deadline.
 #[test]
 fn slow_hellos_are_cut_off() {
     let settings = TcpConfig { half_open: 8, connect_timeout_ms: 500, ..patient() };
@@ -72,13 +73,13 @@ fn slow_hellos_are_cut_off() {
         cut
     });
     let cut = while_running(&mut world, thread);
-    assert!(cut > 0, "the deadline holds for the whole hello, not for each byte");
+    assert!(cut > 0, "the deadline must hold for the whole hello, not for each byte");
     assert_eq!(world.nodes[0].nic.stats().half_open, 0);
     world.join_and_greet(1, 0);
 }
 
-/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the
-/// endpoint does: that one keeps few of them, meanwhile carries messages between peers, and takes a new one.
+/// A stranger makes ten thousand connections one after another, and keeps the last 300 open. The endpoint keeps
+/// few of them, carries messages between its peers meanwhile, and accepts a new peer.
 #[test]
 fn ten_thousand_connections_cost_few_descriptors() {
     const CONNECTIONS: usize = 10_000;
@@ -87,7 +88,8 @@ fn ten_thousand_connections_cost_few_descriptors() {
     let (link, _) = world.join_and_greet(1, 0);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
-        // Descriptors of this process as well: they are closed again by their maker, as a scanner would.
+        // The connections are descriptors of this process as well. The stranger closes them again, as a port
+        // scanner does.
         let mut open = std::collections::VecDeque::new();
         for n in 0..CONNECTIONS {
             let mut stream = dial_from((n % 4) as u8 + 1, target.socket());
@@ -119,9 +121,9 @@ fn ten_thousand_connections_cost_few_descriptors() {
     assert_eq!(world.nodes[0].nic.stats().links, 2);
 }
 
-/// An acceptor that hangs up on a connection as soon as it is made, because it had to make room: the
-/// initiator, which notices only later, calls again for as long as it has tries, not only while refusals are
-/// tried again.
+/// An acceptor closes a new connection at once, because it has to make room, and the initiator notices that
+/// later. The initiator dials again until its attempts are used up, beyond the period in which refusals are
+/// retried.
 #[test]
 fn a_connection_that_had_to_make_room_is_made_again() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -134,7 +136,7 @@ fn a_connection_that_had_to_make_room_is_made_again() {
     while cut < 4 {
         assert!(start.elapsed() < Duration::from_secs(10));
         if let Ok((stream, _)) = listener.accept() {
-            // A reset, which reaches the initiator before it looks again.
+            // The reset reaches the initiator before it polls again.
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
             drop(stream);
             cut += 1;
@@ -149,7 +151,7 @@ fn a_connection_that_had_to_make_room_is_made_again() {
     assert_eq!(world.nodes[0].inbox.down, [(link, LinkError::Refused)]);
 }
 
-/// Hellos without a finish, by connections that end at once.
+/// Connections that send a hello and end at once leave no state behind.
 #[test]
 fn a_peer_that_says_hello_and_hangs_up_leaves_nothing() {
     let mut world = world(&patient(), 1);
@@ -166,7 +168,9 @@ fn a_peer_that_says_hello_and_hangs_up_leaves_nothing() {
         }
     });
     while_running(&mut world, thread);
-    // The last of them may still be in the listener's queue.
-    world.until("their end", |nodes| nodes[0].nic.stats().refused >= 200 && nodes[0].nic.stats().half_open == 0);
+    // The last connections may still be in the listener's queue.
+    world.until("the end of the half-open connections", |nodes| {
+        nodes[0].nic.stats().refused >= 200 && nodes[0].nic.stats().half_open == 0
+    });
     assert_eq!(world.nodes[0].nic.stats().refused, 200);
 }
