@@ -99,8 +99,8 @@ impl CounterValues {
         self.watch_at.load(Ordering::SeqCst) != NO_WAITER
     }
 
-    /// Replaces `number` by `value` and returns the old value. If the new value is lower, `notify_programs` has notified
-    /// the programs.
+    /// Replaces `number` by `value` and returns the old value. If the new value is lower, `notify_programs`
+    /// has notified the programs.
     fn replace(&self, number: &AtomicU64, value: u64, mut notify_programs: impl FnMut()) -> u64 {
         let mut old = number.load(Ordering::SeqCst);
         loop {
