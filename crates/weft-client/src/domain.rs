@@ -1,4 +1,4 @@
-//! An opened provider: a fabric and a domain that meet the requirements in [`Wanted`].
+//! An opened provider: a fabric and a domain that meet the client's [`Requirements`].
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ pub enum Threading {
 
 /// The requirements, which become the hints of `fi_getinfo`.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct Requirements {
     /// The exact name of the provider.
     pub provider: String,
     /// The requested operations.
@@ -83,11 +83,13 @@ unsafe impl Sync for Inner {}
 /// The registration modes that this crate supports.
 const MR_MODES: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
 
-fn hints(library: &'static Library, wanted: &Wanted) -> Result<Info, Error> {
+fn hints(library: &'static Library, requirements: &Requirements) -> Result<Info, Error> {
     let mut hints = library.allocate()?;
-    hints.set_provider(&wanted.provider)?;
+    hints.set_provider(&requirements.provider)?;
     let mut caps = FI_TAGGED;
-    for (bit, want) in [(FI_MSG, wanted.caps.msg), (FI_RMA, wanted.caps.rma), (FI_ATOMIC, wanted.caps.atomic)] {
+    for (bit, want) in
+        [(FI_MSG, requirements.caps.msg), (FI_RMA, requirements.caps.rma), (FI_ATOMIC, requirements.caps.atomic)]
+    {
         caps |= if want { bit } else { 0 };
     }
     let info = hints.get_mut();
@@ -96,12 +98,12 @@ fn hints(library: &'static Library, wanted: &Wanted) -> Result<Info, Error> {
     hints.ep_mut().type_ = FI_EP_RDM;
     let domain = hints.domain_mut();
     domain.mr_mode = MR_MODES;
-    domain.threading = match wanted.threading {
+    domain.threading = match requirements.threading {
         Threading::Domain => FI_THREAD_DOMAIN,
         Threading::Completion => FI_THREAD_COMPLETION,
         Threading::Safe => FI_THREAD_SAFE,
     };
-    domain.data_progress = match wanted.progress {
+    domain.data_progress = match requirements.progress {
         None => FI_PROGRESS_UNSPEC,
         Some(Progress::Auto) => FI_PROGRESS_AUTO,
         Some(Progress::Manual) => FI_PROGRESS_MANUAL,
@@ -110,23 +112,25 @@ fn hints(library: &'static Library, wanted: &Wanted) -> Result<Info, Error> {
     // than in MPI.
     hints.tx_mut().msg_order = FI_ORDER_SAS;
     hints.rx_mut().msg_order = FI_ORDER_SAS;
-    hints.rx_mut().size = wanted.receives;
-    if wanted.delivery {
+    hints.rx_mut().size = requirements.receives;
+    if requirements.delivery {
         hints.tx_mut().op_flags = FI_DELIVERY_COMPLETE;
     }
     Ok(hints)
 }
 
 /// The likely reason: libfabric reports none.
-fn not_offered(wanted: &Wanted) -> Error {
+fn not_offered(requirements: &Requirements) -> Error {
     let mut what = Vec::new();
-    let Caps { msg, rma, atomic } = wanted.caps;
-    for (name, want) in [("msg", msg), ("RMA", rma), ("atomics", atomic), ("delivery completion", wanted.delivery)] {
+    let Caps { msg, rma, atomic } = requirements.caps;
+    for (name, want) in
+        [("msg", msg), ("RMA", rma), ("atomics", atomic), ("delivery completion", requirements.delivery)]
+    {
         if want {
             what.push(name);
         }
     }
-    match (what.as_slice(), wanted.progress) {
+    match (what.as_slice(), requirements.progress) {
         ([], None) => {
             Error::NotOffered("the provider offers no tagged messages between reliable-datagram endpoints".to_owned())
         }
@@ -137,21 +141,21 @@ fn not_offered(wanted: &Wanted) -> Error {
 
 impl Domain {
     /// Opens a provider.
-    pub fn open(library: &'static Library, wanted: &Wanted) -> Result<Self, Error> {
-        let hints = hints(library, wanted)?;
+    pub fn open(library: &'static Library, requirements: &Requirements) -> Result<Self, Error> {
+        let hints = hints(library, requirements)?;
         let found = match library.getinfo(0, Some(&hints)) {
-            Err(Error::Call { code: FI_ENODATA, .. }) => return Err(not_offered(wanted)),
+            Err(Error::Call { code: FI_ENODATA, .. }) => return Err(not_offered(requirements)),
             other => other?,
         };
         // A layered provider such as "tcp;ofi_rxm" may come first; it is a different provider.
-        let exact = found.iter().find(|info| library::provider(info) == wanted.provider);
-        let info = exact.ok_or_else(|| not_offered(wanted))?;
+        let exact = found.iter().find(|info| library::provider(info) == requirements.provider);
+        let info = exact.ok_or_else(|| not_offered(requirements))?;
         let info = library.copy(info)?;
         let fabric = library.open_fabric(&info)?;
         let mut inner = Inner {
             library,
             info,
-            can_sleep: wanted.can_sleep,
+            can_sleep: requirements.can_sleep,
             fabric,
             domain: null_mut(),
             next_key: AtomicU64::new(1),

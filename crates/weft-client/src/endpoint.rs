@@ -103,7 +103,7 @@ impl Endpoint {
         this.open_queues(domain, slots, peers)?;
         this.register(domain)?;
         this.enable(domain)?;
-        this.name = this.ask_name(domain.library)?;
+        this.name = this.read_name(domain.library)?;
         drop(serial);
         Ok(this)
     }
@@ -219,7 +219,7 @@ impl Endpoint {
     }
 
     /// Calls `fi_getname`.
-    fn ask_name(&self, library: &Library) -> Result<Vec<u8>, Error> {
+    fn read_name(&self, library: &Library) -> Result<Vec<u8>, Error> {
         // SAFETY: the endpoint is open.
         let head = unsafe { &*self.ep };
         // SAFETY: an enabled endpoint has this table.
@@ -374,7 +374,7 @@ impl Endpoint {
         if result < 0 {
             return match -result {
                 again if again == FI_EAGAIN as isize => Ok(0),
-                error if error == FI_EAVAIL as isize => Err(self.fault()),
+                error if error == FI_EAVAIL as isize => Err(self.completion_error()),
                 _ => Err(self.inner().library.failure(what, result)),
             };
         }
@@ -395,7 +395,7 @@ impl Endpoint {
 
     /// Calls `fi_cq_readerr`.
     #[cold]
-    fn fault(&mut self) -> Error {
+    fn completion_error(&mut self) -> Error {
         let library = self.inner().library;
         // SAFETY: the queue is open.
         let head = unsafe { &*self.cq };

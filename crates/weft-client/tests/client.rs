@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use weft_client::{Caps, Domain, Endpoint, Error, Library, Piece, Posted, Wanted};
+use weft_client::{Caps, Domain, Endpoint, Error, Library, Piece, Posted, Requirements};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -23,8 +23,12 @@ fn library() -> Option<&'static Library> {
     found.map(|path| Library::load(&path).unwrap())
 }
 
-fn wanted(provider: &str) -> Wanted {
-    Wanted { provider: provider.to_owned(), caps: Caps { msg: true, rma: true, atomic: false }, ..Wanted::default() }
+fn wanted(provider: &str) -> Requirements {
+    Requirements {
+        provider: provider.to_owned(),
+        caps: Caps { msg: true, rma: true, atomic: false },
+        ..Requirements::default()
+    }
 }
 
 fn misuse<T: std::fmt::Debug>(result: Result<T, Error>) {

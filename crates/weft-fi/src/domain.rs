@@ -466,7 +466,11 @@ impl Domain {
     }
 
     /// Changes the counters of a region. Returns -FI_ENOKEY if there is no such region.
-    pub(crate) fn count_region(&self, key: u64, change: impl FnOnce(&mut RegionCounters)) -> Result<(), Errno> {
+    pub(crate) fn change_region_counters(
+        &self,
+        key: u64,
+        change: impl FnOnce(&mut RegionCounters),
+    ) -> Result<(), Errno> {
         let mut shared = self.shared.lock();
         let cells: Vec<CellRef> = shared.cells.iter().filter_map(Weak::upgrade).collect();
         let registered = shared.regions.get_mut(&key).ok_or(Errno::NOKEY)?;

@@ -61,7 +61,7 @@ pub(crate) struct Mr {
 /// The state of a registration.
 struct State {
     /// The region that `enable` passes to the domain; `None` afterwards, and without remote access.
-    waiting: Option<Region>,
+    pending: Option<Region>,
     /// The authorization key that endpoints must have, too.
     auth_key: Option<Vec<u8>>,
     /// Whether the domain has the region.
@@ -87,7 +87,7 @@ unsafe impl Object for Mr {
             self.domain.remove_region(self.key);
         }
         state.active = false;
-        state.waiting = None;
+        state.pending = None;
         Ok(())
     }
 }
@@ -127,7 +127,7 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
         key,
         base,
         state: Mutex::new(State {
-            waiting: region,
+            pending: region,
             auth_key: request.auth_key.or_else(|| domain.network().auth_key.clone()),
             active: false,
             counters: RegionCounters::default(),
@@ -141,9 +141,9 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
     let descriptor = Arc::as_ptr(&mr).cast_mut().cast::<c_void>();
     // SAFETY: no other thread has seen the object yet.
     unsafe { (*mr.head.get()).mem_desc = descriptor };
-    let later =
+    let must_bind_first =
         bits & sys::FI_MR_ENDPOINT != 0 || (bits & sys::FI_MR_RMA_EVENT != 0 && request.flags & sys::FI_RMA_EVENT != 0);
-    if !later {
+    if !must_bind_first {
         mr.enable()?;
     }
     Ok(mr)
@@ -154,7 +154,7 @@ impl Mr {
     /// endpoint is refused: every endpoint would get it.
     fn enable(&self) -> Result<(), Errno> {
         let mut state = self.state.lock();
-        let Some(region) = state.waiting.clone() else { return Ok(()) };
+        let Some(region) = state.pending.clone() else { return Ok(()) };
         if state.endpoint.is_none() && self.domain.mr_bits() & sys::FI_MR_ENDPOINT != 0 {
             return Err(Errno::INVAL);
         }
@@ -162,7 +162,7 @@ impl Mr {
         let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(endpoint.cell()));
         let auth_key = state.auth_key.clone();
         self.domain.add_region(Registered { region, counters, only, auth_key })?;
-        state.waiting = None;
+        state.pending = None;
         state.active = true;
         Ok(())
     }
@@ -194,7 +194,7 @@ impl Mr {
         };
         let mut state = self.state.lock();
         change(&mut state.counters);
-        if state.active { self.domain.count_region(self.key, change) } else { Ok(()) }
+        if state.active { self.domain.change_region_counters(self.key, change) } else { Ok(()) }
     }
 
     /// Binds the region to one endpoint. Without FI_MR_ENDPOINT the region is already active, and the binding

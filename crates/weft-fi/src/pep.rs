@@ -149,14 +149,14 @@ impl Request {
     }
 
     /// Marks the request as answered. Fails if it was answered before.
-    fn take(&self) -> Result<(), Errno> {
+    fn mark_answered(&self) -> Result<(), Errno> {
         REQUESTS.lock().retain(|call| !std::ptr::eq(Arc::as_ptr(call), self));
         if self.answered.swap(true, Ordering::AcqRel) { Err(Errno::OPBADSTATE) } else { Ok(()) }
     }
 
     /// Accepts the request: an endpoint of this process connects back.
     pub(crate) fn answer(&self) -> Result<(), Errno> {
-        self.take()?;
+        self.mark_answered()?;
         if let Some(engine) = &mut *self.listener.engine.lock() {
             engine.answered(self.number);
         }
@@ -172,7 +172,7 @@ impl Request {
     }
 
     fn reject(&self, data: &[u8]) -> Result<(), Errno> {
-        self.take()?;
+        self.mark_answered()?;
         match &mut *self.listener.engine.lock() {
             Some(engine) => Ok(engine.reject(self.number, data)?),
             None => Ok(()),

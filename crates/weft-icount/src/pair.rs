@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Piece, Posted, Progress, Region, Wanted};
+use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Piece, Posted, Progress, Region, Requirements};
 
 /// The send buffer: the number at the start of the memory.
 pub(crate) const SOURCE: Piece = Piece { offset: 0, len: 8 };
@@ -60,12 +60,12 @@ impl Pair {
     /// a domain of its own, because a provider may progress all endpoints of a domain when one is polled.
     /// With `delivery`, operations complete only when the peer has the data.
     pub(crate) fn open(library: &'static Library, provider: &str, delivery: bool) -> Result<Self, Error> {
-        let wanted = Wanted {
+        let wanted = Requirements {
             provider: provider.to_owned(),
             caps: Caps { rma: true, ..Caps::default() },
             progress: Some(Progress::Manual),
             delivery,
-            ..Wanted::default()
+            ..Requirements::default()
         };
         let open = || Endpoint::open(&Domain::open(library, &wanted)?, MEMORY_BYTES, CONTEXTS, 1);
         let (mut near, mut far) = (open()?, open()?);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Posted, Progress, Region, Threading, Wanted};
+use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Posted, Progress, Region, Requirements, Threading};
 
 use super::child::{RankError, from_hex, to_hex};
 use super::job::{Hello, Job};
@@ -42,7 +42,7 @@ pub(crate) fn open_domain(job: &Job) -> Result<Domain, RankError> {
 pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, RankError> {
     let library = Library::load(&job.library)?;
     let (op, case) = (job.case.op, &job.case);
-    let mut wanted = Wanted {
+    let mut wanted = Requirements {
         provider: job.provider.clone(),
         caps: Caps { msg: op == Op::Msg, rma: matches!(op, Op::Write | Op::Read), atomic: op == Op::FetchAdd },
         progress: job.progress.map(|progress| match progress {
