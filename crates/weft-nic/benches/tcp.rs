@@ -1,8 +1,8 @@
-//! Costs of the TCP device over loopback, plain and encrypted, beside bare sockets in the same run.
+//! How long the TCP device takes over loopback, plain and encrypted, against bare sockets in the same run.
 //!
-//! Usage: `cargo bench -p weft-nic --bench tcp [-- ROUNDS]`. Both ends run in one thread, so the figures show
-//! processor time without the scheduler. The contestants take turns, and each figure is the best of all rounds,
-//! because the machine may be shared.
+//! `cargo bench -p weft-nic --bench tcp [-- ROUNDS]`. Both ends run in one thread, so that the figures are
+//! processor time and not the scheduler's. The two contestants take turns, and each figure is the best of all
+//! rounds, because the machine may be shared.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_precision_loss, missing_docs)]
 
 use std::io::{ErrorKind, Read, Write};
@@ -64,7 +64,7 @@ fn device(encrypt: bool) -> Tcp {
     Tcp::new(&TcpConfig { encrypt, ..TcpConfig::default() }, &parts).unwrap()
 }
 
-/// Links two endpoints to each other.
+/// Two endpoints and their links to each other.
 fn join<N: Nic>(mut a: N, mut b: N) -> (End<N>, End<N>) {
     let (mut sink_a, mut sink_b) = (Count::default(), Count::default());
     let near = a.connect(&b.name()).unwrap();
@@ -109,7 +109,7 @@ fn write_all(stream: &mut TcpStream, bytes: &[u8]) {
 
 const TURNS: u32 = 300;
 
-/// Returns nanoseconds per message.
+/// Nanoseconds per message.
 fn raw_ping_pong(pair: &mut (TcpStream, TcpStream), size: usize) -> f64 {
     let bytes = vec![1; size];
     let [mut there, mut back] = [vec![0; size], vec![0; size]];
@@ -143,8 +143,7 @@ fn hand_over<N: Nic>(from: &mut End<N>, to: &mut End<N>, bytes: &[u8]) {
     }
 }
 
-/// Sends bursts of messages. The receiver takes each burst whole before the next. Returns nanoseconds per
-/// message.
+/// Bursts of messages, each taken whole before the next.
 fn raw_stream(pair: &mut (TcpStream, TcpStream), size: usize, burst: u32) -> f64 {
     let one = vec![1; size];
     let mut all = vec![0; size * burst as usize];
@@ -179,7 +178,7 @@ fn per_message(start: Instant, messages: u32) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(messages)
 }
 
-/// Returns the nanoseconds in which `source` is carried to `target`.
+/// Nanoseconds to carry so many bytes from one buffer to another.
 fn raw_bulk(pair: &mut (TcpStream, TcpStream), source: &[u8], target: &mut [u8]) -> f64 {
     let start = Instant::now();
     let (mut sent, mut have) = (0, 0);
@@ -192,7 +191,7 @@ fn raw_bulk(pair: &mut (TcpStream, TcpStream), source: &[u8], target: &mut [u8])
     per_message(start, 1)
 }
 
-/// Returns the nanoseconds of one push from `source` to `target`.
+/// The same as a push.
 fn bulk(a: &mut End<Tcp>, b: &mut End<Tcp>, source: &mut Owned, target: &mut Owned) -> f64 {
     let start = Instant::now();
     let before = b.sink.bytes;
@@ -206,7 +205,7 @@ fn bulk(a: &mut End<Tcp>, b: &mut End<Tcp>, source: &mut Owned, target: &mut Own
     per_message(start, 1)
 }
 
-/// Returns nanoseconds per message over shared memory, beside an idle TCP device with `tcp_links` links.
+/// What a quiet TCP side costs an endpoint that talks by shared memory.
 fn beside_shm(tcp: bool, tcp_links: usize, rounds: u32) -> f64 {
     let config = Config { tcp, listen: Some("127.0.0.1:0".parse().unwrap()), ..Config::default() };
     let open = || Devices::new(&config).unwrap();

@@ -1,5 +1,4 @@
-//! Both devices in one endpoint: the choice between shared memory and TCP, and the fallback from one to the
-//! other.
+//! Both devices under one roof: who goes by shared memory, who by TCP, and how the one takes over from the other.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,7 +24,7 @@ fn world(configs: &[Config]) -> World<Devices> {
     World { nodes: configs.iter().map(|config| Node::new(Devices::new(config).unwrap())).collect() }
 }
 
-/// Returns the device of a link at both ends.
+/// The device of a link at both ends.
 fn devices(world: &World<Devices>, near: (usize, LinkId), far: (usize, LinkId)) -> [&'static str; 2] {
     [near, far].map(|(node, link)| world.nodes[node].inbox.up[&link].caps.device)
 }
@@ -61,8 +60,8 @@ fn one_side_without_tcp_means_shared_memory() {
     assert_eq!(devices(&world, (1, near), (0, far)), ["shm", "shm"]);
 }
 
-/// If shared memory is tried and refused, TCP takes over under the same link number, without a `down`. Here the
-/// peer's host identity equals the caller's by accident.
+/// Shared memory is tried and refused (here: the peer's host identity is ours by accident): TCP takes over
+/// under the same number, and nobody hears a `down`.
 #[test]
 fn tcp_takes_over_when_shared_memory_fails() {
     let mut world = world(&[config(), Config { shm: false, ..config() }]);
@@ -89,7 +88,7 @@ fn tcp_takes_over_when_shared_memory_fails() {
     world.until("hello", |nodes| nodes[1].inbox.messages.pop_front().is_some());
 }
 
-/// If both devices fail, the link ends once, with TCP's reason.
+/// Both ways fail: the reason is TCP's, and it comes once.
 #[test]
 fn when_both_fail_the_reason_is_that_of_tcp() {
     let mut world = world(&[config(), config()]);
@@ -101,7 +100,7 @@ fn when_both_fail_the_reason_is_that_of_tcp() {
     assert!(world.nodes[0].nic.describe(link).is_none());
 }
 
-/// An attempt that is falling back to the other device can be closed at any moment.
+/// An attempt that is changing the device can be closed at any moment.
 #[test]
 fn closing_during_the_change_is_silent() {
     let mut world = world(&[config()]);
@@ -120,7 +119,7 @@ fn closing_during_the_change_is_silent() {
     assert!(world.nodes[0].inbox.down.is_empty() && world.nodes[0].inbox.up.is_empty());
 }
 
-/// Without a common device no attempt can be made.
+/// No common device: an attempt cannot even be made.
 #[test]
 fn nothing_in_common_is_unreachable() {
     let mut world = world(&[Config { shm: false, ..config() }, Config { tcp: false, ..config() }]);
@@ -129,7 +128,7 @@ fn nothing_in_common_is_unreachable() {
     assert!(matches!(Devices::new(&Config { shm: false, tcp: false, ..config() }), Err(NicError::NoDevice)));
 }
 
-/// A service name of this host is reached by shared memory, or by TCP if shared memory is off at either side.
+/// A service name of this host goes by shared memory; by TCP if that is off at either side.
 #[test]
 fn services_of_this_host_are_reached_either_way() {
     for (mine, theirs, device) in [(true, true, "shm"), (true, false, "tcp"), (false, true, "tcp")] {
@@ -142,8 +141,7 @@ fn services_of_this_host_are_reached_either_way() {
     }
 }
 
-/// If two endpoints of one host have the same port on different addresses, one of them serves it by shared
-/// memory.
+/// Two endpoints of one host with the same port on different addresses: one of them serves it by shared memory.
 #[test]
 fn a_port_that_is_served_twice_still_works() {
     let first = Devices::new(&Config { open: true, ..config() }).unwrap();
@@ -155,7 +153,7 @@ fn a_port_that_is_served_twice_still_works() {
     world.join_and_greet(1, 0);
 }
 
-/// A push and messages use each device of one endpoint at the same time.
+/// A push and messages over each device of one endpoint at the same time.
 #[test]
 fn both_devices_carry_traffic_together() {
     let mut world = world(&[config(), config(), Config { shm: false, ..config() }]);
@@ -176,7 +174,7 @@ fn both_devices_carry_traffic_together() {
     assert!(order.contains(&"shm") && order.contains(&"tcp"));
 }
 
-/// One descriptor wakes the sleeper for either device.
+/// One descriptor wakes for either device.
 #[test]
 fn one_sleep_covers_both_devices() {
     let mut world = world(&[config(), config(), Config { shm: false, ..config() }]);

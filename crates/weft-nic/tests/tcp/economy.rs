@@ -1,4 +1,4 @@
-//! The number of system calls that a send, a flush and an idle poll make.
+//! System calls: how many a send, a flush, and an idle poll cost.
 
 use std::io::Write;
 use std::thread;
@@ -15,8 +15,7 @@ fn send(node: &mut Node<Tcp>, link: LinkId, n: u32) {
     node.send(link, 4, &n.to_le_bytes()).unwrap();
 }
 
-/// The first message of a burst leaves at once, and the rest leave together. Nothing remains for the next
-/// flush.
+/// The first message leaves at once; the rest of the burst leaves together; nothing is left for the next flush.
 #[test]
 fn a_burst_costs_two_calls() {
     let mut world = world(&config(), 2);
@@ -29,11 +28,11 @@ fn a_burst_costs_two_calls() {
     for n in 1..50 {
         send(sender, near, n);
     }
-    assert_eq!(sender.nic.stats().send_calls - before, 1, "followers are gathered in one write");
+    assert_eq!(sender.nic.stats().send_calls - before, 1, "followers are gathered");
     sender.nic.flush();
     assert_eq!(sender.nic.stats().send_calls - before, 2);
     sender.nic.flush();
-    assert_eq!(sender.nic.stats().send_calls - before, 2, "nothing remains to be flushed");
+    assert_eq!(sender.nic.stats().send_calls - before, 2, "nothing is left");
     let receives = world.nodes[1].nic.stats().receive_calls;
     let mut got = Vec::new();
     world.until("all", |nodes| {
@@ -41,11 +40,11 @@ fn a_burst_costs_two_calls() {
         got.len() == 50
     });
     assert!(got.iter().zip(0u32..).all(|(bytes, n)| bytes[..] == n.to_le_bytes()));
-    // Two segments arrived, and each may cost one read in vain.
+    // Two segments came, each at most once in vain.
     assert!(world.nodes[1].nic.stats().receive_calls - receives <= 4);
 }
 
-/// A long message is written together with the messages gathered before it, and is not copied.
+/// A long message takes with it what was gathered before it, and is not copied.
 #[test]
 fn long_messages_leave_at_once_in_order() {
     let mut world = world(&config(), 2);
@@ -67,21 +66,20 @@ fn long_messages_leave_at_once_in_order() {
     assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 4, 20_000]);
 }
 
-/// Without any link few polls ask the kernel.
+/// Without any link the kernel is asked seldom.
 #[test]
-fn an_endpoint_without_links_makes_few_system_calls() {
+fn an_endpoint_without_links_asks_seldom() {
     let mut world = world(&config(), 1);
     world.rounds(100);
     let before = world.nodes[0].nic.stats();
     world.rounds(64_000);
     let asked = world.nodes[0].nic.stats().wait_calls - before.wait_calls;
-    // One poll in 64 asks at first and one in 2048 in the end, and one per tick of the coarse clock (at least a
-    // millisecond).
+    // One in 64 at first and one in 2048 in the end, and one per tick of the coarse clock (at least a millisecond).
     assert!((25..1000).contains(&asked), "{asked}");
     assert_eq!(world.nodes[0].nic.stats().receive_calls, before.receive_calls);
 }
 
-/// System calls become rare while the other device is busy and TCP is idle. Traffic makes every poll ask again.
+/// While the other device is busy and this one is not, system calls become rare; traffic brings them back.
 #[test]
 fn quiet_links_beside_a_busy_device_cost_little() {
     let mut world = world(&config(), 2);
@@ -107,9 +105,9 @@ fn quiet_links_beside_a_busy_device_cost_little() {
     assert!(calls(&world.nodes[1]) - before >= 1000, "every poll is real again");
 }
 
-/// Idle links add nothing to the cost of a poll.
+/// Idle links cost a poll nothing.
 #[test]
-fn idle_links_are_not_read() {
+fn idle_links_are_not_looked_at() {
     let mut world = world(&config(), 3);
     for _ in 0..100 {
         world.join_and_greet(1, 0);
@@ -132,10 +130,10 @@ fn idle_links_are_not_read() {
     assert!(calls < polls_at_most, "{calls} system calls for 200 messages beside 100 idle links");
 }
 
-/// A peer that repeatedly joins, breaks the protocol and reconnects does not make every poll of two other peers
-/// ask for all sockets.
+/// Who joins, breaks the protocol and comes again does not have all sockets asked for in every poll of two
+/// that talk meanwhile.
 #[test]
-fn a_reconnecting_offender_costs_other_links_little() {
+fn who_comes_again_and_again_changes_little_for_the_others() {
     const STRIKES: u64 = 50;
     let mut world = world(&config(), 2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -161,8 +159,7 @@ fn a_reconnecting_offender_costs_other_links_little() {
     }
     attacker.join().unwrap();
     let asked = world.nodes[1].nic.stats().wait_calls - before;
-    // The bound: one poll in eight, one per tick of the coarse clock (at least a millisecond), and two for each
-    // link that ends.
+    // One poll in eight, one per tick of the coarse clock (at least a millisecond), and what each end of a link takes.
     let most = polls / 8 + u64::try_from(start.elapsed().as_millis()).unwrap() + 2 * STRIKES;
-    assert!(asked <= most, "{asked} of {polls} polls asked the kernel, at most {most} expected");
+    assert!(asked <= most, "{asked} times of {polls} polls, not {most}");
 }

@@ -1,5 +1,5 @@
-//! Encrypted links: the view and the means of an attacker on the path. conformance.rs checks that encrypted
-//! links carry all traffic as plain ones do.
+//! Encrypted links: what somebody on the path sees and can do. (That they carry everything as others do is checked in
+//! conformance.rs.)
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,11 +13,11 @@ use weft_nic::TcpConfig;
 
 use super::{Node, World, config, moved, open};
 
-/// Number of handshake bytes that the initiator sends: hello, finish, and its message of the key exchange.
+/// Bytes of the handshake that the initiator says: hello, finish, message of the exchange of keys.
 const SAID: usize = 112 + 48 + 48;
 
 fn settings(encrypt: bool) -> TcpConfig {
-    // Without resumption the end of a connection ends the link.
+    // The end of a connection shall be seen as such.
     TcpConfig { encrypt, resume_ms: 0, ..config() }
 }
 
@@ -25,12 +25,12 @@ fn pair(encrypt: [bool; 2]) -> World<super::Tcp> {
     World { nodes: encrypt.map(|encrypt| Node::new(open(&settings(encrypt)))).into_iter().collect() }
 }
 
-/// An attacker on the path, who changes bytes of the initiator and records bytes of both sides.
+/// Somebody on the path: changes what the initiator says, and writes down what both say.
 struct Between {
     heard: Arc<Mutex<Vec<u8>>>,
-    /// Its connections to the initiator and to the acceptor.
+    /// Its connections with the two.
     ends: Arc<Mutex<Vec<TcpStream>>>,
-    /// The acceptor's name, with the attacker's address.
+    /// The acceptor's name, as if it listened here.
     name: EpName,
 }
 
@@ -68,10 +68,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, notes: &Mutex<Vec<u8>>, change: 
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// A listener on the path cannot read messages in either direction, short or long. On an unencrypted link it
-/// can.
+/// Nothing of what is said can be read between, in either direction, short or long; unencrypted it can.
 #[test]
-fn an_eavesdropper_reads_nothing() {
+fn a_listener_reads_nothing() {
     for encrypt in [true, false] {
         let mut world = pair([encrypt; 2]);
         let listener = between(world.nodes[1].name(), |_, _| ());
@@ -96,7 +95,7 @@ fn an_eavesdropper_reads_nothing() {
     }
 }
 
-/// One changed bit, in the key exchange or after it, ends the link. No changed message is delivered.
+/// One changed bit, in the exchange of keys or in anything after it, ends the link; nothing false is handed on.
 #[test]
 fn changed_bytes_end_the_link() {
     for at in [112 + 48, SAID - 1, SAID, SAID + 3, SAID + 4, SAID + 20, SAID + 60, SAID + 200] {
@@ -119,15 +118,15 @@ fn changed_bytes_end_the_link() {
             let why = world.nodes[1].inbox.down[0].1;
             assert!(matches!(why, LinkError::Protocol | LinkError::Gone), "{at}: {why}");
         }
-        assert_eq!(up, at >= SAID, "a link comes up only after both sides agreed on keys");
+        assert_eq!(up, at >= SAID, "who does not agree on keys gets no link");
         let heard: Vec<Vec<u8>> = world.nodes[1].inbox.messages.drain(..).map(|(_, bytes)| bytes).collect();
         assert!(heard.len() < sent.len() && sent.starts_with(&heard), "{at}");
     }
 }
 
-/// If only one side encrypts, no link comes up, and the initiator gets the reason.
+/// Whoever encrypts and whoever does not get no link, and hear why.
 #[test]
-fn both_sides_must_ask_for_encryption() {
+fn both_sides_must_want_it() {
     for encrypt in [[true, false], [false, true]] {
         let mut world = pair(encrypt);
         let peer = world.nodes[1].name();
@@ -140,10 +139,10 @@ fn both_sides_must_ask_for_encryption() {
     }
 }
 
-/// An attacker removes the request for encryption from the hello, or inserts one. No link comes up, plain or
-/// encrypted.
+/// Somebody on the path takes the wish to encrypt out of the hello, or puts one in: no link, plain or
+/// encrypted, comes of it.
 #[test]
-fn a_changed_request_for_encryption_is_refused() {
+fn nobody_on_the_path_changes_that() {
     for encrypt in [[true, false], [true, true], [false, true], [false, false]] {
         let mut world = pair(encrypt);
         let liar = between(world.nodes[1].name(), |place, byte| *byte ^= u8::from(place == 9) << 3);
@@ -156,8 +155,8 @@ fn a_changed_request_for_encryption_is_refused() {
     }
 }
 
-/// A connection that ends without a goodbye is distinguished from a closed one: an attacker on the path cannot
-/// forge a goodbye.
+/// A connection that ends without a goodbye is told from one that was closed: nobody on the path can say
+/// goodbye for a peer.
 #[test]
 fn a_cut_end_is_no_goodbye() {
     for cut in [true, false] {
@@ -175,19 +174,19 @@ fn a_cut_end_is_no_goodbye() {
     }
 }
 
-/// The attack on the connection that resumes a link.
+/// What somebody on the path does to the connection that carries a link on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lie {
     None,
-    /// A changed byte in the acceptor's position.
+    /// Another position than the acceptor's.
     Position(u8),
-    /// The records of the first connection, in the place of those of the second.
+    /// The records of the first connection once more, in the place of those of the second.
     Replay,
 }
 
-/// The first connection is cut in the middle of a record. The link is resumed over another connection with keys
-/// of its own, and no message is lost. An attacker who changes the position of resumption, or replays records
-/// of the first connection, ends the link.
+/// The first connection is cut in the middle of a record: the link goes on over another one, with keys of its
+/// own, and nothing is lost. Whoever changes the position from which on it goes on, or repeats what the first
+/// connection carried, ends it.
 #[test]
 fn an_encrypted_link_outlives_its_connection() {
     for lie in [Lie::None, Lie::Position(0), Lie::Position(1), Lie::Replay] {
@@ -196,9 +195,9 @@ fn an_encrypted_link_outlives_its_connection() {
 }
 
 fn carried_on(lie: Lie) {
-    /// Offset of the acceptor's position in its bytes: behind its answer and the verdict's status.
+    /// Where the acceptor's position is in what it says: behind its answer and the verdict's status.
     const POSITION: usize = 144 + 8;
-    // The names say different hosts, so that the initiator dials first.
+    // As if on different hosts, so that the initiator calls first.
     let mut world = super::resume::far_world(&TcpConfig { encrypt: true, ..config() });
     let target = world.nodes[1].name();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -258,13 +257,13 @@ fn carried_on(lie: Lie) {
         nodes[1].inbox.messages.len() == sent.len() || nodes.iter().any(|node| !node.inbox.down.is_empty())
     });
     let heard = world.nodes[1].take_messages(far);
-    assert!(sent.starts_with(&heard), "{lie:?}: messages arrive once and in order");
+    assert!(sent.starts_with(&heard), "{lie:?}: each once, and in order");
     let down: Vec<LinkError> = world.nodes.iter().flat_map(|node| node.inbox.down.iter().map(|down| down.1)).collect();
     if lied.load(Ordering::Relaxed) {
         let why = if lie == Lie::Replay { LinkError::Protocol } else { LinkError::Denied };
         assert!(down.contains(&why), "{lie:?}: {down:?}");
     } else {
-        // The acceptor may have dialled first, around the attacker.
+        // The acceptor may have been faster, past the liar.
         assert!(down.is_empty() && heard.len() == sent.len(), "{lie:?}: {down:?}");
         assert!(world.nodes[1].nic.stats().resumed > 0);
     }

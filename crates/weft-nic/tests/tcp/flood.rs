@@ -1,4 +1,4 @@
-//! Strangers flood the port: descriptors and memory stay bounded, and peers can still connect.
+//! Strangers who flood the port: descriptors and memory stay bounded, and peers come in all the same.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use weft_nic::TcpConfig;
 
 use super::{config, open, parts, raw, while_running, world};
 
-/// Connects from one of the host's many loopback addresses.
+/// A connection from one of the host's many loopback addresses.
 pub fn dial_from(from: u8, to: SocketAddr) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::new(127, 0, 9, from), 0))).unwrap();
@@ -24,9 +24,9 @@ fn patient() -> TcpConfig {
     TcpConfig { connect_timeout_ms: 8000, answer_timeout_ms: 8000, ..config() }
 }
 
-/// A flood from one source does not delay a peer's connection.
+/// From one source: nobody waits for a stranger's grace.
 #[test]
-fn silent_connections_of_one_source_are_bounded_and_delay_no_peer() {
+fn silent_connections_of_one_source_are_bounded_and_delay_nobody() {
     let mut world = world(&TcpConfig { half_open: 16, ..patient() }, 2);
     let target = world.nodes[0].name();
     let silent: Vec<_> = (0..300).map(|_| dial_from(1, target.socket())).collect();
@@ -38,8 +38,7 @@ fn silent_connections_of_one_source_are_bounded_and_delay_no_peer() {
     drop(silent);
 }
 
-/// A flood from many sources delays a peer's connection by a bounded time, although each stranger has a period
-/// of grace.
+/// From many sources, and each with a valid hello: what one takes from another is bounded by their graces.
 #[test]
 fn connections_of_many_sources_are_bounded() {
     let mut world = world(&TcpConfig { half_open: 16, ..patient() }, 2);
@@ -53,7 +52,7 @@ fn connections_of_many_sources_are_bounded() {
     drop(silent);
 }
 
-/// A stranger that sends a valid hello one byte at a time holds its place only until the deadline.
+/// Slow readers and writers: one byte of a valid hello at a time holds a place, and only until it is wanted.
 #[test]
 fn slow_hellos_are_cut_off() {
     let settings = TcpConfig { half_open: 8, connect_timeout_ms: 500, ..patient() };
@@ -73,13 +72,13 @@ fn slow_hellos_are_cut_off() {
         cut
     });
     let cut = while_running(&mut world, thread);
-    assert!(cut > 0, "the deadline must hold for the whole hello, not for each byte");
+    assert!(cut > 0, "the deadline holds for the whole hello, not for each byte");
     assert_eq!(world.nodes[0].nic.stats().half_open, 0);
     world.join_and_greet(1, 0);
 }
 
-/// A stranger makes ten thousand connections one after another, and keeps the last 300 open. The endpoint keeps
-/// few of them, carries messages between its peers meanwhile, and accepts a new peer.
+/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the
+/// endpoint does: that one keeps few of them, meanwhile carries messages between peers, and takes a new one.
 #[test]
 fn ten_thousand_connections_cost_few_descriptors() {
     const CONNECTIONS: usize = 10_000;
@@ -88,8 +87,7 @@ fn ten_thousand_connections_cost_few_descriptors() {
     let (link, _) = world.join_and_greet(1, 0);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
-        // The connections are descriptors of this process as well. The stranger closes them again, as a port
-        // scanner does.
+        // Descriptors of this process as well: they are closed again by their maker, as a scanner would.
         let mut open = std::collections::VecDeque::new();
         for n in 0..CONNECTIONS {
             let mut stream = dial_from((n % 4) as u8 + 1, target.socket());
@@ -121,9 +119,9 @@ fn ten_thousand_connections_cost_few_descriptors() {
     assert_eq!(world.nodes[0].nic.stats().links, 2);
 }
 
-/// An acceptor closes a new connection at once, because it has to make room, and the initiator notices that
-/// later. The initiator dials again until its attempts are used up, beyond the period in which refusals are
-/// retried.
+/// An acceptor that hangs up on a connection as soon as it is made, because it had to make room: the
+/// initiator, which notices only later, calls again for as long as it has tries, not only while refusals are
+/// tried again.
 #[test]
 fn a_connection_that_had_to_make_room_is_made_again() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -136,7 +134,7 @@ fn a_connection_that_had_to_make_room_is_made_again() {
     while cut < 4 {
         assert!(start.elapsed() < Duration::from_secs(10));
         if let Ok((stream, _)) = listener.accept() {
-            // The reset reaches the initiator before it polls again.
+            // A reset, which reaches the initiator before it looks again.
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
             drop(stream);
             cut += 1;
@@ -151,7 +149,7 @@ fn a_connection_that_had_to_make_room_is_made_again() {
     assert_eq!(world.nodes[0].inbox.down, [(link, LinkError::Refused)]);
 }
 
-/// Connections that send a hello and end at once leave no state behind.
+/// Hellos without a finish, by connections that end at once.
 #[test]
 fn a_peer_that_says_hello_and_hangs_up_leaves_nothing() {
     let mut world = world(&patient(), 1);
@@ -168,9 +166,7 @@ fn a_peer_that_says_hello_and_hangs_up_leaves_nothing() {
         }
     });
     while_running(&mut world, thread);
-    // The last connections may still be in the listener's queue.
-    world.until("the end of the half-open connections", |nodes| {
-        nodes[0].nic.stats().refused >= 200 && nodes[0].nic.stats().half_open == 0
-    });
+    // The last of them may still be in the listener's queue.
+    world.until("their end", |nodes| nodes[0].nic.stats().refused >= 200 && nodes[0].nic.stats().half_open == 0);
     assert_eq!(world.nodes[0].nic.stats().refused, 200);
 }

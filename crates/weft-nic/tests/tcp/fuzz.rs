@@ -1,8 +1,8 @@
-//! Fuzz targets: the bytes of strangers before a proof, and the frames of a proven peer.
+//! Fuzz targets: what strangers say before they have proven anything, and what a peer says that has.
 //!
-//! Values that differ between runs are marks in the inputs ([`ID`], [`SESSION`], [`PROOF`]), so that stored
-//! inputs reach the same depth in every run. Each target asserts at its end how far its inputs reached: a
-//! target whose seeds are refused at the first byte shows nothing.
+//! What only this run knows stands in inputs as a mark ([`ID`], [`SESSION`], [`PROOF`]), so that stored
+//! inputs get as far in every run. Each target asserts in the end how far its inputs have come: where seeds
+//! are refused at the first byte, it shows nothing.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,35 +17,35 @@ use weft_nic::{Tcp, TcpConfig};
 use super::suite::{Inbox, Window};
 use super::{Node, config, moved, open, parts, raw, world};
 
-/// Number of polls after which half-open connections were read three times: an endpoint with a link reads them
-/// in one poll of 64.
+/// So many polls look three times at what half-open connections say: beside a link they are asked for in one
+/// poll of 64.
 const LOOKS: usize = 3 * 64;
-/// Mark of the endpoint's id.
+/// The endpoint's id.
 const ID: [u8; 16] = [b'i'; 16];
-/// Mark of the number of the session that can be resumed.
+/// The number of the session that is there to be carried on.
 const SESSION: u64 = u64::from_le_bytes([b's'; 8]);
-/// Mark of the valid proof of the exchange.
+/// The proof that is right in this dialogue.
 const PROOF: [u8; 32] = [b'p'; 32];
 
 fn settings() -> TcpConfig {
-    // Inputs with half a hello are dropped soon.
+    // Inputs that say half a hello shall not last.
     TcpConfig { half_open: 8, ..config() }
 }
 
-/// A peer whose name is the same in every run, because stored inputs contain it.
+/// The same in every run: its name stands in stored inputs.
 fn stranger() -> EpName {
     let capability = [7; 16];
     EpName::full(&NameParts { capability, ep_id: endpoint_id(&capability), ..parts("127.0.0.1") })
 }
 
-/// Replaces `mark` at offset `at` by `what`. Returns false if the mark is not there.
+/// Puts `what` in the place of `mark`, if that stands at `at`. Returns whether it did.
 fn put(bytes: &mut [u8], at: usize, mark: &[u8], what: &[u8]) -> bool {
     let place = bytes.get_mut(at..at + mark.len()).filter(|place| *place == mark);
     place.map(|place| place.copy_from_slice(what)).is_some()
 }
 
-/// Reads the bytes that have arrived, at most `buffer`'s length, without waiting. Returns their number, and
-/// whether the stream has ended.
+/// What has come, up to `buffer`'s length, without waiting. Nothing: the end, or nothing yet, which `ended`
+/// tells apart.
 fn heard(stream: &mut TcpStream, buffer: &mut [u8]) -> (usize, bool) {
     stream.set_nonblocking(true).unwrap();
     let outcome = stream.read(buffer);
@@ -53,7 +53,7 @@ fn heard(stream: &mut TcpStream, buffer: &mut [u8]) -> (usize, bool) {
     (outcome.as_ref().map_or(0, |n| *n), matches!(outcome, Ok(0)))
 }
 
-/// Polls the endpoint until `N` bytes have arrived, and reads them.
+/// Waits for so many bytes and reads them.
 fn await_bytes<const N: usize>(node: &mut Node<Tcp>, stream: &mut TcpStream) -> [u8; N] {
     let mut bytes = [0; N];
     stream.set_nonblocking(true).unwrap();
@@ -65,7 +65,7 @@ fn await_bytes<const N: usize>(node: &mut Node<Tcp>, stream: &mut TcpStream) -> 
     bytes
 }
 
-/// Makes a handshake as the peer, and polls the endpoint meanwhile.
+/// The handshake of a peer that plays both sides.
 fn join(node: &mut Node<Tcp>, me: &EpName, target: &EpName) -> raw::Joined {
     let mut stream = raw::dial(target.socket());
     let hello = raw::hello(me, target);
@@ -79,11 +79,11 @@ fn join(node: &mut Node<Tcp>, me: &EpName, target: &EpName) -> raw::Joined {
     raw::Joined { stream, target: *target, number, key }
 }
 
-/// Frames of a peer: the link ends with its connection, or by a violation of the protocol. Pushed bytes stay in
-/// their window.
+/// Frames of a peer: the link ends with the peer, or because of a breach of the protocol; what is pushed
+/// stays in its window.
 #[test]
 fn frames() {
-    // The first byte sets the size of the pieces in which the other bytes arrive.
+    // The first byte says in what pieces the others arrive.
     let seed = |pieces: u8, frames: &[Vec<u8>]| [vec![pieces], frames.concat()].concat();
     let seeds = [
         seed(255, &[raw::frame(1, b"a message")]),
@@ -114,7 +114,7 @@ fn frames() {
         let start = Instant::now();
         while node.inbox.down.is_empty() {
             node.poll();
-            assert!(start.elapsed() < Duration::from_secs(4), "the link must end with its connection");
+            assert!(start.elapsed() < Duration::from_secs(4), "the link does not end");
         }
         let why = node.inbox.down[0].1;
         assert!(matches!(why, LinkError::Protocol | LinkError::Closed | LinkError::Gone), "{why}");
@@ -130,8 +130,8 @@ fn frames() {
     assert!(depth.iter().all(|&n| n > 0), "messages, whole pushes, goodbyes, breaches after a message: {depth:?}");
 }
 
-/// Bytes before a valid proof never make a link, and never affect the existing link: only its own peer can
-/// resume it.
+/// What comes before a proof: never a link. Nor does it touch the link that is there, which only its own peer
+/// carries on.
 #[test]
 fn hellos() {
     let mut world = world(&settings(), 1);
@@ -141,7 +141,7 @@ fn hellos() {
     let mut service = good;
     service[9] = 0;
     let again = raw::hello_again(SESSION, &ID);
-    // The increment of the epoch, the position, and the proof.
+    // How far the epoch is raised, the position, and a proof.
     let finish =
         |epoch: u64, position: u64, proof: &[u8]| [&epoch.to_le_bytes(), &position.to_le_bytes(), proof].concat();
     let seeds = [
@@ -157,8 +157,8 @@ fn hellos() {
     ];
     let mut session: Option<(raw::Joined, LinkId)> = None;
     let mut dialled = 0;
-    // Attempts that were denied because of their proof, for a new link and for the session; attempts with a
-    // late epoch; resumptions.
+    // Plain ones and returning ones that were judged by their proof and denied, late ones, and those that
+    // carried the link on.
     let (mut denied, mut stolen, mut late, mut carried) = (0, 0, 0, 0);
     fuzz("tcp-hellos", &seeds, |input| {
         let node = &mut world.nodes[0];
@@ -169,15 +169,14 @@ fn hellos() {
         });
         let link = *link;
         let mut bytes = input.to_vec();
-        // An attacker knows the endpoint's id from its public name, and the session's number from a recorded
-        // handshake.
+        // Whoever has seen the endpoint's public name knows its id, and whoever has seen a handshake the
+        // session's number.
         put(&mut bytes, 96, &ID, &target.ep_id());
         put(&mut bytes, 32, &SESSION.to_le_bytes(), &joined.number.to_le_bytes());
         let (hello, finish) = bytes.split_at_mut(input.len().min(raw::HELLO));
         let mut stream = raw::dial(target.socket());
         let _ = stream.write_all(hello);
-        // While many connections are half open, the endpoint accepts few at a time, and the others fill the
-        // kernel's queue.
+        // While half-open connections crowd, few are accepted at a time; what nobody accepts fills the kernel's queue.
         dialled += 1;
         let met = |node: &Node<Tcp>| {
             let stats = node.nic.stats();
@@ -194,7 +193,7 @@ fn hellos() {
         let returns = hello.get(9).is_some_and(|flags| flags & 2 != 0);
         let mut proven = false;
         if returns && said == raw::ANSWER && answer[9] == 0 && finish.len() >= raw::FINISH {
-            // The answer contains the session's epoch.
+            // The endpoint has told the session's epoch.
             let epoch = u64::from_le_bytes(answer[32..40].try_into().unwrap());
             let raised = epoch.wrapping_add(u64::from_le_bytes(finish[..8].try_into().unwrap()));
             finish[..8].copy_from_slice(&raised.to_le_bytes());
@@ -209,13 +208,12 @@ fn hellos() {
         let (told, _) = heard(&mut stream, &mut verdict);
         let inbox = &mut node.inbox;
         let goes_on = returns && told == 16 && verdict[0] == 0;
-        assert!(!goes_on || proven, "a link was resumed without a proof");
+        assert!(!goes_on || proven, "a link is carried on without a proof");
         denied += usize::from(!returns && verdict[0] == 3);
         stolen += usize::from(returns && verdict[0] == 3);
         late += usize::from(verdict[0] == 5);
         if goes_on {
-            // The link uses this connection now. It ends if the bytes after the finish break the protocol or
-            // say goodbye.
+            // It is this connection's now, and ends if that says what breaks the rules, or goodbye.
             let ends = |&(of, why): &(LinkId, _)| of == link && matches!(why, LinkError::Protocol | LinkError::Closed);
             assert!(inbox.down.iter().all(ends), "{:?}", inbox.down);
             carried += usize::from(inbox.down.is_empty());
@@ -223,8 +221,7 @@ fn hellos() {
             if simple && inbox.down.is_empty() {
                 std::mem::swap(&mut stream, &mut joined.stream);
             } else {
-                // The epochs are nearly used up, or the bytes behind the finish are frames: continue with a new
-                // session.
+                // Epochs come to their end, and what is behind the finish are frames.
                 node.close(link);
                 node.inbox = Inbox::default();
                 session = None;
@@ -239,21 +236,21 @@ fn hellos() {
         hash(&[u8::from(hung_up), said as u8, answer[9], told as u8, verdict[0], u8::from(goes_on), u8::from(proven)])
     });
     let depth = [denied, stolen, late, carried];
-    assert!(depth.iter().all(|&n| n > 0), "denied links, denied resumptions, late epochs, resumptions: {depth:?}");
+    assert!(depth.iter().all(|&n| n > 0), "denied, denied a link, late, carried on: {depth:?}");
     if let Some((joined, link)) = &mut session {
         joined.stream.write_all(&raw::frame(1, b"still here")).unwrap();
         world.until("the link's message", |nodes| nodes[0].take_messages(*link) == [b"still here"]);
     }
 }
 
-/// Answers of a stranger that listens at a peer's address. Without a valid proof the attempt fails with a
-/// reason, and the initiator reveals nothing more of itself.
+/// What somebody answers who listens at a peer's address: without a proof the attempt fails, says why, and
+/// tells no more of itself.
 #[test]
 fn answers() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = moved(&stranger(), listener.local_addr().unwrap());
     let key = Key::new(&peer.capability(), None);
-    // Bytes of a verdict with this status.
+    // As long as a verdict, with its status.
     let verdict = |status: u8| [status, 0, 0, 0, 0, 0, 0, 0];
     let wrong = raw::answer(&peer);
     let mut right = wrong;
@@ -278,7 +275,7 @@ fn answers() {
         b"220 mail ESMTP\r\n".to_vec(),
     ];
     let mut node = Node::new(open(&TcpConfig { connect_retry_ms: 0, resume_ms: 0, ..settings() }));
-    // Answers with a wrong proof, answers with a valid proof, and links.
+    // Answers with a wrong proof, and with the right one; links.
     let (mut judged, mut proven, mut links) = (0, 0, 0);
     fuzz("tcp-answers", &seeds, |input| {
         let link = node.connect(&peer);
@@ -293,10 +290,7 @@ fn answers() {
             node.poll();
         }
         let (finish, _) = heard(&mut stream, &mut [0; raw::FINISH]);
-        assert!(
-            is_right || (finish == 0 && node.inbox.order.is_empty()),
-            "the initiator accepted an answer without a valid proof"
-        );
+        assert!(is_right || (finish == 0 && node.inbox.order.is_empty()), "it believes who has proven nothing");
         let ups = node.inbox.order.len();
         let outcome = match node.inbox.down.pop() {
             Some((ended, why)) => {
@@ -306,7 +300,7 @@ fn answers() {
                 10 + why as u8
             }
             None => {
-                // The attempt waits for the rest, will dial again, or is up.
+                // It waits for the rest, would call again, or is up.
                 node.close(link);
                 1
             }

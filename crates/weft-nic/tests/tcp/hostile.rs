@@ -1,4 +1,4 @@
-//! Peers that break the protocol harm only their own connection.
+//! Peers that break the rules: they harm their own connection only.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -19,8 +19,7 @@ fn stranger() -> EpName {
     EpName::full(&parts("127.0.0.1"))
 }
 
-/// The endpoint refuses random bytes, valid beginnings with wrong continuations, and connections that end at
-/// any byte.
+/// Random bytes, right beginnings with wrong continuations, hang-ups at every position.
 #[test]
 fn garbage_in_the_handshake_is_refused() {
     let mut world = world(&config(), 2);
@@ -35,7 +34,7 @@ fn garbage_in_the_handshake_is_refused() {
             }
             let cut = if round % 3 == 0 { random.below(112) } else { 112 };
             let mut stream = raw::dial(target.socket());
-            // The endpoint may close the connection at any moment.
+            // The endpoint may hang up at any moment.
             let _ = stream.write_all(&bytes[..cut]);
             let _ = stream.write_all(&[0x55; 48][..random.below(48)]);
         }
@@ -75,7 +74,7 @@ fn a_wrong_proof_is_denied() {
     assert!(world.nodes[0].inbox.up.is_empty());
 }
 
-/// The warnings of all endpoints in this process.
+/// What the endpoints of all tests here have warned of.
 struct Warnings(Mutex<Vec<String>>);
 
 static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
@@ -92,7 +91,7 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// The device logs the first, second, fourth, eighth, … denial only, so that a stranger cannot fill the log.
+/// Of those that are denied the first, second, fourth, … is told, so that nobody fills the log by knocking.
 #[test]
 fn denials_do_not_fill_the_log() {
     log::set_logger(&WARNINGS).unwrap();
@@ -117,8 +116,7 @@ fn denials_do_not_fill_the_log() {
     assert_eq!(warnings.iter().filter(|text| text.contains("127.0.9.77 ")).count(), 5, "{warnings:?}");
 }
 
-/// The recorded bytes of an honest initiator are denied when replayed, because the acceptor's nonce has
-/// changed.
+/// What a whole honest initiator said, said again: the acceptor's nonce is another one.
 #[test]
 fn a_replayed_handshake_is_denied() {
     let mut world = world(&config(), 1);
@@ -144,9 +142,9 @@ fn a_replayed_handshake_is_denied() {
     assert_eq!(world.nodes[0].inbox.order.len(), 1);
 }
 
-/// A peer that may connect claims the identity of another endpoint, of which it knows only the public name.
+/// A peer that may connect, but says that it is another endpoint, of which it has only seen the public name.
 #[test]
-fn an_identity_without_its_capability_is_denied() {
+fn nobody_speaks_for_an_endpoint_without_its_capability() {
     let mut world = world(&config(), 1);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
@@ -166,8 +164,7 @@ fn an_identity_without_its_capability_is_denied() {
     assert!(world.nodes[0].inbox.up.is_empty());
 }
 
-/// An impostor that listens at a peer's address does not know the capability. It learns no secret of the
-/// initiator.
+/// An impostor listens at a peer's address: it does not know the capability, and learns nothing of ours.
 #[test]
 fn an_impostor_is_found_out() {
     let mut world = world(&config(), 1);
@@ -190,7 +187,7 @@ fn an_impostor_is_found_out() {
     while_running(&mut world, thread);
 }
 
-/// A program that is not an endpoint listens at the peer's address.
+/// Something else than an endpoint listens there.
 #[test]
 fn a_foreign_service_is_a_breach_of_the_protocol() {
     let mut world = world(&config(), 1);
@@ -207,7 +204,7 @@ fn a_foreign_service_is_a_breach_of_the_protocol() {
     assert!(while_running(&mut world, thread));
 }
 
-/// Each malformed frame ends its own link with `Protocol`, after the frames before it were delivered.
+/// Every wild frame ends its link with `Protocol`, after what came before it, and nothing else.
 #[test]
 fn wild_frames_end_their_link_only() {
     let mut world = world(&config(), 2);
@@ -245,7 +242,7 @@ fn wild_frames_end_their_link_only() {
     world.until("the good link", |nodes| nodes[0].inbox.messages.pop_front().is_some());
 }
 
-/// Frames that arrive byte by byte are decoded as if they had arrived whole.
+/// Frames that arrive byte by byte are the same frames.
 #[test]
 fn trickling_bytes_make_whole_frames() {
     let mut world = world(&config(), 1);
@@ -276,8 +273,7 @@ fn trickling_bytes_make_whole_frames() {
     assert_eq!(window.bytes(), [&payload[..200], &payload[..100]].concat());
 }
 
-/// A peer that dies in the middle of a header, a message or a segment ends as `Gone`. The whole frames are
-/// delivered.
+/// A peer that dies in the middle of a header, a message, or a segment is gone; what was whole is delivered.
 #[test]
 fn a_peer_may_die_in_the_middle_of_a_frame() {
     for reset in [false, true] {
@@ -304,10 +300,9 @@ fn a_peer_may_die_in_the_middle_of_a_frame() {
     }
 }
 
-/// A peer takes all bytes and acknowledges none. The device keeps 1 MiB for retransmission, and then the link
-/// is full.
+/// A peer that takes everything and acknowledges nothing: of what it is sent 1 MiB is kept, and then its link is full.
 #[test]
-fn unacknowledged_messages_are_bounded() {
+fn what_a_peer_does_not_acknowledge_is_bounded() {
     let mut world = world(&config(), 1);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
@@ -328,10 +323,10 @@ fn unacknowledged_messages_are_bounded() {
     }
     assert!((900_000..=1 << 20).contains(&kept), "{kept} bytes");
     drop(world);
-    assert!(thread.join().unwrap() >= kept, "all messages must have left, only their acknowledgement was missing");
+    assert!(thread.join().unwrap() >= kept, "they had left: nothing but the peer's word was missing");
 }
 
-/// A connection that sends a hello without a finish is dropped after the time-out.
+/// Hello but no finish: dropped after the time-out.
 #[test]
 fn half_a_handshake_times_out() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 200, answer_timeout_ms: 300, ..config() }, 1);
@@ -348,7 +343,7 @@ fn half_a_handshake_times_out() {
     assert_eq!(world.nodes[0].nic.stats().refused, 2);
 }
 
-/// An endpoint whose settings do not accept all peers requires the capability.
+/// An endpoint that was not opened for everybody wants the capability.
 #[test]
 fn a_service_name_is_not_enough_for_a_closed_endpoint() {
     let mut world = world(&config(), 2);
@@ -358,7 +353,7 @@ fn a_service_name_is_not_enough_for_a_closed_endpoint() {
     assert_eq!(world.nodes[1].inbox.down, [(link, LinkError::Denied)]);
 }
 
-/// Endpoints of different jobs cannot connect, by full name or by service.
+/// Endpoints of different jobs do not connect, by full name or by service.
 #[test]
 fn job_keys_must_agree() {
     let with_key = |byte: Option<u8>| open(&TcpConfig { job_key: byte.map(|byte| [byte; 32]), open: true, ..config() });

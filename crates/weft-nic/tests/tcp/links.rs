@@ -1,4 +1,4 @@
-//! Making and ending links: refusals, time-outs, many links at once, IPv6, sleeping, descriptors.
+//! Links come and go: refusals, time-outs, many at once, IPv6, sleeping, descriptors.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
@@ -13,7 +13,7 @@ use weft_nic::{Tcp, TcpConfig};
 use super::suite::{Node, World};
 use super::{config, moved, open, parts, raw, world};
 
-/// Waits for the end of the first link and returns its reason.
+/// The one link's end, as it came.
 fn the_end(world: &mut World<Tcp>) -> LinkError {
     world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
     world.nodes[0].inbox.down[0].1
@@ -30,7 +30,7 @@ fn refusals_are_tried_again_for_a_while() {
     assert!((Duration::from_millis(100)..Duration::from_secs(3)).contains(&took), "{took:?}");
 }
 
-/// The peer begins to listen only after the first attempts.
+/// The peer begins to listen only after our first attempts.
 #[test]
 fn a_late_listener_is_reached() {
     let mut world = world(&TcpConfig { connect_retry_ms: 3000, connect_timeout_ms: 5000, ..config() }, 1);
@@ -46,7 +46,7 @@ fn a_late_listener_is_reached() {
     world.until("both up", |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
 }
 
-/// The kernel accepts the connection, but no program answers.
+/// Accepted by the kernel, answered by nobody.
 #[test]
 fn an_answer_is_waited_for_no_longer_than_configured() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 200, answer_timeout_ms: 600, ..config() }, 1);
@@ -62,7 +62,7 @@ fn an_answer_is_waited_for_no_longer_than_configured() {
     }
 }
 
-/// The listener's queue is full, so the kernel does not complete the connection.
+/// The listener's queue is full: the kernel does not even connect.
 #[test]
 fn a_full_queue_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -75,7 +75,7 @@ fn a_full_queue_times_out() {
     assert_eq!(the_end(&mut world), LinkError::Timeout);
 }
 
-/// The initiator dials again if an acceptor closes the connection during the handshake to make room.
+/// An acceptor that hangs up during the handshake (it had to make room) is called again.
 #[test]
 fn a_dropped_handshake_is_repeated() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 5000, ..config() }, 2);
@@ -84,7 +84,7 @@ fn a_dropped_handshake_is_repeated() {
     let back = world.nodes[1].nic.local_addr();
     let peer = moved(&world.nodes[1].name(), front);
     world.nodes[0].connect(&peer);
-    // Drops two connections, then relays the third one to the endpoint.
+    // Drops two connections, then stands between the two endpoints.
     let thread = thread::spawn(move || {
         for _ in 0..2 {
             let (mut stream, _) = listener.accept().unwrap();
@@ -98,7 +98,7 @@ fn a_dropped_handshake_is_repeated() {
     thread.join().unwrap();
 }
 
-/// Relays bytes both ways until both sides have closed.
+/// Carries bytes both ways until both sides have closed.
 fn relay(near: std::net::TcpStream, far: std::net::TcpStream) {
     let (mut near_in, mut far_in) = (near.try_clone().unwrap(), far.try_clone().unwrap());
     let (mut near_out, mut far_out) = (near, far);
@@ -111,7 +111,7 @@ fn relay(near: std::net::TcpStream, far: std::net::TcpStream) {
     there.join().unwrap();
 }
 
-/// The peer's process has ended, and another endpoint listens at its address.
+/// The process that had the address is gone, and another endpoint listens there now.
 #[test]
 fn a_stale_name_is_refused() {
     let mut world = world(&config(), 2);
@@ -122,7 +122,7 @@ fn a_stale_name_is_refused() {
 
 #[test]
 fn a_host_without_route_is_unreachable() {
-    // The prefix 2001:db8::/32 is reserved for documentation (RFC 3849), so no route leads there.
+    // Nobody may connect to the network's own "this host" by IPv6; the kernel says so at once.
     let mut world = world(&config(), 1);
     world.nodes[0].connect(&EpName::service("[2001:db8:ffff::1]:9".parse().unwrap()));
     let why = the_end(&mut world);
@@ -133,7 +133,7 @@ fn a_host_without_route_is_unreachable() {
 fn ipv6_works() {
     let nodes = || (0..2).map(|_| Tcp::new(&config(), &parts("::1")));
     if nodes().any(|tcp| tcp.is_err()) {
-        // The host has no IPv6.
+        // This host has no IPv6.
         return;
     }
     let mut world = World { nodes: nodes().map(|tcp| Node::new(tcp.unwrap())).collect::<Vec<_>>() };
@@ -151,25 +151,25 @@ fn an_address_that_is_taken_is_named() {
     assert_eq!(error.raw_os_error(), libc::EADDRINUSE);
 }
 
-/// A connection, a message or a time-out wakes the sleeper.
+/// A sleeper is woken by a connection, by a message, and in time for its time-outs.
 #[test]
 fn sleeping_ends_when_there_is_something_to_do() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 300, ..config() }, 2);
     let sleeper = world.nodes[0].name();
     rest(&mut world.nodes[0]);
     assert!(!sleep(&mut world.nodes[0], 50), "nothing to do");
-    // Event 1: a connection.
+    // A connection.
     let near = world.nodes[1].connect(&sleeper);
     assert!(is_woken_by(&mut world, 0, 1));
     world.until("up", |nodes| nodes[1].inbox.up.contains_key(&near));
     world.nodes[1].send(near, 5, b"hello").unwrap();
     world.until("hello", |nodes| nodes[0].inbox.messages.pop_front().is_some());
-    // Event 2: a message.
+    // A message.
     rest(&mut world.nodes[0]);
     world.nodes[1].send(near, 5, b"wake up").unwrap();
     assert!(sleep(&mut world.nodes[0], 5000));
     world.until("message", |nodes| nodes[0].inbox.messages.pop_front().is_some());
-    // Event 3: a time-out.
+    // A time-out.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     world.nodes[0].connect(&EpName::service(silent.local_addr().unwrap()));
     let start = Instant::now();
@@ -182,14 +182,14 @@ fn sleeping_ends_when_there_is_something_to_do() {
     assert_eq!(world.nodes[0].inbox.down[0].1, LinkError::Timeout);
 }
 
-/// Polls until all pending events are handled.
+/// Polls until nothing happens any more.
 fn rest(node: &mut Node<Tcp>) {
     for _ in 0..200 {
         node.poll();
     }
 }
 
-/// Sleeps at most `at_most_ms`. Returns whether an event ended the sleep.
+/// Sleeps; returns whether something woke it.
 fn sleep(node: &mut Node<Tcp>, at_most_ms: i64) -> bool {
     if !node.nic.park() {
         return true;
@@ -200,7 +200,7 @@ fn sleep(node: &mut Node<Tcp>, at_most_ms: i64) -> bool {
     woken
 }
 
-/// One endpoint sleeps while the other is polled. Returns whether the sleeper was woken.
+/// One endpoint sleeps while the other is polled.
 fn is_woken_by(world: &mut World<Tcp>, sleeper: usize, other: usize) -> bool {
     assert!(world.nodes[sleeper].nic.park());
     let start = Instant::now();
@@ -214,7 +214,7 @@ fn is_woken_by(world: &mut World<Tcp>, sleeper: usize, other: usize) -> bool {
     woken
 }
 
-/// `describe` shows a link's addresses and queues.
+/// A link can be looked at.
 #[test]
 fn links_can_be_described() {
     let mut world = world(&config(), 2);
@@ -229,7 +229,7 @@ fn free_socket() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// A killed peer ends as `Gone`.
+/// A peer whose whole process is killed is gone, and its listener refuses.
 #[test]
 fn a_killed_process_is_gone() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 3000, ..config() }, 1);
@@ -251,7 +251,7 @@ fn a_killed_process_is_gone() {
     }
 }
 
-/// The helper process that `a_killed_process_is_gone` kills.
+/// Not a test of its own: the peer that `a_killed_process_is_gone` kills.
 #[test]
 #[ignore = "a helper process of another test"]
 fn child_that_streams() {
@@ -276,8 +276,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A closed link is drained when the peer's system has acknowledged its bytes. The device does not wait for the
-/// acknowledgement of the connection's end, which the system delays by 40 ms while the peer computes.
+/// A link that is closed is drained when its bytes have arrived. It does not wait for the end of the
+/// connection to be acknowledged as well, which the system of a peer that computes does 40 ms late.
 #[test]
 fn a_closed_link_does_not_wait_for_a_peer_that_computes() {
     let mut took = Duration::MAX;

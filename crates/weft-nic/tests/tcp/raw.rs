@@ -1,4 +1,4 @@
-//! A peer made by hand from docs/protocol.md, which can send bytes that no device would send.
+//! A peer made by hand from docs/protocol.md, which says and does what no device would.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use weft_engine::name::EpName;
 use weft_nic::handshake::{self, Key, Role};
 
-/// The version in docs/protocol.md. [`join`] checks that the device speaks it.
+/// The version of docs/protocol.md; that the device speaks it is seen in [`join`].
 pub const VERSION: u8 = 2;
 pub const HELLO: usize = 112;
 pub const ANSWER: usize = 144;
@@ -15,7 +15,7 @@ pub const PROOF_AT: usize = 112;
 pub const FINISH: usize = 48;
 pub const VERDICT: usize = 8;
 
-/// Connects to an endpoint's listener.
+/// A connection to an endpoint.
 pub fn dial(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -24,7 +24,7 @@ pub fn dial(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Encodes the hello of `me` to `peer`.
+/// The hello of `me` to `peer`.
 pub fn hello(me: &EpName, peer: &EpName) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(b"weft-tcp");
@@ -36,7 +36,7 @@ pub fn hello(me: &EpName, peer: &EpName) -> [u8; HELLO] {
     bytes
 }
 
-/// Encodes the hello of a peer that resumes session `number` with the endpoint `ep_id`.
+/// The hello of who made a link to the endpoint with this id, and wants to carry on its session.
 pub fn hello_again(number: u64, ep_id: &[u8; 16]) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(b"weft-tcp");
@@ -47,7 +47,7 @@ pub fn hello_again(number: u64, ep_id: &[u8; 16]) -> [u8; HELLO] {
     bytes
 }
 
-/// Encodes the answer of `me`, without a proof.
+/// The answer of `me`, still without a proof.
 pub fn answer(me: &EpName) -> [u8; ANSWER] {
     let mut bytes = [0; ANSWER];
     bytes[..8].copy_from_slice(b"weft-tcp");
@@ -56,7 +56,7 @@ pub fn answer(me: &EpName) -> [u8; ANSWER] {
     bytes
 }
 
-/// Encodes the finish that follows this hello and answer.
+/// The finish that belongs to a dialogue.
 pub fn finish(me: &EpName, key: &Key, hello: &[u8], answer: &[u8]) -> [u8; FINISH] {
     let sealed = key.seal(Role::Initiator, &[hello, &answer[..PROOF_AT]], &me.capability());
     let proof = key.proof(Role::Initiator, &[hello, &answer[..PROOF_AT], &sealed]);
@@ -66,7 +66,7 @@ pub fn finish(me: &EpName, key: &Key, hello: &[u8], answer: &[u8]) -> [u8; FINIS
     bytes
 }
 
-/// Makes the handshake as an initiator. Returns the verdict's status, or None if the connection ends first.
+/// The whole handshake as an initiator; the verdict's status, if there is one.
 pub fn try_join(me: &EpName, peer: &EpName) -> Option<u8> {
     let mut stream = dial(peer.socket());
     let hello = hello(me, peer);
@@ -80,7 +80,7 @@ pub fn try_join(me: &EpName, peer: &EpName) -> Option<u8> {
     Some(verdict[0])
 }
 
-/// Makes the handshake as an initiator. Returns the connection, on which frames may follow.
+/// The whole handshake as an initiator; frames may follow.
 pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
     let mut stream = dial(peer.socket());
     let hello = hello(me, peer);
@@ -98,7 +98,7 @@ pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
     stream
 }
 
-/// Encodes a frame.
+/// A frame.
 pub fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = u32::try_from(body.len()).unwrap().to_le_bytes().to_vec();
     bytes.extend_from_slice(&[kind, 0, 0, 0]);
@@ -106,12 +106,12 @@ pub fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Encodes a push segment.
+/// A push segment.
 pub fn segment(window: u64, offset: u64, payload: &[u8]) -> Vec<u8> {
     frame(2, &[&window.to_le_bytes()[..], &offset.to_le_bytes(), payload].concat())
 }
 
-/// Waits for the end of the stream. Returns whether the connection ended in order or by a reset.
+/// Whether the connection has ended, with or without a reset.
 pub fn has_ended(stream: &mut TcpStream) -> bool {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {
@@ -120,13 +120,13 @@ pub fn has_ended(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// The two names of a link that will be made.
+/// Who is to make a link.
 pub struct Visit {
     pub me: EpName,
     pub target: EpName,
 }
 
-/// A link made by hand, with the session's secrets for its resumption.
+/// A link made by hand, with what it takes to carry it on.
 pub struct Joined {
     pub stream: TcpStream,
     pub target: EpName,
@@ -135,7 +135,7 @@ pub struct Joined {
 }
 
 impl Visit {
-    /// Makes the handshake as an initiator. Returns the link and its session.
+    /// The whole handshake as an initiator, and the session that begins with it.
     pub fn join(&self) -> Joined {
         let Self { me, target } = *self;
         let mut stream = dial(target.socket());
@@ -155,13 +155,12 @@ impl Visit {
 }
 
 impl Joined {
-    /// Returns the same session over another connection to the endpoint, without a handshake.
+    /// The same link, as one who has another connection to the endpoint.
     pub fn again(&self) -> Self {
         Self { stream: dial(self.target.socket()), target: self.target, number: self.number, key: self.key.clone() }
     }
 
-    /// Tries to resume the link. Returns a new connection and the endpoint's position, or the status of the
-    /// refusal.
+    /// Wants to carry the link on: a new connection and the endpoint's position, or the status that refuses.
     pub fn come_back(
         &self,
         key: &Key,

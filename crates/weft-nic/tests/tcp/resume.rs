@@ -1,5 +1,5 @@
-//! Connections that break while both endpoints live. No message is lost or delivered twice, and a dead peer is
-//! reported soon.
+//! Connections that break while both endpoints live: nothing is lost, nothing comes twice, and what is really
+//! over is told soon.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,24 +17,22 @@ use weft_nic::{Tcp, TcpConfig};
 use super::suite::{Node, Random, Window, World, pattern};
 use super::{config, moved, parts, raw, while_running, world};
 
-/// Two endpoints whose names say different hosts.
+/// Two endpoints of different hosts, as their names say.
 pub fn far_world(config: &TcpConfig) -> World<Tcp> {
     let node = |host_id| Node::new(Tcp::new(config, &NameParts { host_id, ..parts("127.0.0.1") }).unwrap());
     World { nodes: vec![node(1), node(2)] }
 }
 
-/// The point at which the forwarder cuts a connection.
+/// What a connection through the forwarder goes through.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
-    /// Bytes that pass from the caller to the endpoint, and in the other direction. The first limit that is
-    /// reached cuts the connection.
+    /// Bytes that pass from the caller to the endpoint, and the other way. The first to be reached ends it.
     after: [usize; 2],
-    /// Cuts by a reset; otherwise by the end of the stream.
+    /// By reset, or by the end of the stream.
     reset: bool,
 }
 
-/// Starts a forwarder to `back`, whose n-th connection suffers the n-th cut. Later connections are not cut.
-/// Returns its address, the flag that stops it, and its thread.
+/// A forwarder to `back`; its n-th connection suffers the n-th cut, later ones none. Stops when told to.
 fn forwarder(back: SocketAddr, cuts: Vec<Cut>) -> (SocketAddr, Arc<AtomicBool>, thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let front = listener.local_addr().unwrap();
@@ -60,8 +58,7 @@ fn forwarder(back: SocketAddr, cuts: Vec<Cut>) -> (SocketAddr, Arc<AtomicBool>, 
     (front, stop, thread)
 }
 
-/// Carries bytes one way. Returns false if both connections must end; for a cut by reset they are already set
-/// to reset on closing.
+/// Carries bytes one way; false: both connections are to end, and if by a cut with a reset they have been told so.
 fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [usize; 2]) -> bool {
     let most = cut.map_or(1 << 16, |cut| cut.after[way] - passed[way]);
     let over = |ends: &[TcpStream; 2]| {
@@ -79,7 +76,7 @@ fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [
     match ends[way].read(&mut bytes) {
         Ok(0) => false,
         Ok(n) => {
-            // Few bytes are on the way, so the other end takes them.
+            // Little is under way, so the other end takes it.
             let mut rest = &bytes[..n];
             while !rest.is_empty() {
                 match ends[1 - way].write(rest) {
@@ -95,8 +92,8 @@ fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [
     }
 }
 
-/// Both sides send short messages and a push. All of them must arrive once and in order, and all pushes
-/// complete.
+/// Both sides say some short messages and push something; everything arrives once and in order, and all
+/// pushes are done.
 fn dialogue(world: &mut World<Tcp>, links: [LinkId; 2]) {
     let push = pattern(7, 40);
     let mut memory = Owned::new(push.clone());
@@ -125,8 +122,7 @@ fn dialogue(world: &mut World<Tcp>, links: [LinkId; 2]) {
     }
 }
 
-/// Links two endpoints through a forwarder with these cuts and has them talk. Returns the number of
-/// resumptions.
+/// Links two endpoints through a forwarder with these cuts, has them talk, and returns how often a link went on.
 fn talk_through(cuts: Vec<Cut>) -> u64 {
     let mut world = far_world(&TcpConfig { connect_timeout_ms: 20_000, answer_timeout_ms: 20_000, ..config() });
     let (front, stop, thread) = forwarder(world.nodes[1].nic.local_addr(), cuts);
@@ -142,16 +138,16 @@ fn talk_through(cuts: Vec<Cut>) -> u64 {
 }
 
 const NEVER: usize = usize::MAX;
-/// Handshake bytes of each side, before its frames.
+/// What each side says before frames follow.
 const SHAKEN: [usize; 2] = [raw::HELLO + raw::FINISH, raw::ANSWER + 8];
-/// Bytes of the frames that one side sends in the dialogue, without acknowledgements.
+/// The frames of one side's part of the dialogue, without acknowledgements.
 const SAID: usize = 13 + 14 + 64 + 13;
 
-/// The connection is cut after each byte of either side's frames, by a reset or by the end of the stream.
+/// Cut behind each byte of either side's part, by reset or by an end of the stream.
 #[test]
 fn a_dialogue_survives_a_cut_at_every_byte() {
     for way in 0..2 {
-        // The initiator's first byte shows that its link is up.
+        // With the first byte from the initiator its link is up for certain.
         for n in usize::from(way == 0)..SAID {
             let mut after = [NEVER; 2];
             after[way] = SHAKEN[way] + n;
@@ -161,7 +157,7 @@ fn a_dialogue_survives_a_cut_at_every_byte() {
     }
 }
 
-/// Cuts the connection that resumes the link after each byte of one side's handshake and first frames.
+/// The same while the link is being made anew, and in what follows.
 fn cut_resumptions(way: usize) {
     let first = Cut { after: [SHAKEN[0] + 50, NEVER], reset: true };
     let shaken = [SHAKEN[0], raw::ANSWER + 16];
@@ -182,31 +178,31 @@ fn a_resumption_survives_a_cut_at_every_byte_of_the_called() {
     cut_resumptions(1);
 }
 
-/// Ends a link's connection as if both hosts had forgotten it. Bytes in their buffers are lost.
+/// Ends a link's connection as if both hosts had forgotten it: nothing that lies in their buffers arrives.
 fn break_connection(node: &Node<Tcp>, link: LinkId) -> bool {
     let Some(info) = node.nic.describe(link) else { return false };
     let (Some(local), Some(remote)) = (info.local, info.remote) else { return false };
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let Ok(fd) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
-        // Only the descriptor of the directory listing closes soon. This thread owns the others.
+        // The listing's own descriptor is closed soon; no other is, while this thread is here.
         if !std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")) {
             continue;
         }
-        // SAFETY: `fd` is an open socket: its endpoint is borrowed, or it belongs to another endpoint, and then
-        // the addresses differ.
+        // SAFETY: it is a socket of this process, and lives: the endpoint that owns it is borrowed, or it is
+        // another's whose addresses differ.
         let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         let addr = |of: rustix::net::SocketAddrAny| SocketAddr::try_from(of).ok();
         let here = rustix::net::getsockname(socket).ok().and_then(addr);
         let there = rustix::net::getpeername(socket).ok().flatten().and_then(addr);
         if (here, there) == (Some(local), Some(remote)) {
-            // The kernel discards the socket's buffers and resets the other end.
+            // Back to a fresh socket: the kernel throws away what it has, and resets the other end.
             return rustix::net::connect_unspec(socket).is_ok();
         }
     }
     false
 }
 
-/// Messages of all sizes and pushes run both ways while connections break repeatedly at any byte.
+/// Messages of all sizes and pushes, both ways, while connections break again and again in the middle.
 #[test]
 fn a_mixed_stream_survives_many_breaks() {
     for buffer_bytes in [Some(4608), None] {
@@ -283,12 +279,12 @@ fn mixed_stream(mut world: World<Tcp>, breaks: usize) {
     assert!(stats.resumed >= 5 && stats.resumed <= stats.breaks + broken as u64, "{stats:?}");
 }
 
-/// A middlebox passes handshakes only. The pause between resumptions grows.
+/// Something between lets handshakes pass and nothing else: a link is not made anew as fast as that goes.
 #[test]
-fn the_pause_between_useless_resumptions_grows() {
+fn connections_that_carry_nothing_come_ever_later() {
     let settings = TcpConfig { connect_timeout_ms: 20_000, answer_timeout_ms: 20_000, ..config() };
     let mut world = far_world(&settings);
-    // The other end cannot dial: its peer's name leads to no host.
+    // The other end cannot call: its peer's name leads nowhere.
     let nowhere = NameParts { host_id: 1, ..parts("255.255.255.255") };
     let everywhere = TcpConfig { bind: Some("0.0.0.0:0".parse().unwrap()), ..settings };
     world.nodes[0] = Node::new(Tcp::new(&everywhere, &nowhere).unwrap());
@@ -311,9 +307,9 @@ fn the_pause_between_useless_resumptions_grows() {
     assert!((3..30).contains(&breaks), "{breaks} connections in a second and a half");
 }
 
-/// A push from inaccessible memory of the client ends its own link only.
+/// Memory of the client that is not there ends the link that it was to be sent on, and no other.
 #[test]
-fn inaccessible_memory_ends_the_link() {
+fn memory_that_is_not_there_ends_the_link() {
     const BYTES: usize = 1 << 20;
     let mut world = far_world(&config());
     let (near, far) = world.join_and_greet(0, 1);
@@ -323,7 +319,8 @@ fn inaccessible_memory_ends_the_link() {
     let first = (address + BYTES / 2).next_multiple_of(page);
     let last = (address + BYTES) & !(page - 1);
     let protect = |how: rustix::mm::MprotectFlags| {
-        // SAFETY: the pages are inside the buffer. Meanwhile only system calls read them, and report the fault.
+        // SAFETY: whole pages inside the buffer, which nobody of this process touches meanwhile but the
+        // system, which says so.
         unsafe { rustix::mm::mprotect(first as *mut _, last - first, how) }.unwrap();
     };
     world.nodes[1].inbox.windows.insert(1, Window::new(BYTES));
@@ -337,7 +334,7 @@ fn inaccessible_memory_ends_the_link() {
     world.join_and_greet(0, 1);
 }
 
-/// Acknowledged messages are released soon, even if no other message follows.
+/// What is acknowledged is let go of: soon, even if nothing more is said.
 #[test]
 fn an_idle_link_keeps_nothing() {
     let mut world = world(&config(), 2);
@@ -349,7 +346,7 @@ fn an_idle_link_keeps_nothing() {
     world.until("messages", |nodes| nodes[1].inbox.messages.len() == 50);
     world.until("nothing kept", |nodes| nodes[0].nic.describe(near).unwrap().kept_bytes == 0);
     assert_eq!(world.nodes[1].nic.describe(far).unwrap().kept_bytes, 0);
-    // The number of messages that a peer has not read is bounded.
+    // What a peer leaves unread stays bounded.
     let mut accepted = 0;
     while world.nodes[0].send(near, 4, &[0; 10_000]).is_ok() {
         accepted += 1;
@@ -360,14 +357,13 @@ fn an_idle_link_keeps_nothing() {
     world.until("room", |nodes| nodes[0].send(near, 4, &[0; 10_000]).is_ok());
 }
 
-/// Names a peer made by hand, whose address is `at`.
+/// A peer made by hand has made a link to the endpoint, and has gone. Its name leads to `at`.
 fn visitor(world: &World<Tcp>, at: SocketAddr, host_id: u64) -> raw::Visit {
     let me = EpName::full(&NameParts { socket: at, host_id, ..parts("127.0.0.1") });
     raw::Visit { me, target: world.nodes[0].name() }
 }
 
-/// Links a peer made by hand and breaks its connection. Returns the reason for which the link ended, and the
-/// time until then.
+/// Time from the break of a visitor's connection until its link has ended.
 fn time_to_end(settings: &TcpConfig, at: SocketAddr, host_id: u64) -> (LinkError, Duration) {
     let world = world(settings, 1);
     let visit = visitor(&world, at, host_id);
@@ -390,9 +386,9 @@ fn time_to_end_of(mut world: World<Tcp>, visit: raw::Visit) -> (LinkError, Durat
     (world.nodes[0].inbox.down[0].1, start.elapsed())
 }
 
-/// A refused connection means a dead peer: at once if the peer was on this host, otherwise after a short time.
+/// Nobody listens where a peer of this host did; of another host that is believed after a moment.
 #[test]
-fn a_dead_peer_is_distinguished_from_a_broken_path() {
+fn the_dead_are_told_from_the_cut_off() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (why, took) = time_to_end(&config(), nobody, 1);
     assert_eq!(why, LinkError::Gone);
@@ -402,7 +398,7 @@ fn a_dead_peer_is_distinguished_from_a_broken_path() {
     assert!((Duration::from_millis(300)..Duration::from_millis(1000)).contains(&took), "{took:?}");
 }
 
-/// A link ends if another endpoint or another program listens at the peer's address.
+/// Another endpoint listens there now, or another program.
 #[test]
 fn a_successor_is_not_the_peer() {
     let mut other = world(&config(), 1);
@@ -427,9 +423,9 @@ fn a_successor_is_not_the_peer() {
     thread.join().unwrap();
 }
 
-/// A transmit context cannot be called, so the device asks the first receive context of its endpoint whether
-/// the endpoint lives. Either no program listens there, or another endpoint does, or the endpoint answers. In
-/// the last case its transmit context has `answer_timeout_ms` to call.
+/// A transmit context cannot be called. Whether its endpoint lives is asked where the first receive context
+/// listens: nobody may listen there, another endpoint, or the endpoint, whose transmit context has
+/// `answer_timeout_ms` to call.
 #[test]
 fn the_end_of_a_transmit_context_is_noticed() {
     for host_id in [1, 2] {
@@ -462,7 +458,8 @@ fn the_end_of_a_transmit_context_is_noticed() {
     }
 }
 
-/// A closed link in the middle of a segment is dropped if its peer resumes it at an impossible position.
+/// A link that was closed in the middle of a segment, and whose peer asks for its end from an impossible
+/// position on, is forgotten.
 #[test]
 fn a_closed_link_has_no_end_at_an_impossible_position() {
     let settings = TcpConfig { send_buffer_bytes: Some(4608), segment_bytes: 1 << 20, ..config() };
@@ -481,12 +478,13 @@ fn a_closed_link_has_no_end_at_an_impossible_position() {
         raw::has_ended(&mut carried)
     });
     assert!(while_running(&mut world, thread));
-    // The endpoint still accepts links.
+    // The endpoint has come through it.
     world.nodes.push(Node::new(Tcp::new(&settings, &parts("127.0.0.1")).unwrap()));
     world.join_and_greet(0, 1);
 }
 
-/// The device calls a silent host until `resume_ms` have passed. The link then ends as `Cut`, not as `Gone`.
+/// A host that says nothing is called again until the time is over, and no longer. The link then ends as cut,
+/// not as hung up.
 #[test]
 fn retries_end() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -504,7 +502,7 @@ fn retries_end() {
     assert!(took < Duration::from_millis(300), "{took:?}");
 }
 
-/// An endpoint that is reopened with the same name at the same address does not know earlier sessions.
+/// The same endpoint, opened anew at the same address with the same name, knows nothing of earlier links.
 #[test]
 fn a_reopened_endpoint_does_not_know_the_session() {
     let mut world = world(&config(), 1);
@@ -514,7 +512,7 @@ fn a_reopened_endpoint_does_not_know_the_session() {
     world.nodes.push(Node::new(first));
     let (near, _) = world.join_and_greet(0, 1);
     let before = world.nodes[0].nic.stats();
-    // The endpoint ends without a goodbye, as if its process had died.
+    // As if its process had died: no goodbye.
     let gone = world.nodes.pop().unwrap();
     break_connection(&gone, gone.inbox.order[0]);
     drop(gone);
@@ -527,10 +525,10 @@ fn a_reopened_endpoint_does_not_know_the_session() {
     assert_eq!(world.nodes[0].nic.stats().resumed, before.resumed);
 }
 
-/// A stranger that knows a session's number, or a recorded exchange, cannot resume a link. The link continues
-/// over its own connection.
+/// Whoever has seen a session's number, or a whole dialogue, cannot take a link over: it goes on with its own
+/// connection.
 #[test]
-fn a_stranger_cannot_resume_a_link() {
+fn nobody_else_carries_a_link_on() {
     let mut world = world(&config(), 1);
     let visit = visitor(&world, "127.0.0.1:9".parse().unwrap(), 2);
     let target = world.nodes[0].name();
@@ -544,11 +542,11 @@ fn a_stranger_cannot_resume_a_link() {
         let frame = raw::frame(1, b"still here");
         joined.stream.write_all(&frame).unwrap();
         let (stream, position) = joined.come_back(&joined.key.clone(), 5, 0, Some(&mut record)).unwrap();
-        // The frame was either read, or lost with the old connection.
+        // It may have been read, or have been lost with the old connection.
         assert!([0, 18].contains(&position));
         assert!(raw::has_ended(&mut joined.stream), "the old connection is over");
         assert_eq!(joined.come_back(&joined.key.clone(), 4, 0, None).err(), Some(5), "an epoch of the past");
-        // A replayed exchange fails, because the acceptor's nonce has changed.
+        // A dialogue that was recorded: the nonce of the other side is another one now.
         let mut replay = raw::dial(target.socket());
         replay.write_all(&record[..raw::HELLO]).unwrap();
         let mut answer = [0; raw::ANSWER];
@@ -567,7 +565,7 @@ fn a_stranger_cannot_resume_a_link() {
     let link = world.nodes[0].inbox.order[0];
     assert_eq!(world.nodes[0].take_messages(link), [&b"still here"[..], b"and here"]);
     assert!(world.nodes[0].inbox.down.is_empty());
-    // An acknowledgement of bytes that were never sent ends the link.
+    // Positions that were never sent end the link.
     stream.write_all(&raw::frame(4, &1000u64.to_le_bytes())).unwrap();
     world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
     assert_eq!(world.nodes[0].inbox.down[0].1, LinkError::Protocol);

@@ -1,12 +1,9 @@
-//! Random runs of TCP devices over a network that cuts, delays and breaks byte streams. The seed decides all
-//! faults ([`net`]).
+//! Devices over a network that cuts, delays and breaks their byte streams as a seed says ([`net`]), and what
+//! must hold all the same: every message once, in order and byte for byte; every push in its place, and done
+//! when it is there; each end told once; nothing left over at rest.
 //!
-//! A run must satisfy these rules. Every message arrives once, in order and unchanged. Every push arrives at
-//! its place, and is done only then. Each end of a link is reported once. No state remains when all devices are
-//! at rest.
-//!
-//! `cargo test -p weft-nic --lib tcp::faults` plays [`SEEDS`] runs, plain and encrypted alternately.
-//! `WEFT_TCP_SEEDS=100000` plays more, `WEFT_TCP_SEED=7` plays that one. A failure prints its seed.
+//! `cargo test -p weft-nic --lib tcp::faults` plays [`SEEDS`] runs, plain and encrypted by turns;
+//! `WEFT_TCP_SEEDS=100000` more, `WEFT_TCP_SEED=7` one of them. A failure prints its seed.
 
 #![allow(clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -19,12 +16,12 @@ pub(crate) mod net;
 mod verdict;
 mod world;
 
-/// Number of runs in an ordinary test.
+/// Runs of an ordinary test.
 const SEEDS: u64 = 400;
-/// Number of runs in which each planted bug must be caught.
+/// So many a planted bug may survive.
 const MUTANT_SEEDS: u64 = 2000;
 
-/// Plays the run of a seed. The error is the first broken rule, or the text of a panic.
+/// What is wrong with a run, if anything is; a panic is, too.
 fn complaint(seed: u64) -> Result<world::Report, String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| world::run(seed)));
     net::install(None);
@@ -37,7 +34,7 @@ fn complaint(seed: u64) -> Result<world::Report, String> {
     })
 }
 
-/// Prints the log records of the devices and the network in a single run.
+/// Tells what the devices and the network of a single run log.
 struct Teller;
 
 impl log::Log for Teller {
@@ -55,7 +52,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn byte_streams_survive_faults() {
+fn byte_streams_survive_what_befalls_them() {
     let (first, count) = match number("WEFT_TCP_SEED") {
         Some(seed) => {
             log::set_logger(&Teller).expect("there is no other");
@@ -75,7 +72,7 @@ fn byte_streams_survive_faults() {
     }
     println!("{count} runs: {sum:?}");
     if count >= SEEDS {
-        // Enough faults and traffic must have occurred.
+        // What shall be tried has been tried.
         assert!(
             sum.breaks > count && sum.resumed > count && sum.messages > 50 * count && sum.pushes > 5 * count,
             "{sum:?}"

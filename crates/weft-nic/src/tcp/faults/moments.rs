@@ -1,4 +1,4 @@
-//! Rare states of the TCP device, each produced by hand because random runs seldom or never reach it.
+//! Moments that the runs come to seldom or never, each brought about by hand.
 //!
 //! Place in the data flow: beside [`super::world`], on the network of [`super::verdict`].
 
@@ -14,16 +14,16 @@ use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
 use super::world::{contexts, device};
 
-/// Time in which both sides read a verdict, or resume a link without further faults.
+/// So long both sides take to read a verdict, or a link to be made anew where nothing hinders it.
 const SOON_MS: u64 = 300;
-/// Time after which a host is suspected by default, and a few polls more.
+/// A host is suspected after so long by default, and some looks more.
 const SUSPECTED_MS: u64 = 8000;
-/// Time of a busy caller, beyond all default time-outs except the one for an answer.
+/// For so long a caller computes who comes back after all time-outs by default, but for that of an answer.
 const AWAY_MS: u64 = 11_000;
-/// More links than one call of epoll_wait(2) reports.
+/// More links than one poll is told of.
 const CROWD: usize = EVENTS + 36;
 
-/// Calls, and polls until both sides know that the link is up. Returns the link at either side.
+/// Calls, and lets both sides learn that the link is up. Gives the link at either.
 fn joined(quiet: &mut Quiet, from: usize, to: usize) -> [LinkId; 2] {
     let near = quiet.call(from, to);
     quiet.pass(STEP_MS);
@@ -35,7 +35,7 @@ fn lose(index: usize, side: usize) {
     net::with(|net| net.lose(index, side, true));
 }
 
-/// The network carries all bytes on the way.
+/// The network carries all that has been said.
 fn settle() {
     while net::with(Net::step) == Some(true) {}
 }
@@ -44,7 +44,7 @@ fn made() -> usize {
     net::with(|net| net.made()).expect("a network")
 }
 
-/// The acceptor of a transmit context's link cannot call back, so it waits while the endpoint lives.
+/// The acceptor of a transmit context's link cannot call back: it waits, as long as the endpoint lives.
 #[test]
 fn a_link_of_a_transmit_context_waits_to_be_called() {
     for (encrypt, to) in [(false, 0), (false, 1), (true, 1)] {
@@ -52,7 +52,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         let mut quiet = Quiet::new(&config);
         quiet.0.extend(contexts(&config, 1).map(|tcp| (tcp, Default::default())));
         let links = joined(&mut quiet, 3, to);
-        // Only the acceptor notices the break.
+        // Only the acceptor notices.
         lose(0, 1);
         quiet.pass(15_000);
         assert_eq!((quiet.0[to].0.stats().breaks, &quiet.0[to].1.down[..]), (1, &[][..]), "{to}");
@@ -66,7 +66,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         quiet.pass(STEP_MS);
         assert_eq!(quiet.0[to].1.messages, [[3; 9]]);
         assert_eq!(quiet.0[3].1.messages, [[to as u8; 9]]);
-        // Both sides notice the break. Meanwhile the initiator is busy for longer than a host may be silent.
+        // Both notice while the initiator computes, for longer than a host may be silent.
         let last = made() - 1;
         lose(last, 1);
         lose(last, 0);
@@ -74,7 +74,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         assert_eq!(quiet.0[to].1.down, []);
         quiet.pass(SOON_MS);
         assert_eq!((quiet.0[3].0.stats().resumed, quiet.0[to].0.stats().resumed), (2, 2));
-        // The initiator forgets the link without a goodbye.
+        // It has left the link for good, and nobody says so.
         let link = &mut quiet.0[3].0.links[links[0].0 as usize];
         link.session = None;
         quiet.0[3].0.sessions.clear();
@@ -88,8 +88,8 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
     }
 }
 
-/// A link receives an invalid frame in the poll in which its host would have been suspected. It ends once, with
-/// the first reason, and the next link of the same number is unaffected.
+/// A link ends with nonsense in the poll in which its host would have been suspected: it ends once, for the
+/// first reason, and the next link of the same number is another.
 #[test]
 fn a_link_that_has_failed_ends_once() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -119,7 +119,7 @@ fn a_link_that_has_failed_ends_once() {
     assert_eq!(quiet.0[0].1.up, [links[0], next]);
 }
 
-/// Makes links that have sent a message and been closed. None of the messages has arrived.
+/// So many links have said something and been closed; none of it has arrived.
 fn closed(links: usize) -> Quiet {
     let mut quiet = Quiet::new(&TcpConfig::default());
     let links: Vec<LinkId> = (0..links).map(|_| quiet.call(0, 1)).collect();
@@ -131,7 +131,7 @@ fn closed(links: usize) -> Quiet {
     quiet
 }
 
-/// Polls the caller only, while the network carries nothing.
+/// The caller notices what has come to pass, and the network does nothing.
 fn notice(quiet: &mut Quiet) -> &Tcp {
     let (tcp, heard) = &mut quiet.0[0];
     for _ in 0..ROUNDS {
@@ -140,32 +140,33 @@ fn notice(quiet: &mut Quiet) -> &Tcp {
     tcp
 }
 
-/// Closed links that still have a connection do not count against the limit for those without.
+/// Of links that our side has closed, those with a connection do not count against those without.
 #[test]
-fn closed_links_with_a_connection_displace_none() {
+fn healthy_partings_crowd_nobody_out() {
     const LINKS: usize = 300;
     let mut quiet = closed(LINKS);
     lose(LINKS / 2, 0);
     lose(LINKS / 2, 1);
     let tcp = notice(&mut quiet);
-    assert_eq!((tcp.closed.len(), tcp.calling.len()), (LINKS, 1), "all linger, one of them without a connection");
+    assert_eq!((tcp.closed.len(), tcp.calling.len()), (LINKS, 1), "they linger, one of them without a connection");
     quiet.pass(SOON_MS);
     assert_eq!(quiet.0[1].1.messages.len(), LINKS);
     assert!(quiet.0[1].1.down.len() == LINKS && quiet.0[1].1.down.iter().all(|end| end.1 == LinkError::Closed));
 }
 
-/// The number of closed links without a connection is limited.
+/// Those without a connection are limited in number.
 #[test]
-fn closed_links_without_a_connection_are_bounded() {
+fn partings_without_a_connection_are_bounded() {
     let mut quiet = closed(300);
     (0..280).for_each(|index| lose(index, 0));
     let tcp = notice(&mut quiet);
     assert_eq!((tcp.closed.len(), tcp.calling.len()), (256 + 20, 256));
 }
 
-/// A closed link ends if the peer reads no more: 5 s after the peer's system last accepted a byte.
+/// A peer that reads nothing more is given up by a link that our side has closed, 5 s after its system took
+/// something for the last time.
 #[test]
-fn a_closed_link_without_progress_ends() {
+fn a_parting_without_progress_ends() {
     let mut quiet = Quiet::new(&TcpConfig::default());
     let [link, _] = joined(&mut quiet, 0, 1);
     let mut words = Owned::new(vec![7; 60_000]);
@@ -177,8 +178,8 @@ fn a_closed_link_without_progress_ends() {
     assert_eq!(quiet.0[0].0.closed.len(), 0);
 }
 
-/// The caller's host reached the other host, and then lost it: the caller dials again. For a host that answers
-/// but whose endpoint is busy, the caller waits.
+/// The caller's host reached the other, and then no more: it is called again. One that lives and computes is
+/// waited for.
 #[test]
 fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -190,7 +191,7 @@ fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     assert_eq!(quiet.0[0].1.up, [link]);
     assert_eq!(made(), 2);
 
-    // The second case is a resumption, before the other side has noticed the break.
+    // The same when it is made anew, and the other side does not know yet.
     lose(1, 0);
     while made() == 2 {
         quiet.poll(0);
@@ -199,7 +200,7 @@ fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     quiet.pass(SUSPECTED_MS);
     assert_eq!((quiet.0[0].0.stats().resumed, made()), (1, 4));
 
-    // In the third case the other side is busy.
+    // The other side is busy.
     let second = quiet.0[0].0.connect(&there).expect("a call");
     quiet.pass_without(1, 50_000);
     lose(3, 0);
@@ -210,7 +211,7 @@ fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     assert_eq!(quiet.0[0].0.stats().resumed, 2);
 }
 
-/// A host that vanishes during the handshake and does not return is reported by a time-out.
+/// A host that vanishes in the handshake, and does not come back, is given up.
 #[test]
 fn a_host_that_vanishes_in_the_handshake_is_given_up() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -225,7 +226,7 @@ fn a_host_that_vanishes_in_the_handshake_is_given_up() {
     assert_eq!(quiet.0[0].1.down, [(link, LinkError::Timeout)]);
 }
 
-/// A refused caller dials again for `connect_retry_ms`.
+/// Who is refused calls again for as long as it was told to.
 #[test]
 fn a_late_listener_is_waited_for() {
     let (connect_retry_ms, connect_timeout_ms) = (12_000, 12_000);
@@ -240,9 +241,10 @@ fn a_late_listener_is_waited_for() {
     assert_eq!(quiet.0[0].1.up, [link]);
 }
 
-/// Retransmitted messages are noted as unsent, even if a flush in between found no connection.
+/// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be
+/// sent meanwhile.
 #[test]
-fn retransmitted_messages_are_noted_as_unsent() {
+fn what_is_said_once_more_is_noted() {
     let unsent = Arc::new(Unsent::new(|| true));
     let mut quiet = Quiet::new(&TcpConfig { unsent: Some(Arc::clone(&unsent)), ..TcpConfig::default() });
     let links = joined(&mut quiet, 0, 1);
@@ -260,8 +262,8 @@ fn retransmitted_messages_are_noted_as_unsent() {
     assert!(unsent.kept().is_some());
 }
 
-/// A refused caller that is then busy, for longer than refusals are retried, dials once more. It does so
-/// whether or not it saw the refusal before.
+/// Who was refused and computes then, for longer than calls are tried again, calls once more: whether it had
+/// heard of it or not.
 #[test]
 fn a_listener_that_came_while_the_caller_was_away_is_called() {
     for heard in [false, true] {
@@ -276,7 +278,7 @@ fn a_listener_that_came_while_the_caller_was_away_is_called() {
         come_back(&mut quiet);
         assert_eq!((&quiet.0[0].1.up[..], &quiet.0[0].1.down[..]), (&[link][..], &[][..]), "{heard}");
         assert_eq!(made(), 2);
-        // A second refusal ends the call.
+        // If it is refused that time, too, that was it.
         net::with(|net| net.refuses = true);
         quiet.0[0].0.connect(&there).expect("a call");
         if heard {
@@ -287,7 +289,7 @@ fn a_listener_that_came_while_the_caller_was_away_is_called() {
     }
 }
 
-/// Starts many calls by full name or by service name, without a poll.
+/// A crowd of calls by name or by service name; nobody has been polled since.
 fn crowd(by_service: bool) -> Quiet {
     let mut quiet = Quiet::new(&TcpConfig { open: by_service, ..TcpConfig::default() });
     let name = quiet.0[1].0.name();
@@ -298,20 +300,20 @@ fn crowd(by_service: bool) -> Quiet {
     quiet
 }
 
-/// The network carries all bytes while the devices are away for longer than their time-outs.
+/// The network does its part while all are away, for too long but for that.
 fn come_back(quiet: &mut Quiet) {
     settle();
     net::with(|net| net.now_ms += AWAY_MS);
     quiet.pass(20 * STEP_MS);
 }
 
-/// The caller returns after the time-out to more finished connections than one epoll_wait(2) reports. It counts
-/// them as made in time, and each answer too.
+/// Who comes back after the time-out to more connections than one poll is told of finds them made, not late;
+/// and so with each answer.
 #[test]
 fn connections_made_while_the_caller_was_away_are_not_late() {
     for by_service in [false, true] {
         let mut quiet = crowd(by_service);
-        // After each absence the caller sends its hello, or its finish.
+        // It says its hello, and the finish, when it has been away.
         for _ in 0..2 {
             settle();
             net::with(|net| net.now_ms += AWAY_MS);
@@ -323,7 +325,7 @@ fn connections_made_while_the_caller_was_away_are_not_late() {
     }
 }
 
-/// Hellos that arrived while the acceptor was away are not late.
+/// The same of the side that is called: hellos that came while it was away are not late.
 #[test]
 fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
     let mut quiet = crowd(false);
@@ -335,8 +337,7 @@ fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
     assert_eq!(quiet.0[1].0.stats().refused, 0);
 }
 
-/// Resumptions that finished while the caller was away are not late. Otherwise the links would end with all
-/// retained messages.
+/// The same of links that are made anew, which would end with all that they have kept.
 #[test]
 fn links_made_anew_while_the_caller_was_away_are_not_late() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -352,8 +353,8 @@ fn links_made_anew_while_the_caller_was_away_are_not_late() {
     }
 }
 
-/// After a device is closed, its address is free and refuses connections, even if a copy of the listener's
-/// descriptor remains. (This test uses the kernel's network.)
+/// Nobody listens any more where a device was, and its address is free, though a copy of the descriptor is
+/// left. (On the system's own network.)
 #[test]
 fn a_copy_of_the_listener_does_not_listen() {
     let there = device(&TcpConfig::default(), 1).local_addr();

@@ -1,12 +1,13 @@
-//! A simulated network in virtual time for the devices of one thread. It cuts, delays and breaks byte streams.
+//! A network in virtual time under the devices of one thread, in the place of the kernel's: it cuts, delays
+//! and breaks what they say.
 //!
-//! Place in the data flow: the functions of [`super::super::sys`] ask here first, and use the kernel in threads
-//! without a simulated network. A device's socket is one end of a socket pair, so that epoll works as usual.
-//! The network owns the other end, and carries the bytes on in [`Net::step`]. Nothing depends on real time,
-//! other threads or the kernel's sockets: the same seed gives the same run.
+//! Place in the data flow: the functions of [`super::super::sys`] ask here first. A device's socket is one
+//! end of a socket pair, so that epoll works as it does; the other end is the network's, which carries the
+//! bytes on when [`Net::step`] is called. Nothing depends on real time, other threads or the kernel's
+//! sockets: the same seed gives the same run. Threads without a network get the kernel's.
 //!
-//! A break has a position in the byte stream. A write draws whether a break follows, and behind which byte. No
-//! byte behind it arrives.
+//! A break is placed in the stream of bytes: a write draws whether one follows, and behind which byte of it.
+//! Beyond the byte nothing arrives.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,29 +26,29 @@ thread_local! {
     static NET: RefCell<Option<Net>> = const { RefCell::new(None) };
 }
 
-/// Sets or removes this thread's network.
+/// Gives this thread a network, or takes it away.
 pub(super) fn install(net: Option<Net>) {
     NET.set(net);
 }
 
-/// Calls `call` with this thread's network, if it has one.
+/// Calls with this thread's network, if it has one.
 pub(super) fn with<T>(call: impl FnOnce(&mut Net) -> T) -> Option<T> {
     NET.with_borrow_mut(|net| net.as_mut().map(call))
 }
 
-/// Limits of the bytes that one call reads or writes.
+/// How much of what it is asked for a call does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cuts {
-    /// Percentage of calls that transfer a part of the bytes, or none.
+    /// Of 100 calls so many do a part only, or nothing.
     pub(super) percent: usize,
-    /// Percentage of those calls that transfer none.
+    /// Of those, so many of 100 do nothing.
     pub(super) nothing: usize,
-    /// Greatest number of bytes of a part.
+    /// The part has at most so many bytes.
     pub(super) most: usize,
 }
 
 impl Cuts {
-    /// Draws how many of `len` bytes a call transfers.
+    /// How many of `len` bytes.
     fn draw(self, len: usize, random: &mut Random) -> usize {
         if len == 0 || random.below(100) >= self.percent {
             return len;
@@ -59,74 +60,73 @@ impl Cuts {
     }
 }
 
-/// Faults of a run's network.
+/// What a run's network does.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     pub(super) writes: Cuts,
     pub(super) reads: Cuts,
-    /// Percentage of portions that are small.
+    /// Of 100 portions so many are small.
     pub(super) small: usize,
-    /// Bytes on the way in one direction.
+    /// Bytes under way in one direction.
     pub(super) window: usize,
-    /// Percentage of portions that are delayed.
+    /// Of 100 portions so many are held back.
     pub(super) delays: usize,
-    /// Longest delay of a portion.
+    /// For at most so long.
     pub(super) delay_ms: u64,
-    /// Writes per thousand that are followed by a break.
+    /// Of 1000 writes so many are followed by a break.
     pub(super) breaks: usize,
-    /// Breaks per thousand writes within the first [`YOUNG_BYTES`] of a connection, where handshakes are.
+    /// The same of the first [`YOUNG_BYTES`] of a connection, where handshakes are.
     pub(super) early_breaks: usize,
-    /// Number of breaks that may still occur.
+    /// Breaks in all.
     pub(super) budget: usize,
 }
 
-/// Bytes at the start of each direction in which [`Faults::early_breaks`] applies.
+/// See [`Faults::early_breaks`].
 const YOUNG_BYTES: u64 = 400;
-/// Offsets at which breaks are frequent: around the headers of frames and records, and around tags.
+/// Bytes around which breaks are frequent: headers of frames, of records, tags.
 const EDGES: [usize; 10] = [0, 1, 4, 5, 7, 8, 9, 16, 23, 24];
 
-/// Values in the place of a descriptor, for a socket that does not exist yet and one that is closed.
+/// In the place of a socket's number: there is none yet, and no more.
 const UNBORN: RawFd = -1;
 const CLOSED: RawFd = -2;
 
 /// One end of a connection.
 #[derive(Debug)]
 struct End {
-    /// Descriptor of the device's socket.
+    /// The device's socket.
     fd: RawFd,
-    /// The network's end of the socket pair. None when the network has closed it.
+    /// What is connected with it; None when the network has let go.
     ours: Option<OwnedFd>,
-    /// Bytes that have arrived and were not read are lost.
+    /// What has arrived and was not read is lost, too.
     reset: bool,
-    /// The connection broke without this host's knowledge: the time of the break, and the time at which the
-    /// host learns it.
+    /// Its host has not learned yet that the connection broke: since when, and when it will.
     forsaken: Option<(u64, u64)>,
-    /// The device has closed or shut down the socket.
+    /// The device has closed it, or shut it down.
     said_all: bool,
 }
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Way {
-    /// Number of bytes that the sender has written.
+    /// Bytes that the sender has written.
     written: u64,
-    /// Number of bytes that have arrived.
+    /// Bytes that have arrived.
     arrived: u64,
     under_way: VecDeque<u8>,
     held_until_ms: u64,
-    /// The connection breaks when this number of bytes has arrived.
+    /// The connection breaks when so many have arrived.
     break_at: Option<u64>,
-    /// The receiver has seen the end of the stream.
+    /// The receiver has been told the end.
     ended: bool,
 }
 
 #[derive(Debug)]
 struct Connection {
-    /// The ends of caller and acceptor.
+    /// The caller's and the called one's.
     ends: [End; 2],
-    /// `ways[n]` carries bytes from `ends[n]` to the other end.
+    /// From the end of the same number to the other.
     ways: [Way; 2],
-    /// Time at which the connection is made. The acceptor's end exists from then on.
+    /// When it is made; the called one's end is there from then on.
     up_ms: u64,
     to: u16,
 }
@@ -138,7 +138,7 @@ struct Listener {
     waiting: VecDeque<OwnedFd>,
 }
 
-/// The simulated network of a thread.
+/// See the module.
 pub(super) struct Net {
     pub(super) now_ms: u64,
     pub(super) faults: Faults,
@@ -148,15 +148,15 @@ pub(super) struct Net {
     /// Sockets that are not connected yet.
     fresh: Vec<(RawFd, OwnedFd)>,
     connections: Vec<Connection>,
-    /// The caller of this connection reads no bytes.
+    /// Of this connection the caller finds nothing to read.
     pub(super) deaf: Option<usize>,
-    /// Connections are no longer made.
+    /// No connection is made any more.
     pub(super) vanished: bool,
-    /// Connections are refused.
+    /// Nobody listens.
     pub(super) refuses: bool,
-    /// Number of connections that were broken.
+    /// Connections that were broken.
     pub(super) broken: usize,
-    /// A hash of the lengths and times of all transfers.
+    /// A hash of everything that was carried: lengths and times.
     pub(super) trace: u64,
 }
 
@@ -183,19 +183,19 @@ impl Net {
         }
     }
 
-    /// Ends delays and most breaks.
+    /// Nothing takes long from now on, and little breaks.
     pub(super) fn calm(&mut self) {
         self.faults.delays = 0;
         self.faults.window = self.faults.window.max(60_000);
         self.faults.budget = self.faults.budget.min(2);
     }
 
-    /// Logs the state of all connections.
+    /// Tells where everything stands.
     pub(super) fn tell(&self) {
         log::trace!("{} net: {:?}\n{:#?}", self.now_ms, self.faults, self.connections);
     }
 
-    /// Number of connections that either side still has.
+    /// Connections that either side still has.
     pub(super) fn connections(&self) -> usize {
         self.connections.iter().filter(|one| one.ends.iter().any(|end| end.ours.is_some())).count()
     }
@@ -205,8 +205,8 @@ impl Net {
         self.connections.iter().enumerate().find_map(at)
     }
 
-    /// Makes a socket pair for a device and the network. The device may reuse the number of a descriptor that
-    /// it closed without the network's notice.
+    /// A socket pair for a device and for us. The number of the device's may be one that it has closed
+    /// before, which we have not noticed.
     fn pair(&mut self) -> (OwnedFd, OwnedFd) {
         let (theirs, ours) = pair();
         self.fresh.retain(|fresh| fresh.0 != theirs.as_raw_fd());
@@ -222,7 +222,7 @@ impl Net {
         self.trace = (self.trace ^ what ^ self.now_ms << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
     }
 
-    // ---- calls of devices ----------------------------------------------------------------------
+    // ---- what devices do -----------------------------------------------------------------------
 
     fn connect(&mut self, fd: RawFd, to: SocketAddr) -> Result<(), Errno> {
         let at = self.fresh.iter().position(|fresh| fresh.0 == fd).ok_or(Errno::BADF)?;
@@ -231,7 +231,7 @@ impl Net {
         let up_ms = self.now_ms + if late { self.random.below(1500) as u64 } else { 0 };
         let up_ms = if self.vanished || self.refuses { u64::MAX } else { up_ms };
         let end = |fd, ours| End { fd, ours, reset: false, forsaken: None, said_all: false };
-        // The device sees the refusal when it checks the socket.
+        // The refusal is heard when the socket is looked at.
         let ends = [end(fd, (!self.refuses).then_some(ours)), end(UNBORN, None)];
         log::trace!("{} net: connection {} to port {} by socket {fd}", self.now_ms, self.connections.len(), to.port());
         self.connections.push(Connection { ends, ways: Default::default(), up_ms, to: to.port() });
@@ -269,7 +269,7 @@ impl Net {
             }
             way.written += n as u64;
             self.note(n as u64);
-            // On a fast network the break may occur before the device's next call.
+            // A fast network: the break may be there before the device's next call.
             if self.connections[index].ways[side].break_at.is_some() && self.random.below(2) == 0 {
                 while self.take(index, side) | self.carry(index, side) {}
             }
@@ -297,9 +297,9 @@ impl Net {
         Some(outcome)
     }
 
-    // ---- acts of the network -------------------------------------------------------------------
+    // ---- what the network does -----------------------------------------------------------------
 
-    /// Carries all bytes that can move. Returns whether any did.
+    /// Carries what it can. Returns whether anything has moved.
     pub(super) fn step(&mut self) -> bool {
         let mut moved = false;
         for index in 0..self.connections.len() {
@@ -311,7 +311,7 @@ impl Net {
         moved
     }
 
-    /// Time of the next event that follows from the clock alone.
+    /// When something happens that nobody does.
     pub(super) fn next_ms(&self) -> u64 {
         let held = |one: &Connection| {
             let pending = if one.ends[1].fd == UNBORN { one.up_ms } else { u64::MAX };
@@ -322,7 +322,7 @@ impl Net {
         self.connections.iter().map(held).min().unwrap_or(u64::MAX).max(self.now_ms + 1)
     }
 
-    /// Makes a connection whose time has come, and queues it at its listener.
+    /// A connection that has been under way for long enough reaches its listener.
     fn make(&mut self, index: usize) -> bool {
         if self.connections[index].ends[1].fd != UNBORN || self.now_ms < self.connections[index].up_ms {
             return false;
@@ -331,14 +331,13 @@ impl Net {
         let one = &mut self.connections[index];
         one.ends[1].fd = theirs.as_raw_fd();
         one.ends[1].ours = Some(ours);
-        let listener =
-            self.listeners.iter_mut().find(|listener| listener.port == one.to).expect("a listener has the port");
+        let listener = self.listeners.iter_mut().find(|listener| listener.port == one.to).expect("somebody listens");
         assert_eq!(rustix::io::write(&listener.bell, &[1]), Ok(1), "the listener lives");
         listener.waiting.push_back(theirs);
         true
     }
 
-    /// Takes the bytes that a device has written, as far as the window allows.
+    /// Takes what a device has written, as far as the window allows.
     fn take(&mut self, index: usize, side: usize) -> bool {
         let one = &mut self.connections[index];
         if one.ends[1].fd == UNBORN {
@@ -347,7 +346,7 @@ impl Net {
         let (end, way) = (&mut one.ends[side], &mut one.ways[side]);
         let Some(ours) = &end.ours else { return false };
         if end.said_all {
-            // The device may have closed the socket since it shut it down.
+            // It may be closed by now, after it was shut down.
             if way.ended && hung_up(ours) {
                 end.ours = None;
             }
@@ -364,8 +363,8 @@ impl Net {
             Ok(n) if forsaken => return n > 0,
             Ok(n) => way.under_way.extend(&bytes[..n]),
             Err(Errno::AGAIN) => return false,
-            // The socket was closed with unread bytes. Its system answers with a reset, which may overtake
-            // bytes sent before.
+            // It was closed while unread bytes lay in it: its system answers with a reset, which may overtake
+            // what it has said.
             Err(_) => {
                 let lost = self.random.below(2) == 0;
                 self.lose(index, 1 - side, lost);
@@ -391,7 +390,7 @@ impl Net {
             return false;
         }
         if one.ends[to].ours.is_none() {
-            // Bytes for a closed socket are answered by a reset.
+            // What comes to a socket that has been closed is answered by a reset.
             if !one.ways[side].under_way.is_empty() {
                 let lost = self.random.below(2) == 0;
                 self.lose(index, side, lost);
@@ -450,7 +449,7 @@ impl Net {
         }
     }
 
-    /// Breaks a connection, for both sides at once or for one side first.
+    /// Breaks a connection, for both sides or for one of them first.
     fn sever(&mut self, index: usize) {
         if self.connections[index].ends[1].fd == UNBORN
             || self.connections[index].ends.iter().any(|end| end.ours.is_none())
@@ -482,24 +481,24 @@ impl Net {
         }
     }
 
-    /// One side learns that its connection is broken. Its unread bytes may be lost.
+    /// One side learns that its connection is broken; what it has not read is lost or not.
     pub(super) fn lose(&mut self, index: usize, side: usize, unread: bool) {
         log::trace!("{} net: connection {index} ends for side {side}, unread bytes lost: {unread}", self.now_ms);
         self.note(7 + side as u64);
         let one = &mut self.connections[index];
-        // Linux delivers bytes that arrived before a reset if the other side had ended its stream.
+        // Linux gives what has arrived before a reset if the other side had said all.
         one.ends[side].reset |= unread && !one.ends[1 - side].said_all;
         one.ends[side].ours = None;
         one.ends[side].forsaken = None;
         one.ways[side].under_way.clear();
     }
 
-    /// Drops all bytes that a side sends from now on, without an answer.
+    /// What a side says from now on arrives nowhere, and nobody answers it.
     pub(super) fn forsake(&mut self, index: usize, side: usize) {
         self.connections[index].ends[side].forsaken = Some((self.now_ms, u64::MAX));
     }
 
-    /// Number of connections ever made.
+    /// Connections that there have been.
     pub(super) fn made(&self) -> usize {
         self.connections.len()
     }
@@ -507,7 +506,7 @@ impl Net {
     fn unacknowledged(&mut self, fd: RawFd) -> Option<usize> {
         let (index, side) = self.end(fd)?;
         let way = &self.connections[index].ways[side];
-        // The end of the stream counts as a byte. Only a side that has ended its stream asks.
+        // The end counts as a byte, and is only asked for by whoever has said it.
         Some((way.written - way.arrived) as usize + usize::from(!way.ended))
     }
 
@@ -524,7 +523,7 @@ fn hung_up(socket: &OwnedFd) -> bool {
     rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
-// ---- calls of `sys` --------------------------------------------------------------------------------
+// ---- what `sys` asks -------------------------------------------------------------------------------
 
 pub(in super::super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Option<Result<usize, Errno>> {
     with(|net| net.write(fd.as_raw_fd(), pieces))?
@@ -550,7 +549,7 @@ pub(in super::super) fn unacknowledged(fd: BorrowedFd<'_>) -> Option<usize> {
     with(|net| net.unacknowledged(fd.as_raw_fd()))?
 }
 
-/// Outer None: the thread has no simulated network. Inner None: the connection's host has not fallen silent.
+/// Whether there is a network; what it knows.
 #[allow(clippy::option_option)]
 pub(in super::super) fn liveness(fd: BorrowedFd<'_>) -> Option<Option<Liveness>> {
     with(|net| net.liveness(fd.as_raw_fd()))
@@ -603,7 +602,7 @@ pub(in super::super) fn connected(socket: BorrowedFd<'_>) -> Option<Result<bool,
     })?
 }
 
-/// Fills `bytes` with random bytes of the seed. Returns false in a thread without a simulated network.
+/// Random bytes that the seed decides.
 pub(crate) fn random(bytes: &mut [u8]) -> bool {
     with(|net| bytes.fill_with(|| net.nonces.bits() as u8)).is_some()
 }

@@ -1,7 +1,7 @@
-//! The acceptor loses the connection before the caller has read the verdict. Neither side may end the link.
+//! A link whose acceptor has lost the connection before the caller has read the verdict: neither side may give it up.
 //!
-//! Place in the data flow: beside the runs of [`super::world`], which seldom reach this state.
-//! [`super::moments`] has further rare states.
+//! Place in the data flow: beside [`super::world`]'s runs, which seldom come to this moment.
+//! [`super::moments`] has others.
 
 use weft_engine::mem::{IovList, Owned};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
@@ -12,12 +12,12 @@ use super::world::device;
 
 /// Polls after which a device has asked for all of its sockets.
 pub(super) const ROUNDS: usize = 120;
-/// Times of a step of the clock, of the caller's deafness, and for the resumption of the link.
+/// So long are a step of the clock, the caller's deafness and what is left to it for making the link whole again.
 pub(super) const STEP_MS: u64 = 5;
 const DEAF_MS: u64 = 150;
 const MENDING_MS: u64 = 600;
 
-/// Events that a device has reported.
+/// What a device has heard.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     pub(super) up: Vec<LinkId>,
@@ -42,11 +42,11 @@ impl Sink for Heard {
     fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
 }
 
-/// Devices on a network without faults of its own.
+/// Some devices on a network that does nothing to them by itself.
 pub(super) struct Quiet(pub(super) Vec<(Tcp, Heard)>);
 
 impl Quiet {
-    /// Opens two devices whose names say different hosts: caller and acceptor.
+    /// Two of different hosts: caller and acceptor.
     pub(super) fn new(config: &TcpConfig) -> Self {
         let whole = Cuts { percent: 0, nothing: 0, most: 1 };
         let faults = Faults {
@@ -64,7 +64,7 @@ impl Quiet {
         Self([1, 2].map(|host| (device(config, host), Heard::default())).into())
     }
 
-    /// Device `from` calls device `to`. Returns when the acceptor has sent the verdict.
+    /// Device `from` calls device `to`; returns when the latter has said the verdict.
     pub(super) fn call(&mut self, from: usize, to: usize) -> LinkId {
         let there = self.0[to].0.name();
         let before = self.0[to].1.up.len();
@@ -76,7 +76,7 @@ impl Quiet {
                 return link;
             }
         }
-        panic!("the acceptor has not answered");
+        panic!("nobody answers");
     }
 
     pub(super) fn poll(&mut self, at: usize) {
@@ -85,12 +85,12 @@ impl Quiet {
         net::with(Net::step);
     }
 
-    /// Polls all devices for `ms` milliseconds of virtual time.
+    /// All are polled for so many milliseconds of virtual time.
     pub(super) fn pass(&mut self, ms: u64) {
         self.pass_without(usize::MAX, ms);
     }
 
-    /// Polls all devices except `busy` for `ms` milliseconds of virtual time.
+    /// The same, while one device computes.
     pub(super) fn pass_without(&mut self, busy: usize, ms: u64) {
         let step_ms = (ms / 200).max(STEP_MS);
         for _ in 0..ms.div_ceil(step_ms) {
@@ -109,7 +109,7 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // A device that has panicked might panic again while it is dropped.
+        // A device that has panicked may do so again while it says goodbye.
         match std::thread::panicking() {
             true => std::mem::forget(std::mem::take(&mut self.0)),
             false => self.0.clear(),

@@ -1,10 +1,9 @@
-//! One run: several devices on a simulated network exchange messages and pushes, and the run checks that all
-//! arrive.
+//! One run: some devices on a network of their own, what they say to each other, and whether all of it arrives.
 //!
 //! Place in the data flow: [`super`] calls [`run`] with a seed, which decides everything. Each link carries
-//! messages and pushes both ways while the network's faults last. All contents follow from link, direction and
-//! number, so lost, repeated, changed or reordered bytes are noticed at once. Then some links are closed, and
-//! all devices must come to rest.
+//! messages and pushes both ways while the network's faults last; all content follows from link, direction
+//! and number, so what is lost, doubled, changed or out of order is noticed at once. Then some links are
+//! closed, and all must come to rest.
 
 use std::collections::HashMap;
 
@@ -16,18 +15,18 @@ use weft_fuzz::Random;
 use super::super::{State, Tcp, TcpConfig};
 use super::net::{self, Cuts, Faults, Net};
 
-/// Greatest number of rounds of a run.
+/// A run takes no longer, in rounds.
 const ROUNDS: usize = 400_000;
-/// Virtual time within which devices come to rest.
+/// Devices come to rest within this time.
 const REST_MS: u64 = 300_000;
-/// Rounds without any movement after which the clock advances to the next timer.
+/// After so many rounds without anything the next is what somebody waits for.
 const IDLE_ROUNDS: usize = 100;
-/// Bytes of a message's header: the link and the number of the message.
+/// Link and number in front of every message.
 const HEAD_BYTES: usize = 8;
-/// Pushes of a link have numbers below this, in the streams of contents.
+/// Pushes of a link have numbers below.
 const PUSHES: usize = 1000;
 
-/// Totals of a run, and a hash of its trace.
+/// What a run has seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
     pub(super) messages: u64,
@@ -49,7 +48,7 @@ impl Report {
     }
 }
 
-/// Returns the contents of the n-th message or push of a stream.
+/// What the n-th message or push of a stream says.
 fn contents(stream: u64, n: usize, len: usize) -> Vec<u8> {
     let mut random = Random(stream << 40 ^ (n as u64) << 20);
     let mut bytes = vec![0; len];
@@ -59,29 +58,29 @@ fn contents(stream: u64, n: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Traffic that one side of a link sends, and its state at both sides.
+/// What one side of a link says.
 struct Script {
     /// Distinguishes all streams of a run.
     stream: u64,
-    /// Lengths in bytes of the messages, and of the pushes.
+    /// Lengths of the messages, and of the pushes.
     messages: Vec<usize>,
     pushes: Vec<usize>,
     sent: usize,
     pushed: usize,
-    /// For each push, the number of messages that were sent before it.
+    /// Messages that were sent before each push.
     after: Vec<usize>,
-    /// Memory that the pushes are read from. The client owns it again when the push is done.
+    /// What the pushes are read from; each is the client's again when it is done.
     sources: Vec<Option<Owned>>,
     done: Vec<bool>,
-    /// Number of messages that have arrived at the other side.
+    /// Messages that have come to the other side.
     got: usize,
-    /// Memory at the other side that pushes are written to, and the number of bytes that have arrived there.
+    /// Where pushes go there, and how far they have come.
     windows: Vec<Owned>,
     placed: Vec<usize>,
 }
 
 impl Script {
-    /// Draws a script. `bulk` asks for mainly long pushes.
+    /// `bulk`: mainly long pushes.
     fn draw(stream: u64, bulk: bool, random: &mut Random) -> Self {
         let count = |random: &mut Random, most| if random.below(4) == 0 { 0 } else { random.below(most) };
         let messages = 1 + count(random, 50);
@@ -113,12 +112,12 @@ impl Script {
         bytes
     }
 
-    /// Whether all messages have been sent and all pushes are done.
+    /// Whether everything has been said, and the pushes are done.
     fn said(&self) -> bool {
         self.sent == self.messages.len() && self.done.iter().all(|&done| done)
     }
 
-    /// Whether all messages have arrived and all pushes are done.
+    /// Whether everything has been said and has come.
     fn over(&self) -> bool {
         self.got == self.messages.len() && self.done.iter().all(|&done| done)
     }
@@ -140,32 +139,32 @@ fn push_bytes(random: &mut Random) -> usize {
     }
 }
 
-/// The end of a link after its traffic.
+/// What becomes of a link when everything has been said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Stays,
-    /// Side 0 or 1 closes the link when all traffic has arrived.
+    /// Side 0 or 1 closes it, when everything has come.
     Closed(usize),
-    /// Side 0 or 1 closes the link as soon as its own messages are sent and its own pushes are done.
+    /// The same, as soon as it has said all, and its pushes are done.
     Early(usize),
 }
 
 struct Link {
-    /// The nodes of caller and acceptor, and the link's number at each.
+    /// The caller's and the called one's node, and its number there.
     nodes: [usize; 2],
     ids: [Option<LinkId>; 2],
     scripts: [Script; 2],
     end: End,
-    /// Whether each side has closed the link.
+    /// By which side.
     closed: [bool; 2],
     heard_down: [Option<LinkError>; 2],
 }
 
-/// The sink of one node, which checks all events against the links of the run.
+/// All links of a run, as the sink of one node.
 struct Book<'a> {
     node: usize,
     links: &'a mut [Link],
-    /// Links that came up at this node, and whose first message has not arrived yet.
+    /// Links that came up at this node and that no message has told apart yet.
     strangers: &'a mut Vec<LinkId>,
     known: &'a mut HashMap<LinkId, (usize, usize)>,
     wrong: &'a mut Vec<String>,
@@ -176,11 +175,11 @@ impl Book<'_> {
         self.wrong.push(format!("node {}: {what}", self.node));
     }
 
-    /// Returns the link and this node's side of it.
+    /// The link, and our side of it.
     fn at(&mut self, id: LinkId) -> Option<(usize, usize)> {
         let at = self.known.get(&id).copied();
         if at.is_none() {
-            self.wrong(format!("event of an unknown link {id:?}"));
+            self.wrong(format!("something comes by {id:?}, which nobody knows"));
         }
         at
     }
@@ -203,7 +202,7 @@ impl Sink for Book<'_> {
 
     fn down(&mut self, id: LinkId, why: LinkError) {
         if let Some(at) = self.strangers.iter().position(|&stranger| stranger == id) {
-            // The verdict did not arrive, and the caller has dialled again.
+            // The verdict did not arrive, and the caller has called again.
             self.strangers.swap_remove(at);
             if why != LinkError::Gone {
                 self.wrong(format!("a link that its caller does not know ended: {why}"));
@@ -285,7 +284,7 @@ impl Sink for Book<'_> {
             let placed = script.placed[n];
             return self.wrong(format!("link {link}: push {n} is done, {placed} of {len} bytes have come"));
         }
-        // The client may change the memory of a completed push.
+        // Its owner may do with it what it likes.
         if let Some(source) = &mut script.sources[n] {
             source.iov().write(&vec![0xdd; len]);
         }
@@ -299,7 +298,7 @@ struct Node {
     tcp: Tcp,
     strangers: Vec<LinkId>,
     known: HashMap<LinkId, (usize, usize)>,
-    /// Virtual time until which the node is not polled.
+    /// Not polled until then.
     sleeps_until_ms: u64,
 }
 
@@ -308,14 +307,14 @@ struct World {
     nodes: Vec<Node>,
     links: Vec<Link>,
     wrong: Vec<String>,
-    /// Percentage of rounds in which a node is not polled.
+    /// Of 100 rounds so many pass over a node.
     lazy: usize,
-    /// Polls per thousand after which a node sleeps.
+    /// Of 1000 rounds so many send it to sleep.
     sleepy: usize,
 }
 
 impl Drop for World {
-    /// A device that has panicked might panic again while it is dropped.
+    /// A device that has panicked may do so again while it says goodbye.
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::mem::forget(std::mem::take(&mut self.nodes));
@@ -357,7 +356,7 @@ impl World {
         let hosts = 1 + random.below(2) as u64;
         let mut nodes: Vec<Node> =
             (0..2 + random.below(2) as u64).map(|n| node(device(&config, 1 + n % hosts))).collect();
-        // In some runs the last node is a transmit context, which can call but cannot be called.
+        // The last one of some runs is a transmit context: it calls, and cannot be called.
         let transmits = seed % 5 == 4;
         if transmits {
             nodes.extend(contexts(&config, 1).map(node));
@@ -386,8 +385,7 @@ impl World {
         }
     }
 
-    /// One side of a link sends a message or starts a push. Returns false if it has none left, or the device is
-    /// full.
+    /// One side of a link says something, if it has anything to say.
     fn speak(&mut self, index: usize, side: usize) -> bool {
         let link = &mut self.links[index];
         let Some(id) = link.ids[side].filter(|_| !link.closed[side] && link.heard_down[side].is_none()) else {
@@ -395,7 +393,7 @@ impl World {
         };
         let (tcp, script) = (&mut self.nodes[link.nodes[side]].tcp, &mut link.scripts[side]);
         let n = script.pushed;
-        // The first message identifies the link to the acceptor, so it precedes all pushes.
+        // The first message says which link it is.
         if script.sent > 0
             && n < script.pushes.len()
             && (script.sent == script.messages.len() || self.random.below(5) == 0)
@@ -425,7 +423,7 @@ impl World {
         accepted
     }
 
-    /// Closes the links that must end after their traffic.
+    /// Some links are closed when everything has been said.
     fn close(&mut self) {
         for link in &mut self.links {
             let (side, ready) = match link.end {
@@ -439,7 +437,7 @@ impl World {
             if let Some(id) = link.ids[side] {
                 let node = &mut self.nodes[link.nodes[side]];
                 link.closed[side] = true;
-                // A closed link waits for its end only for a limited time.
+                // Its end is waited for no longer than a while.
                 net::with(Net::calm);
                 node.known.remove(&id);
                 node.tcp.close(id);
@@ -465,7 +463,7 @@ impl World {
         tcp.poll(&mut book) > 0
     }
 
-    /// Plays one round of all links and nodes. Returns whether any byte or event has moved.
+    /// One round of everything. Returns whether anything has moved.
     fn round(&mut self, idle: usize) -> bool {
         let mut moved = false;
         for index in 0..self.links.len() {
@@ -484,11 +482,11 @@ impl World {
         moved | net::with(Net::step).unwrap_or(false)
     }
 
-    /// Returns the first unfinished traffic or open end, if there is one.
+    /// What has not come to an end, if anything has not.
     fn unfinished(&self) -> Option<String> {
         for (index, link) in self.links.iter().enumerate() {
             for (side, script) in link.scripts.iter().enumerate() {
-                // A side that closes early receives no more.
+                // Whoever closes early does not listen any more.
                 if !script.over() && link.end != End::Early(1 - side) {
                     let done = script.done.iter().filter(|&&done| done).count();
                     return Some(format!(
@@ -510,7 +508,7 @@ impl World {
         None
     }
 
-    /// Returns the state that remains at rest beyond the open links, if there is any.
+    /// What is left over, if anything is.
     fn leftover(&self) -> Option<String> {
         let mut left = Vec::new();
         let lasting = self.links.iter().filter(|link| link.end == End::Stays);
@@ -546,8 +544,7 @@ impl World {
         (!left.is_empty()).then(|| left.join("; "))
     }
 
-    /// Plays rounds until `open` returns None. The error is the first broken rule, or the text of `open` when
-    /// time is up.
+    /// Plays until nothing is `open`.
     fn until(&mut self, open: impl Fn(&Self) -> Option<String>, patience_ms: u64) -> Result<(), String> {
         let start_ms = net::with(|net| net.now_ms).unwrap_or(0);
         let mut idle = 0;
@@ -568,7 +565,7 @@ impl World {
             }
             let timers = self.nodes.iter().map(|node| node.tcp.next_timer_ms.max(node.sleeps_until_ms)).min();
             net::with(|net| {
-                // By now every device has asked for all of its sockets.
+                // By then every device has asked for all of its sockets.
                 if idle > 2 && idle % IDLE_ROUNDS == 0 {
                     net.now_ms = net.next_ms().min(timers.unwrap_or(u64::MAX)).clamp(now_ms + 1, now_ms + 10_000);
                 } else if idle > 2 || round % 16 == 0 {
@@ -596,7 +593,7 @@ fn node(tcp: Tcp) -> Node {
     Node { tcp, strangers: Vec::new(), known: HashMap::new(), sleeps_until_ms: 0 }
 }
 
-/// The parts of an endpoint's name, without its port.
+/// The name of an endpoint, but for its port.
 fn parts(host_id: u64) -> NameParts {
     let capability = crate::handshake::random().expect("the network's own");
     NameParts {
@@ -610,13 +607,13 @@ fn parts(host_id: u64) -> NameParts {
     }
 }
 
-/// Opens a device on this thread's network.
+/// A device on this thread's network.
 pub(super) fn device(config: &TcpConfig, host_id: u64) -> Tcp {
     Tcp::new(config, &parts(host_id)).expect("a device")
 }
 
-/// Opens the devices of a scalable endpoint's first receive context and of a transmit context. The transmit
-/// context's name has the receive context's socket.
+/// The devices of a scalable endpoint's first receive context and of a transmit context, whose name has the
+/// other's socket.
 pub(super) fn contexts(config: &TcpConfig, host_id: u64) -> [Tcp; 2] {
     let me = parts(host_id);
     let open = |index| Tcp::new(config, &NameParts { context: Some(index), ..me }).expect("a device");
@@ -626,7 +623,7 @@ pub(super) fn contexts(config: &TcpConfig, host_id: u64) -> [Tcp; 2] {
     [receive, transmit]
 }
 
-/// Plays the run of a seed. The error is the first broken rule.
+/// Plays the run of a seed. The error says what was wrong.
 pub(super) fn run(seed: u64) -> Result<Report, String> {
     let mut world = World::draw(seed);
     world.connect();
