@@ -124,7 +124,7 @@ impl Endpoint {
             wait_set: null_mut(),
         };
         let open = library.has("fi_cq_open", table.cq_open)?;
-        // SAFETY: domain and attributes are valid, and the result goes to a field of ours.
+        // SAFETY: domain and attributes are valid, and the result goes to a field of this structure.
         let result = unsafe { open(domain.domain, &mut attr, &mut self.cq, null_mut()) };
         library.check("fi_cq_open", result as isize)?;
         let mut attr = fi_av_attr {

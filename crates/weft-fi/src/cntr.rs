@@ -46,7 +46,7 @@ pub(crate) struct Cntr {
     values: CounterValues,
     /// Whether the counter counts bytes instead of operations.
     bytes: bool,
-    /// The sum of the client's own additions to the value, wrapping.
+    /// The amount by which the client itself has raised the value, wrapping.
     by_client: AtomicU64,
     /// The number of times that the errors were set or lowered, or that deferred work set the value. The
     /// values may since have returned to earlier ones.

@@ -76,7 +76,7 @@ pub(crate) fn first_open(api: u32) -> Option<*mut sys::fid_fabric> {
     find(|fabric| fabric.api_version == api && fabric.uses.is_ours())
 }
 
-/// Whether `named` is an open fabric of ours with this API version.
+/// Whether `named` is an open weft fabric with this API version.
 pub(crate) fn is_open(api: u32, named: *mut sys::fid_fabric) -> bool {
     find(|fabric| std::ptr::addr_eq(fabric, named) && fabric.api_version == api).is_some()
 }
@@ -86,7 +86,7 @@ fn find(wanted: impl Fn(&Fabric) -> bool) -> Option<*mut sys::fid_fabric> {
     let host = host::current();
     let found = OPEN.find(|address| {
         let raw = address as *mut sys::fid_fabric;
-        // SAFETY: an open fabric of ours. A fabric is removed from the list, which is locked here, before it
+        // SAFETY: an open weft fabric. A fabric is removed from the list, which is locked here, before it
         // is freed.
         let fabric = unsafe { object::borrow::<Fabric>(raw) }.ok()?;
         (fabric.uses.is_of(host) && wanted(fabric)).then_some(raw)
@@ -159,7 +159,7 @@ unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys:
         for index in 0..count {
             // SAFETY: the client's array has `count` elements.
             let fid = unsafe { fids.wrapping_add(index).read() };
-            // SAFETY: each is a live object of ours.
+            // SAFETY: each is a live weft object.
             unsafe { trywait_one(fid) }?;
         }
         Ok(0)
@@ -167,7 +167,7 @@ unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys:
 }
 
 /// # Safety
-/// `fid` is a live object of ours.
+/// `fid` is a live weft object.
 unsafe fn trywait_one(fid: *mut sys::fid) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let class = unsafe { object::class_of(fid) }?;

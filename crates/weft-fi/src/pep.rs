@@ -194,7 +194,7 @@ pub(crate) fn take_devices(handle: usize) -> Result<(Option<Box<Devices>>, Optio
         );
         return Err(Errno::INVAL);
     }
-    // SAFETY: an open object of ours, which the client does not close during the call.
+    // SAFETY: an open weft object, which the client does not close during the call.
     let pep = unsafe { object::borrow_fid::<Pep>(std::ptr::with_exposed_provenance_mut(handle)) }?;
     let mut setup = pep.setup.lock();
     if setup.listening {

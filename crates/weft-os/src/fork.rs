@@ -195,7 +195,7 @@ fn replace(fd: RawFd, unconnected: &mut Option<RawFd>) {
     }
     // SAFETY: as above. It is closed first because its number may be the only free one.
     unsafe { libc::close(fd) };
-    // SAFETY: the call accesses no memory of ours.
+    // SAFETY: the call accesses no memory.
     let mut made = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if made >= 0 && made != fd {
         let temporary = made;

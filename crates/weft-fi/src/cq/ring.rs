@@ -307,7 +307,7 @@ pub(crate) unsafe fn write_error(out: *mut sys::fi_cq_err_entry, api: u32, entry
         src_addr: entry.src,
     };
     let bytes = error_entry_bytes(api);
-    // SAFETY: `bytes` is the length of the caller's version of the structure, and at most that of ours.
+    // SAFETY: `bytes` is the length of the caller's version of the structure, and at most that of `filled`.
     unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(&filled).cast::<u8>(), out.cast::<u8>(), bytes) };
 }
 

@@ -25,7 +25,7 @@ use crate::sleep::lock::Callers;
 pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>> {
     let host = host::current();
     let found = OPEN.find(|address| {
-        // SAFETY: an open domain of ours. A domain is removed from the list, which is locked here, before it
+        // SAFETY: an open weft domain. A domain is removed from the list, which is locked here, before it
         // is freed.
         let domain = unsafe { object::share::<Domain>(address as *mut sys::fid_domain) }.ok()?;
         (domain.uses().is_ours() && domain.uses().is_of(host) && wanted(&domain)).then_some(domain)

@@ -5,7 +5,7 @@
 //! slices.
 //!
 //! No wake-up is lost. A thread sleeps only if two conditions hold. All devices are parked, which fails if
-//! there is an arrival. The queue is still empty after the bell was drained ([`trywait`]). Sleeps are divided
+//! there is an arrival. The queue is still empty after the waker was drained ([`trywait`]). Sleeps are divided
 //! into slices, because polls by other threads end the parking.
 
 use std::sync::Arc;
@@ -84,13 +84,13 @@ impl Drivers {
         Self { list: Mutex::default(), outside: Trywait::new() }
     }
 
-    /// Adds an engine. Sleepers do not know it yet, so the caller must ring the bell.
+    /// Adds an engine. Sleepers do not know it yet, so the caller must notify the waker.
     pub(super) fn add(&self, driver: Arc<dyn Driver>) {
         self.list.lock().push(driver);
         self.outside.invalidate();
     }
 
-    /// An engine may no longer be parked for the sleepers, so the caller must ring the bell.
+    /// An engine may no longer be parked for the sleepers, so the caller must notify the waker.
     pub(super) fn notify(&self) {
         self.outside.invalidate();
     }
@@ -135,7 +135,7 @@ impl Drivers {
             .admit(this_thread(), generation, parked, waker, Sleep::Outside, || self.arm(waker, generation, arm))
     }
 
-    /// Drains the bell before a sleep that began in `generation`, and calls `arm`. False: the thread must not
+    /// Drains the waker before a sleep that began in `generation`, and calls `arm`. False: the thread must not
     /// sleep.
     fn arm(&self, waker: &Waker, generation: u64, arm: impl FnOnce() -> bool) -> bool {
         let empty = || {

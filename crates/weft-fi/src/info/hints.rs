@@ -21,7 +21,7 @@ pub(crate) struct Hints {
     pub(crate) addr_format: u32,
     pub(crate) src: Option<Vec<u8>>,
     pub(crate) dest: Option<Vec<u8>>,
-    /// The address of a `fid` of ours: a passive endpoint or a connection request.
+    /// The address of a weft `fid`: a passive endpoint or a connection request.
     pub(crate) handle: usize,
     pub(crate) tx: Option<sys::fi_tx_attr>,
     pub(crate) rx: Option<sys::fi_rx_attr>,

@@ -79,8 +79,8 @@ impl Publisher {
         let file = memfile::create(c"weft-stats", MemfdFlags::empty())
             .inspect_err(|error| log::info!("the counters are not published for `weft stat`: {error}"))
             .ok()?;
-        // A process that inherits or receives the descriptor cannot reopen the file. A memfd allows this
-        // change to its owner.
+        // A process of another user that inherits or receives the descriptor cannot reopen the file. A memfd
+        // permits this change by its owner.
         let _ = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);
         let (owner, opened_ns) = (getpid(), now_ns());
         let this = Self {
