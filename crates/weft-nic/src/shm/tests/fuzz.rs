@@ -154,14 +154,12 @@ fn answer(socket: &OwnedFd) -> (u8, Option<Frame>) {
     }
 }
 
-/// Callers send arbitrary frames and files at any point of the handshake. No link is made without a proof,
-/// and nothing is kept.
-#[test]
-fn handshakes() {
+/// The seeds of [`handshakes`].
+fn handshake_seeds() -> Vec<Vec<u8>> {
     let (lines, name, proof) =
         (offset_of!(Frame, lines) as u8, offset_of!(Frame, name) as u8, offset_of!(Frame, proof) as u8);
     let kind = offset_of!(Frame, kind) as u8;
-    let seeds = [
+    vec![
         // Valid; without the capability; with another proof.
         vec![KNOWS, 0, 0],
         vec![0, 0, 0],
@@ -182,7 +180,13 @@ fn handshakes() {
         vec![KNOWS, LENGTH, 183, 0],
         vec![KNOWS, 1, kind + 4, 1, 4],
         vec![KNOWS, 1, kind, 1, 3],
-    ];
+    ]
+}
+
+/// Callers send arbitrary frames and files at any point of the handshake. No link is made without a proof,
+/// and nothing is kept.
+#[test]
+fn handshakes() {
     const NAME: &CStr = c"weft-fuzz-caller";
     let files = all_files(NAME);
     let before = raw::held(NAME);
@@ -190,7 +194,7 @@ fn handshakes() {
     let (target, me) = (victim.nic.name(), super::name());
     // Counts inputs that are challenged, denied after that, refused with a valid proof, and linked.
     let mut reached = [0_u64; 4];
-    fuzz("shm-handshakes", &seeds, |input| {
+    fuzz("shm-handshakes", &handshake_seeds(), |input| {
         let mut reader = Reader(input);
         let capability = if reader.byte() & KNOWS != 0 { target.capability() } else { [0; 16] };
         let socket = raw::call(&target);
@@ -248,13 +252,11 @@ fn handshakes() {
     assert_eq!(raw::held(NAME), before, "files or mappings are left");
 }
 
-/// A process listens at the address to which the victim connects, and answers arbitrarily. It gets no data of
-/// the victim and no link without proving that it knows the capability.
-#[test]
-fn answers() {
+/// The seeds of [`answers`].
+fn answer_seeds() -> Vec<Vec<u8>> {
     let (proof, name) = (offset_of!(Frame, proof) as u8, offset_of!(Frame, name) as u8);
     let kind = offset_of!(Frame, kind) as u8;
-    let seeds = [
+    vec![
         // Valid; without the capability; with another proof.
         vec![KNOWS, 0, 0],
         vec![0, 0, 0],
@@ -271,7 +273,13 @@ fn answers() {
         vec![KNOWS, 1, kind, 1, 4],
         vec![KNOWS, FILES, 3, 0, 1, 2, 0],
         vec![KNOWS, LENGTH, 185, 0, 0],
-    ];
+    ]
+}
+
+/// A process listens at the address to which the victim connects, and answers arbitrarily. It gets no data of
+/// the victim and no link without proving that it knows the capability.
+#[test]
+fn answers() {
     const NAME: &CStr = c"weft-fuzz-listener";
     let files = all_files(NAME);
     let before = raw::held(NAME);
@@ -280,7 +288,7 @@ fn answers() {
     let listener = raw::listen(&me);
     // Counts inputs that are denied, offered, and linked.
     let mut reached = [0_u64; 3];
-    fuzz("shm-answers", &seeds, |input| {
+    fuzz("shm-answers", &answer_seeds(), |input| {
         let mut reader = Reader(input);
         let capability = if reader.byte() & KNOWS != 0 { me.capability() } else { [0; 16] };
         let link = victim.nic.connect(&me).unwrap();

@@ -198,6 +198,19 @@ impl Exchange {
     /// The context of transfers of the honest exchange. Transfers with the hostile peer have others.
     const CTX: u64 = 1 << 40;
 
+    fn new(links: [LinkId; 2], direct: bool) -> Self {
+        Self {
+            links,
+            sent: [0; 2],
+            heard: [0; 2],
+            memory: [1, 2].map(|guard| Guarded::new(BULK_BYTES, guard)),
+            transfers: 0,
+            shared: 0,
+            pending: 0,
+            direct,
+        }
+    }
+
     fn step(&mut self, nodes: &mut [&mut Node; 2]) {
         for (side, node) in nodes.iter_mut().enumerate() {
             let sent = &mut self.sent[side];
@@ -270,6 +283,53 @@ impl Exchange {
     }
 }
 
+/// Connects the victim and a new hostile peer, in either direction. Returns the peer, the numbers of the link at the
+/// peer and at the victim, and the victim's side.
+fn join_hostile(victim: &mut Node, random: &mut Random) -> (Node, LinkId, LinkId, Role) {
+    let mut hostile = Node::new(&ShmConfig::default());
+    let ((theirs, mine), role) = if random.below(2) == 0 {
+        (join(&mut hostile, victim), Role::Acceptor)
+    } else {
+        let (mine, theirs) = join(victim, &mut hostile);
+        ((theirs, mine), Role::Initiator)
+    };
+    // The victim polls the link in every poll from the first message on. It shares transfers with a peer that
+    // claims to poll the ring in every poll.
+    hostile.nic.send(theirs, b"hello", &[]).unwrap();
+    until("hello", &mut [victim], |nodes| nodes[0].inbox.messages.iter().any(|(link, _)| *link == mine));
+    (hostile, theirs, mine, role)
+}
+
+/// The victim's link to the hostile peer.
+struct HostileLink<'a> {
+    number: LinkId,
+    segment: &'a Mapping,
+    /// The peer's side.
+    peer: Role,
+}
+
+impl HostileLink<'_> {
+    /// Starts the victim's operations of one turn, with the transfers by address if they are possible.
+    fn operate(&self, victim: &mut Node, turn: u64, [near, far]: [Iov; 2], direct: bool, random: &mut Random) {
+        let _ = victim.nic.send(self.number, &pattern(turn, random.below(200)), &[]);
+        let (here, there) = ([near], there(far));
+        if turn % 8 == 0 {
+            let _ = victim.nic.push(self.number, turn, 0, &here, turn);
+        }
+        if direct && turn % 4 == 0 {
+            let _ = victim.nic.get(self.number, &here, &there, turn);
+            let _ = victim.nic.put(self.number, &here, &there, turn);
+            // Help with a transfer of the peer, which the peer opens correctly.
+            let (slot, lap) = (turn % 8, 1 + turn);
+            let at = SHARES_AT + side_at(self.peer) * 2 + slot as usize * 128;
+            poke(self.segment, at + 64, 0);
+            poke(self.segment, at, lap << 48);
+            let share = Share((lap << 16 | slot) as u32);
+            let _ = victim.nic.assist(self.number, share, random.below(2) == 0, &here, &there, turn);
+        }
+    }
+}
+
 /// The victim ends the hostile link or continues. Its exchange with others stays correct, and no memory is
 /// touched that must not be.
 #[test]
@@ -277,36 +337,17 @@ fn a_peer_changes_words_while_they_are_used() {
     let (mut victim, mut friend) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (near, far) = join(&mut friend, &mut victim);
     let direct = victim.inbox.up[0].1.caps.get;
-    let mut exchange = Exchange {
-        links: [far, near],
-        sent: [0; 2],
-        heard: [0; 2],
-        memory: [1, 2].map(|guard| Guarded::new(BULK_BYTES, guard)),
-        transfers: 0,
-        shared: 0,
-        pending: 0,
-        direct,
-    };
+    let mut exchange = Exchange::new([far, near], direct);
     let [mut window, mut near, mut far] = [3, 4, 5].map(|guard| Guarded::new(BULK_BYTES, guard));
     victim.inbox.window = Some(window.iov());
     let (mut ended, mut survived, mut taken) = (0, 0, 0);
     weft_fuzz::rounds("shm-race", |random| {
-        let mut hostile = Node::new(&ShmConfig::default());
-        let ((theirs, mine), role) = if random.below(2) == 0 {
-            (join(&mut hostile, &mut victim), Role::Acceptor)
-        } else {
-            let (mine, theirs) = join(&mut victim, &mut hostile);
-            ((theirs, mine), Role::Initiator)
-        };
-        // The victim polls the link in every poll from the first message on. It shares transfers with a peer
-        // that claims to poll the ring in every poll.
-        hostile.nic.send(theirs, b"hello", &[]).unwrap();
-        until("hello", &mut [&mut victim], |nodes| nodes[0].inbox.messages.iter().any(|(link, _)| *link == mine));
-        let spoiled = segment(&hostile, theirs);
-        poke(spoiled, side_at(role.other()) + 128, 1);
+        let (hostile, theirs, mine, role) = join_hostile(&mut victim, random);
+        let attacked = HostileLink { number: mine, segment: segment(&hostile, theirs), peer: role.other() };
+        poke(attacked.segment, side_at(attacked.peer) + 128, 1);
         let Slot::Up(link) = &hostile.nic.links[theirs.0 as usize] else { panic!("the link is not up") };
         let spoiler = Spoiler {
-            map: spoiled,
+            map: attacked.segment,
             bell: link.bell().map(),
             victim: role,
             habit: [Habit::Records, Habit::Shares, Habit::Everything][random.below(3)],
@@ -321,22 +362,7 @@ fn a_peer_changes_words_while_they_are_used() {
             start.wait();
             let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 for turn in 0..TURNS {
-                    let _ = victim.nic.send(mine, &pattern(turn, random.below(200)), &[]);
-                    let (here, there) = ([near.iov()], there(far.iov()));
-                    if turn % 8 == 0 {
-                        let _ = victim.nic.push(mine, turn, 0, &here, turn);
-                    }
-                    if direct && turn % 4 == 0 {
-                        let _ = victim.nic.get(mine, &here, &there, turn);
-                        let _ = victim.nic.put(mine, &here, &there, turn);
-                        // Help with a transfer of the peer, which the peer opens correctly.
-                        let (slot, lap) = (turn % 8, 1 + turn);
-                        let at = SHARES_AT + side_at(role.other()) * 2 + slot as usize * 128;
-                        poke(spoiled, at + 64, 0);
-                        poke(spoiled, at, lap << 48);
-                        let share = Share((lap << 16 | slot) as u32);
-                        let _ = victim.nic.assist(mine, share, random.below(2) == 0, &here, &there, turn);
-                    }
+                    attacked.operate(&mut victim, turn, [near.iov(), far.iov()], direct, random);
                     for _ in 0..POLLS {
                         taken += victim.poll();
                     }
