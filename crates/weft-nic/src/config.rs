@@ -12,7 +12,7 @@ use crate::handshake;
 use crate::shm::ShmConfig;
 use crate::tcp::{TcpConfig, Unsent};
 
-/// Settings of an endpoint's devices. The defaults suit an endpoint without special wishes.
+/// Settings of an endpoint's devices. The defaults suit most endpoints.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Use shared memory within the host.
@@ -21,13 +21,13 @@ pub struct Config {
     pub tcp: bool,
     /// Move long messages within the host by cross-memory attach where the system allows it.
     pub cma: bool,
-    /// Name or address of the interface for incoming connections. `None`: that of the default route.
+    /// Name or address of the interface for incoming connections. `None`: the interface of the default route.
     pub iface: Option<String>,
     /// The address to listen at: an explicit service, or an address with port 0 for any port; `[::]:0` prefers IPv6.
     pub listen: Option<SocketAddr>,
     /// Accept peers that know only the address and port.
     pub open: bool,
-    /// The identity within the name: that of a context of a scalable endpoint. `None`: a fresh one.
+    /// The identity within the name. A context of a scalable endpoint sets it. `None`: a fresh identity.
     pub identity: Option<Identity>,
     /// The socket in the name, if it differs from the listener's. A context that peers never call has its endpoint's
     /// socket.
@@ -48,7 +48,7 @@ pub struct Config {
     /// Time in milliseconds after which a host that acknowledges nothing is considered dead. 0: the kernel's own
     /// limits.
     pub dead_peer_ms: u64,
-    /// Time in milliseconds during which a broken TCP connection is dialled again. 0: it is not.
+    /// Time in milliseconds during which a broken TCP connection is dialled again. 0: the link ends at once.
     pub resume_ms: u64,
     /// Observe unmapping ([`UnmapWatch`](weft_os::UnmapWatch)) if a device demands registration.
     pub observe_unmap: bool,

@@ -33,8 +33,8 @@
 //! 3. The device never parks or arms itself again. The thread that polls beside a sleeper checks `is_armed` (for the
 //!    listener) or calls `park` again (for a client), or notifies the sleeper by other means.
 //! 4. `wake` ends both states. Call it when no other thread relies on the device being parked or armed.
-//! 5. An operation that is started while a thread sleeps may leave work that no arrival announces. [`Device::is_idle`]
-//!    tells; if it is false, poll, then park again, or notify the sleeper.
+//! 5. An operation that is started while a thread sleeps may leave work that no arrival announces. If
+//!    [`Device::is_idle`] is false after it, poll, then park again, or notify the sleeper.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub trait Device: Nic + Send + Sized + 'static {
     #[must_use]
     fn arm(&mut self) -> bool;
 
-    /// The listener is awake, and about to poll. The device stays armed in all but the notification, so that the next
+    /// The listener is awake, and about to poll. Only the notification is spent; all else stays armed, so that the next
     /// [`Device::arm`] is cheap.
     fn wake_listener(&mut self);
 
@@ -82,7 +82,7 @@ pub trait Device: Nic + Send + Sized + 'static {
     #[must_use]
     fn is_idle(&self) -> bool;
 
-    /// Where the device notes accepted messages that it has not written yet. `None`: it keeps none.
+    /// The note of accepted messages that the device has not written yet. `None`: the device defers no message.
     fn unsent(&self) -> Option<&Arc<Unsent>>;
 
     /// Writes accepted messages without a poll, as far as the system takes them. Returns whether none is left.
@@ -96,6 +96,6 @@ pub trait Device: Nic + Send + Sized + 'static {
     /// The short name of the device that serves a link, for reports. `None`: the link is free, or changes its device.
     fn device_of(&self, link: LinkId) -> Option<&'static str>;
 
-    /// What the device has done so far.
+    /// The device's counters.
     fn stats(&self) -> Stats;
 }

@@ -62,7 +62,7 @@ pub enum NicError {
 }
 
 impl NicError {
-    /// The errno value that comes closest.
+    /// The closest errno value.
     #[must_use]
     pub fn raw_os_error(&self) -> i32 {
         match self {

@@ -1,11 +1,11 @@
 //! weft's devices: shared memory and TCP behind one trait.
 //!
-//! Place in the data flow: below the engine ([`weft_engine::nic::Nic`]), above the kernel. All system calls and all
-//! shared memory of weft live here. [`Devices`] is what an endpoint uses: both devices at once, peer by peer.
-//! Read [`weft_engine::nic`] first: it is the contract.
+//! Place in the data flow: below the engine ([`weft_engine::nic::Nic`]), above the kernel. All system calls for
+//! devices and all shared memory of weft are here. An endpoint uses [`Devices`], which chooses between the two devices
+//! for each peer. Read [`weft_engine::nic`] first: it is the contract.
 //!
-//! Errors: [`NicError`] for what cannot be set up; `weft_engine::nic::LinkError` for single links. Messages
-//! for people go through the `log` facade.
+//! Errors: [`NicError`] if a device cannot be set up, `weft_engine::nic::LinkError` for single links. Log messages go
+//! through the `log` facade.
 
 mod config;
 mod device;
