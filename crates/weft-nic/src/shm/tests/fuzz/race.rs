@@ -313,10 +313,10 @@ impl HostileLink<'_> {
     fn operate(&self, victim: &mut Node, turn: u64, [near, far]: [Iov; 2], direct: bool, random: &mut Random) {
         let _ = victim.nic.send(self.number, &pattern(turn, random.below(200)), &[]);
         let (here, there) = ([near], there(far));
-        if turn % 8 == 0 {
+        if turn.is_multiple_of(8) {
             let _ = victim.nic.push(self.number, turn, 0, &here, turn);
         }
-        if direct && turn % 4 == 0 {
+        if direct && turn.is_multiple_of(4) {
             let _ = victim.nic.get(self.number, &here, &there, turn);
             let _ = victim.nic.put(self.number, &here, &there, turn);
             // Help with a transfer of the peer, which the peer opens correctly.
