@@ -1,13 +1,13 @@
-//! Where peers live whose address is known as host and port only: an endpoint is there if it answers there.
+//! Peers whose address is known as host and port only: an endpoint is at a socket if it answers there.
 //!
-//! Place in the data flow: the name that a caller has proven says where it listens, which is the caller's own
-//! word. Where the address book has that socket and no more, [`crate::engine::links`] holds the call, and the engine
-//! calls the socket itself. The endpoint that answers proves its id by its capability; only the calls of that
-//! endpoint get the address. Other calls are served as those of strangers, and so are all calls if no
-//! endpoint answers.
+//! Place in the data flow: a caller proves its name, but the socket in that name is only the caller's claim. If
+//! the address book has that socket without an endpoint id, [`crate::engine::links`] defers the call, and the
+//! engine calls the socket itself. The endpoint that answers proves its id by its capability. Only calls of
+//! that endpoint get the address. Other callers are served as strangers. If no endpoint answers, all callers
+//! are.
 //!
-//! Invariants: one endpoint at a time lives at a socket (with its contexts, if it is scalable). When another
-//! one answers there, the first has gone. A link that asks carries nothing, and is closed as soon as it is
+//! Invariants: one endpoint at a time is at a socket (with its contexts, if it is scalable). When another one
+//! answers there, the first has gone. The link of a query carries no messages, and is closed as soon as it is
 //! up.
 
 use smallvec::SmallVec;
@@ -20,29 +20,28 @@ use crate::engine::state::State;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 
-/// How often an address is asked at most for strangers that claim it, before another call of theirs, if it
-/// does not answer.
+/// Number of failed queries after which an address is queried again only when a stranger that claims it calls.
 const TRIES: u8 = 8;
 
-/// State of a peer's claim that it lives at an address.
+/// State of a peer's claim to an address.
 enum AddressClaim {
-    /// It has answered there.
+    /// The peer has answered there.
     Proven(Addr),
     Unproven(Addr),
 }
 
-/// A search for the endpoint that lives at an address.
+/// A query for the endpoint at an address.
 pub(crate) struct AddressQuery {
     addr: Addr,
-    /// Our link there, once it has been begun.
+    /// This side's link to the socket, once it has been started.
     probe: Option<LinkId>,
-    /// Peers' links that wait for the answer.
+    /// Links of callers that wait for the result.
     callers: SmallVec<[LinkId; 2]>,
     tries: u8,
 }
 
 impl<N: Nic> Engine<N> {
-    /// Calls the addresses that have not been called yet.
+    /// Starts the links of all new queries.
     pub(crate) fn run_queries(&mut self) {
         while let Some(at) = self.state.address_queries.iter().position(|query| query.probe.is_none()) {
             let service = self.state.peers.book().name(self.state.address_queries[at].addr);
@@ -66,7 +65,7 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// Where a peer is by its own word, if the book has no more than the socket there.
+    /// The address that a peer claims, if the book has only the socket there.
     fn claim(&self, name: &EpName) -> Option<AddressClaim> {
         let addr = self.peers.book().addr(name)?;
         let row = self.peers.book().name(addr).filter(|row| !row.is_full())?;
@@ -75,7 +74,7 @@ impl State {
         Some(if proven { AddressClaim::Proven(addr) } else { AddressClaim::Unproven(addr) })
     }
 
-    /// A peer calls. The call waits if it is not known who lives where the peer says that it does.
+    /// Handles a call. It waits while the peer's claim to an address is unproven.
     pub(crate) fn call_arrived(&mut self, link: LinkId, name: &EpName) {
         self.follow_book();
         match self.claim(name) {
@@ -85,8 +84,8 @@ impl State {
         }
     }
 
-    /// Has a call wait. False: as many wait as may, and it is served as that of a stranger. (One that knows
-    /// us by several names calls under each.)
+    /// Defers a call. Returns false if the limit of deferred calls is reached; the caller is then served as a
+    /// stranger. A peer that knows this endpoint by several names calls under each.
     fn defer_call(&mut self, link: LinkId, name: &EpName, addr: Addr) -> bool {
         let waiting: SmallVec<[LinkId; 8]> =
             self.address_queries.iter().flat_map(|query| &query.callers).copied().collect();
@@ -105,7 +104,7 @@ impl State {
         true
     }
 
-    /// Has a stranger's address found out, if it may have one.
+    /// Starts a query for the address that a stranger claims, if it claims one.
     pub(crate) fn query_claimed_address(&mut self, peer_id: PeerId) {
         let peer = &self.peers[peer_id];
         if peer.addr != ADDR_NONE || !peer.is_in_use() {
@@ -120,7 +119,7 @@ impl State {
         }
     }
 
-    /// Has it found out who lives at an address. Returns where that is noted.
+    /// Starts a query for an address, unless one is pending. Returns its index.
     fn query(&mut self, addr: Addr) -> usize {
         if let Some(at) = self.address_queries.iter().position(|query| query.addr == addr) {
             return at;
@@ -130,21 +129,21 @@ impl State {
         self.address_queries.len() - 1
     }
 
-    /// The link of a caller that waits has ended.
+    /// The link of a waiting caller has ended.
     pub(crate) fn forget_caller(&mut self, link: LinkId) {
         for query in &mut self.address_queries {
             query.callers.retain(|other| *other != link);
         }
     }
 
-    /// This endpoint closes.
+    /// Ends all queries, because this endpoint closes.
     pub(crate) fn cancel_queries(&mut self) {
         for query in std::mem::take(&mut self.address_queries) {
             query.callers.into_iter().chain(query.probe).for_each(|link| self.links.close(link));
         }
     }
 
-    /// A call of ours has been answered.
+    /// The endpoint at a queried socket has answered.
     pub(crate) fn query_answered(&mut self, probe: LinkId, peer: &EpName) {
         self.links.close(probe);
         if let Some(at) = self.address_queries.iter().position(|query| query.probe == Some(probe)) {
@@ -153,8 +152,8 @@ impl State {
         }
     }
 
-    /// A call of ours has failed. Of a peer that may be busy, or out of reach for the moment, it is tried
-    /// again while a stranger claims the address; no operation waits for that.
+    /// A query's link has failed. The peer may be busy or unreachable for the moment, so the query is repeated
+    /// while a stranger claims the address. No operation waits for it.
     pub(crate) fn query_failed(&mut self, probe: LinkId, why: LinkError) {
         let Some(at) = self.address_queries.iter().position(|query| query.probe == Some(probe)) else { return };
         let query = self.address_queries.swap_remove(at);
@@ -171,7 +170,7 @@ impl State {
         }
     }
 
-    /// The endpoint that lives at an address is known, or no endpoint claims it.
+    /// Ends a query: the endpoint `lives` is at the address, or none has answered.
     fn finish_query(&mut self, query: &AddressQuery, lives: Option<&EpName>) {
         let addr = query.addr;
         let lives = lives.filter(|_| self.peers.book().name(addr).is_some_and(|row| !row.is_full()));
@@ -191,7 +190,7 @@ impl State {
                 && !proven
                 && self.peers[peer_id].addr == addr
             {
-                // It was there once, and comes back from somewhere else.
+                // The peer was at this address before, and now calls from another one.
                 self.clear_address(peer_id);
             }
             self.take_call(link, proven.then_some(addr));
@@ -201,7 +200,7 @@ impl State {
         }
     }
 
-    /// Another endpoint answers at an address: what was there has gone.
+    /// Fails the peer that was at an address, because another endpoint answers there.
     fn evict_former_endpoint(&mut self, addr: Addr, name: &EpName) {
         for peer_id in self.peers.ids() {
             let peer = &self.peers[peer_id];
@@ -212,7 +211,8 @@ impl State {
         }
     }
 
-    /// An endpoint has answered at an address. What it has said as a stranger may be what receives from there wait for.
+    /// Gives an address to the endpoint that has answered there. Messages that it sent as a stranger may match
+    /// receives from that address.
     fn assign_address(&mut self, addr: Addr, name: &EpName) {
         let Some(row) = self.peers.book().name(addr) else { return };
         for peer_id in self.peers.ids() {
@@ -221,7 +221,8 @@ impl State {
                 continue;
             }
             self.set_address(peer_id, addr);
-            // Operations to the address use the link that there is, unless others wait for one that is being made.
+            // Operations to the address use the existing link, unless operations wait for a link that is being
+            // made.
             let peer = &self.peers[peer_id];
             if peer.addr == addr
                 && peer.name.context_index().is_none_or(|index| index == 0)

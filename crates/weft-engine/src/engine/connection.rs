@@ -1,10 +1,10 @@
-//! Connections between two endpoints (FI_EP_MSG): one side calls a listener, and whoever the listener's
-//! client chooses calls back.
+//! Connections between two endpoints (FI_EP_MSG): one side calls a listener, and an endpoint of the listener's
+//! client calls back.
 //!
-//! Place in the data flow: an engine has a [`Role`]. With [`Role::Active`] it has one peer in its life, whom
-//! operations reach as address [`PEER`]; with [`Role::Listener`] it has none, and only tells of those that
-//! call. What happens is told by [`ConnEvent`]s, each announced by a completion of [`Kind::Connection`], so
-//! that nobody has to look for them otherwise.
+//! Place in the data flow: an engine has a [`Role`]. An engine with [`Role::Active`] has one peer in its life,
+//! which operations reach as address [`PEER`]. An engine with [`Role::Listener`] has no peer and only reports
+//! callers. Both report by [`ConnEvent`]s. A completion of [`Kind::Connection`] announces each event, so the
+//! client need not poll for events.
 //!
 //! ```text
 //! A: connect ── CALL, data ──► listener: Request
@@ -13,14 +13,14 @@
 //! A: Connected ── OPEN_OK ──► B: Connected
 //! ```
 //!
-//! CALL, ACCEPT and REJECT are messages of links, like OPEN. A's link to the listener never carries anything
-//! else, and A closes it when it has its peer. B's link to A carries the connection; it could be no other
-//! than A's peer, because only the listener was given A's full name. There is no clock here: how long an
-//! answer may take is the listener's client's affair, and the end of either link ends the wait: when B comes
-//! to nothing, the listener closes the one that it has.
+//! CALL, ACCEPT and REJECT are link messages, like OPEN. A's link to the listener carries nothing else, and A
+//! closes it when the connection is made. B's link to A carries the connection. Only A's peer can have made
+//! that link, because only the listener was given A's full name. The engine has no clock: the listener's client
+//! limits the time of an answer. The end of either link ends the wait. If B fails, the listener closes the link
+//! of the call.
 //!
-//! Invariants: links of these engines carry messages only between the two ends of one connection; a
-//! connection, once ended, does not come back.
+//! Invariants: links of these engines carry messages only between the two ends of one connection. A connection
+//! that has ended is never restored.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -40,45 +40,45 @@ use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// The address of an active endpoint's peer.
 pub const PEER: Addr = 0;
-/// Most bytes that clients may exchange with each message of connection management; fits the smallest mailbox.
+/// Limit in bytes of the client's data in each message of connection management. It fits the smallest mailbox.
 pub const MAX_CONN_DATA: usize = 192;
 
-/// What an engine is for.
+/// The purpose of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Any peers, by address (FI_EP_RDM).
     #[default]
     Connectionless,
-    /// Any peers, by address, which may miss what is sent (FI_EP_DGRAM).
+    /// Any peers, by address, over an unreliable service (FI_EP_DGRAM).
     Datagrams,
-    /// One peer, to be connected with (FI_EP_MSG).
+    /// One peer, after a connection is made (FI_EP_MSG).
     Active,
-    /// Hears calls of at most so many peers that are not answered yet (a passive endpoint).
+    /// No peers. The engine reports calls, of which at most this number may be unanswered (a passive endpoint).
     Listener(usize),
 }
 
-/// What has become of connections.
+/// A change of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnEvent {
-    /// Somebody calls a listener.
+    /// A peer calls this listener.
     Request {
-        /// Names the call, for `reject`.
+        /// Number of the call, for `reject`.
         call: u64,
-        /// Who it is.
+        /// The caller's name.
         peer: EpName,
-        /// What its client has to say.
+        /// Data of the caller's client.
         data: Box<[u8]>,
     },
     /// The connection is made.
     Connected {
         /// The other end.
         peer: EpName,
-        /// What its client has to say, at the end that called.
+        /// Data of the other end's client. Empty at the end that called back.
         data: Box<[u8]>,
     },
-    /// The listener's client declined.
+    /// The listener has rejected the call: by its client, or because too many calls were unanswered.
     Refused {
-        /// What it has to say.
+        /// Data of the listener's client, if it rejected the call.
         data: Box<[u8]>,
     },
     /// The connection could not be made.
@@ -87,14 +87,14 @@ pub enum ConnEvent {
     Ended(LinkError),
 }
 
-/// How far an active endpoint is.
+/// State of an active endpoint's only connection.
 #[derive(Clone, Debug, Default)]
 enum ConnectionPhase {
     #[default]
     Fresh,
-    /// Calling a listener on this virtual connection, to say this.
+    /// Calling a listener through this peer, with the client's data.
     Calling(PeerId, Box<[u8]>),
-    /// Calling back.
+    /// Calling back a peer, with the client's data.
     Accepting(PeerId, Box<[u8]>),
     Connected(PeerId),
     Over,
@@ -106,9 +106,9 @@ pub(crate) struct Connection {
     role: Role,
     phase: ConnectionPhase,
     events: VecDeque<ConnEvent>,
-    /// Calls that are not answered yet, by number.
+    /// Unanswered calls, by number.
     calls: BTreeMap<u64, LinkId>,
-    /// Calls that other endpoints are answering: their callers wait as long as these links are up.
+    /// Calls that other endpoints are answering. Their callers wait while these links are up.
     answering: BTreeMap<u64, LinkId>,
     next_call: u64,
 }
@@ -124,9 +124,9 @@ impl Connection {
 }
 
 impl<N: Nic> Engine<N> {
-    /// Calls the listener at `peer`, once in an endpoint's life. `data`: at most [`MAX_CONN_DATA`] bytes.
+    /// Calls the listener at `peer`. An endpoint may do so once. `data` has at most [`MAX_CONN_DATA`] bytes.
     ///
-    /// Errors: `Invalid` if this is no fresh active endpoint, `TooLong`.
+    /// Errors: `Invalid` unless this is an active endpoint that has not connected before; `TooLong`.
     pub fn connect(&mut self, peer: &EpName, data: &[u8]) -> Result<(), Error> {
         self.begin(peer, data, ConnectionPhase::Calling)
     }
@@ -155,7 +155,7 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// Declines a call. One that is not waiting any more is ignored: its caller has gone.
+    /// Rejects a call. A call whose caller has left is ignored. Errors: `TooLong`.
     pub fn reject(&mut self, call: u64, data: &[u8]) -> Result<(), Error> {
         if data.len() > MAX_CONN_DATA {
             return Err(Error::TooLong);
@@ -167,7 +167,7 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// A call is being answered by another endpoint, and does not count any more.
+    /// Notes that another endpoint is answering a call, which then no longer counts as unanswered.
     pub fn answered(&mut self, call: u64) {
         let connection = &mut self.state.connection;
         if let Some(link) = connection.calls.remove(&call) {
@@ -175,7 +175,8 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// The endpoint that was answering a call has failed, or has gone: the caller need not wait any longer.
+    /// Closes the link of a call whose answering endpoint has failed or closed, so that the caller need not
+    /// wait longer.
     pub fn abandon(&mut self, call: u64) {
         if let Some(link) = self.state.connection.answering.remove(&call) {
             self.state.links.close(link);
@@ -183,13 +184,13 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// How many calls may wait for an answer.
+    /// Sets the limit of unanswered calls.
     pub fn set_backlog(&mut self, calls: usize) {
         self.state.connection.role = Role::Listener(calls);
     }
 
-    /// Ends the connection: what was accepted and has not left fails, and what the client awaits is
-    /// cancelled. Errors: `NotConnected`.
+    /// Ends the connection. Accepted operations that have not left fail, and pending receives are cancelled.
+    /// Errors: `NotConnected`.
     pub fn disconnect(&mut self) -> Result<(), Error> {
         let ConnectionPhase::Connected(peer_id) = self.state.connection.phase else { return Err(Error::NotConnected) };
         self.progress();
@@ -198,25 +199,25 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// The other end.
+    /// The name of the connected peer.
     pub fn peer(&self) -> Option<EpName> {
         let ConnectionPhase::Connected(peer_id) = self.state.connection.phase else { return None };
         self.state.peers.get(peer_id).map(|peer| peer.name)
     }
 
-    /// What has become of connections since the last call, in order.
+    /// The events since the last call, in order.
     pub fn take_connection_events(&mut self) -> VecDeque<ConnEvent> {
         std::mem::take(&mut self.state.connection.events)
     }
 
-    /// Turns all callers away, now and later.
+    /// Rejects all waiting and future callers.
     pub fn stop_listening(&mut self) {
         self.state.connection.role = Role::Listener(0);
         self.close_pending_calls();
         self.flush_links();
     }
 
-    /// Closes the links of all calls that wait.
+    /// Closes the links of all unanswered calls.
     pub(crate) fn close_pending_calls(&mut self) {
         for (_, link) in std::mem::take(&mut self.state.connection.calls) {
             self.state.links.close(link);
@@ -245,8 +246,8 @@ impl State {
         });
     }
 
-    /// The first message on a link that we have made, which may have turned out to belong to another virtual
-    /// connection.
+    /// Queues the first message on a link that this side made. The link may belong to another peer than the one
+    /// that was dialled.
     pub(crate) fn send_first_message(&mut self, link: LinkId) {
         let Some((_, Some(peer_id))) = self.links.lookup(link) else { return };
         let open = self.grant(link);
@@ -276,7 +277,7 @@ impl State {
         if data.len() > MAX_CONN_DATA { Err(Violation) } else { Ok(data.into()) }
     }
 
-    /// Somebody calls this listener.
+    /// Handles CALL: a peer calls this listener.
     pub(crate) fn on_call(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let Role::Listener(backlog) = self.connection.role else { return Err(Violation) };
         let open: Open = r.take().ok_or(Violation)?;
@@ -304,7 +305,7 @@ impl State {
         self.links.queue_message(link, message, true);
     }
 
-    /// The endpoint that the listener's client has chosen for us calls back.
+    /// Handles ACCEPT: an endpoint of the listener's client calls back.
     pub(crate) fn on_accept(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let ConnectionPhase::Calling(called, _) = self.connection.phase else { return Err(Violation) };
         let open: Open = r.take().ok_or(Violation)?;
@@ -321,7 +322,7 @@ impl State {
         Ok(())
     }
 
-    /// The listener's client has declined.
+    /// Handles REJECT: the listener's client has rejected the call.
     pub(crate) fn on_reject(&mut self, link: LinkId, r: &Reader<'_>) -> Result<(), Violation> {
         let data = Self::conn_data(r)?;
         let ConnectionPhase::Calling(peer_id, _) = self.connection.phase else { return Err(Violation) };
@@ -335,12 +336,12 @@ impl State {
         Ok(())
     }
 
-    /// Our OPEN_OK has come: may it, and does it make the connection?
+    /// Whether this engine accepts an OPEN_OK.
     pub(crate) fn may_be_opened(&self) -> bool {
         self.connection.is_connectionless() || matches!(self.connection.phase, ConnectionPhase::Accepting(..))
     }
 
-    /// The virtual connection is open at the end that has called back.
+    /// The peer is up. At the end that called back, this makes the connection.
     pub(crate) fn connection_opened(&mut self, peer_id: PeerId) {
         if matches!(self.connection.phase, ConnectionPhase::Accepting(..)) {
             self.connected(peer_id, Box::default());
@@ -349,13 +350,13 @@ impl State {
 
     fn connected(&mut self, peer_id: PeerId, data: Box<[u8]>) {
         self.connection.phase = ConnectionPhase::Connected(peer_id);
-        // What `PEER` leads to; as a source it stays unnamed.
+        // Operations to `PEER` use this route. As a source the peer has no address.
         self.peers.set_only_route(Some(peer_id));
         let peer = self.peers[peer_id].name;
         self.announce(ConnEvent::Connected { peer, data });
     }
 
-    /// A virtual connection has failed: perhaps ours.
+    /// A peer has failed, which may end the connection.
     pub(crate) fn connection_lost(&mut self, peer_id: PeerId, why: LinkError) {
         match self.connection.phase {
             ConnectionPhase::Calling(ours, _) | ConnectionPhase::Accepting(ours, _) if ours == peer_id => {
@@ -365,7 +366,7 @@ impl State {
             ConnectionPhase::Connected(ours) if ours == peer_id => {
                 self.connection.phase = ConnectionPhase::Over;
                 self.peers.set_only_route(None);
-                // What has come can still be received; nothing else will.
+                // Messages that have arrived can still be received. No other receive can be posted.
                 self.config.rx_depth = 0;
                 self.fast_receives = 0;
                 let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
@@ -381,20 +382,20 @@ impl State {
         }
     }
 
-    /// A caller has gone: before it had an answer, or because it has one.
+    /// A caller's link has ended, before or after an answer.
     pub(crate) fn caller_gone(&mut self, link: LinkId) {
         for calls in [&mut self.connection.calls, &mut self.connection.answering] {
             calls.retain(|_, waiting| *waiting != link);
         }
     }
 
-    /// Why an operation has no virtual connection to go to.
+    /// The error of an operation that has no peer.
     pub(crate) fn no_peer_error(&self) -> Error {
         if self.connection.is_connectionless() { Error::NoSuchAddress } else { Error::NotConnected }
     }
 
-    /// A receive beyond the depth, which is 0 once a connection has ended: then only what has come before can
-    /// be received.
+    /// Posts a receive although the depth is exhausted. After the connection has ended the depth is 0, and
+    /// receives can take only messages that arrived before.
     #[cold]
     pub(crate) fn post_beyond(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
         if !matches!(self.connection.phase, ConnectionPhase::Over) {

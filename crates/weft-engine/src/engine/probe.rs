@@ -1,27 +1,27 @@
-//! Which memory of a region has been found to be there, so that a peer's access does not end the process.
+//! Accessible memory of regions: a cache that keeps a peer's access from ending the process with a signal.
 //!
-//! Place in the data flow: [`crate::engine::rma`] asks at each remote access, after key, right and range have been
-//! checked. The layer below is asked ([`Probe`]) only for memory that was not found before; the usual access
+//! Place in the data flow: [`crate::engine::rma`] asks at each remote access, after it has checked key, right
+//! and range. The layer below is asked ([`Probe`]) only for memory that is not in the cache. A frequent access
 //! compares two addresses.
 //!
-//! A region may name memory that is not mapped, is mapped without the right, or becomes so later: windows
-//! over the whole address space, reserved ranges that are made accessible bit by bit, constants. So nothing
-//! is asked when a region is registered, and an access that was refused is asked for anew the next time.
-//! Memory that was found stays found until the region is closed.
+//! A region may name memory that is not mapped, or is mapped without the right, or becomes so later. Examples
+//! are windows over the whole address space, reserved ranges that become accessible piece by piece, and
+//! constants. Memory is therefore not probed when a region is registered, and a refused access is probed again
+//! the next time. Memory that was once accessible counts as accessible until the region is closed.
 
 use crate::nic::Span;
 
-/// Tells whether this process may read (`write`: read and write) all of a piece of its own memory. `Some`:
-/// yes, and all of that span, which contains the piece, as well. `far`: a longer span is worth more time.
-/// Only this process's own mappings count.
+/// Tells whether this process may read (`write`: read and write) all of a piece of its own memory. Returns an
+/// accessible span that contains the piece, or None. `far` asks for a long span even if the search takes more
+/// time. Only this process's own mappings count.
 pub type Probe = fn(memory: Span, write: bool, far: bool) -> Option<Span>;
 
-/// Spans that are remembered.
+/// Number of spans that are remembered.
 const SPANS: usize = 4;
-/// After so many questions, and after twice as many each time, a longer answer is asked for.
+/// Number of probes after which a long span is requested, and again after each doubling.
 const PATIENCE: u32 = 8;
 
-/// Accessible memory.
+/// An accessible span.
 #[derive(Clone, Copy, Default)]
 struct Found {
     span: Span,
@@ -31,13 +31,13 @@ struct Found {
 impl Found {
     #[inline(always)]
     fn covers(&self, memory: Span, write: bool) -> bool {
-        // Memory that begins before the span is beyond its end here.
+        // For memory that begins before the span, the offset wraps around and exceeds the length.
         let offset = memory.start.wrapping_sub(self.span.start);
         memory.len <= self.span.len && offset <= self.span.len - memory.len && self.writable >= write
     }
 }
 
-/// Accessible spans of one region's memory, the last used first.
+/// Accessible spans of one region's memory. The last one used is the first.
 #[derive(Default)]
 pub(crate) struct AccessibleSpans {
     found: [Found; SPANS],
@@ -45,7 +45,7 @@ pub(crate) struct AccessibleSpans {
 }
 
 impl AccessibleSpans {
-    /// Whether a peer's access to this memory may be carried out.
+    /// Whether a peer's access to this memory can be executed.
     #[inline(always)]
     pub(crate) fn covers(&mut self, probe: Probe, memory: Span, write: bool) -> bool {
         self.found[0].covers(memory, write) || self.look(probe, memory, write)
@@ -64,7 +64,7 @@ impl AccessibleSpans {
         true
     }
 
-    /// Joins it to what it borders on, or puts it in the place of the shortest.
+    /// Joins a span to one that it borders on; otherwise replaces the shortest one.
     fn remember(&mut self, new: Found) {
         let joins = |old: &Found| {
             old.writable == new.writable && old.span.start <= new.span.end() && new.span.start <= old.span.end()
@@ -96,7 +96,7 @@ mod tests {
         static ASKED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
     }
 
-    /// Pages 16 to 1039 can be read; from 512 on they can be written, too.
+    /// Pages 16 to 1039 are readable; those from 512 on are writable, too.
     fn probe(memory: Span, write: bool, far: bool) -> Option<Span> {
         ASKED.set(ASKED.get() + 1);
         let all = Span { start: if write { 512 } else { 16 } * PAGE, len: if write { 528 } else { 1024 } * PAGE };
@@ -115,11 +115,11 @@ mod tests {
             }
         }
         assert_eq!(ASKED.get(), 3);
-        assert!(accessible.covers(probe, memory(512 * PAGE, 3 * PAGE), false), "what can be written can be read");
+        assert!(accessible.covers(probe, memory(512 * PAGE, 3 * PAGE), false), "writable memory is readable");
         assert_eq!(ASKED.get(), 3);
     }
 
-    /// Accesses all over a large window soon ask no more.
+    /// Scattered accesses to a large window soon need no more probes.
     #[test]
     fn scattered_accesses_stop_asking() {
         let mut accessible = AccessibleSpans::default();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_asked_for_anew() {
+    fn a_refused_access_is_probed_again() {
         let mut accessible = AccessibleSpans::default();
         ASKED.set(0);
         for _ in 0..2 {

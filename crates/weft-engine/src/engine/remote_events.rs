@@ -1,12 +1,12 @@
-//! What the client of a target hears of its peers' accesses: one event per operation, when all of it has taken effect.
+//! Completions at the target of remote accesses: one per operation, when all of it has taken effect.
 //!
-//! Place in the data flow: `rma` and `atomic` execute a peer's operation part by part and say here how each
-//! part ended; what comes out are [`Completion`]s of the kinds `RemoteWrite` and `RemoteRead`.
+//! Place in the data flow: `rma` and `atomic` execute a peer's operation part by part, and report here how each
+//! part ended. The results are [`Completion`]s of the kinds `RemoteWrite` and `RemoteRead`.
 //!
-//! The parts of one operation follow each other in the stream of messages, and each says whether more follow
-//! (`F_MORE`); the first has number 0. Those whose bytes travel apart may end in any order, and after later
-//! operations have begun: an operation of several parts is a [`MultipartOp`] until its last part has ended. An
-//! operation of which any part was refused makes no event.
+//! The parts of one operation are consecutive in the stream of messages, and each says whether more follow
+//! (`F_MORE`). The first part has number 0. Parts whose bytes travel separately may end in any order, and after
+//! later operations have begun. An operation of several parts is therefore a [`MultipartOp`] until its last
+//! part has ended. If a part was refused, the operation makes no completion.
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ use crate::engine::ids::PeerId;
 use crate::engine::state::State;
 use crate::wire::Op;
 
-/// Regions that one operation may reach; far beyond what a client can name in one call.
+/// Limit of regions that one operation may reach, far above the number that a client can name in one call.
 const PLACES_LIMIT: usize = 64;
 
 /// A part of a peer's operation that has taken effect.
@@ -24,7 +24,7 @@ const PLACES_LIMIT: usize = 64;
 pub(crate) struct RemoteAccess {
     /// `RemoteWrite` or `RemoteRead`.
     pub(crate) kind: Kind,
-    /// ATOMIC, with CHANGES where a fetching one writes too, or nothing.
+    /// ATOMIC for atomics, together with CHANGES for one that fetches and writes; otherwise empty.
     pub(crate) family: OpFlags,
     pub(crate) key: u64,
     pub(crate) data: Option<u64>,
@@ -38,24 +38,24 @@ pub(crate) struct MultipartOp {
     open: bool,
     /// Parts that have begun and not ended.
     under_way: u32,
-    /// One of them was refused, or its link has ended.
+    /// A part was refused, or its link has ended.
     failed: bool,
-    /// The immediate data, which the last part brings.
+    /// The immediate data, which comes with the last part.
     data: Option<u64>,
-    /// What was reached: keys and bytes.
+    /// The regions that were reached: their keys, and the bytes in each.
     places: SmallVec<[(u64, usize); 2]>,
 }
 
 impl MultipartOp {
-    /// Whether nothing happens to it any more, unless the peer sends another part.
+    /// Whether no part is pending.
     pub(crate) fn is_idle(&self) -> bool {
         self.under_way == 0
     }
 }
 
 impl State {
-    /// A part of a peer's operation begins. Returns the operation's number here, `None` if it has only this
-    /// part. Each part that begins ends by [`State::part_done`] or [`State::part_failed`].
+    /// Notes the start of a part of a peer's operation. Returns the operation's number here, or None if it has
+    /// only one part. Each started part ends by [`State::part_done`] or [`State::part_failed`].
     #[inline]
     pub(crate) fn part_begins(&mut self, peer_id: PeerId, id: Op, more: bool) -> Option<u32> {
         if !more && self.peers[peer_id].queues.as_ref().is_none_or(|queues| queues.parts.is_none()) {
@@ -66,7 +66,7 @@ impl State {
 
     #[cold]
     fn one_of_several(&mut self, peer_id: PeerId, first: bool, more: bool) -> Option<u32> {
-        // Who was refused one part may not send the rest.
+        // A peer whose part was refused may omit the rest.
         if first && let Some(cut) = self.peers.queues(peer_id).parts.take() {
             self.abort_multipart(cut);
         }
@@ -82,7 +82,7 @@ impl State {
         Some(number)
     }
 
-    /// The operation's other parts will not come.
+    /// Notes that the operation's remaining parts will not arrive.
     pub(crate) fn abort_multipart(&mut self, number: u32) {
         let Some(parts) = self.parts.get_mut(number as usize) else { return };
         parts.open = false;
@@ -92,7 +92,7 @@ impl State {
         }
     }
 
-    /// A part was refused, or will not end.
+    /// Notes that a part was refused, or will not end.
     #[cold]
     pub(crate) fn part_failed(&mut self, number: Option<u32>) {
         let Some(number) = number else { return };
@@ -104,7 +104,7 @@ impl State {
         }
     }
 
-    /// A part has taken effect.
+    /// Notes that a part has taken effect.
     #[inline]
     pub(crate) fn part_done(&mut self, peer_id: PeerId, number: Option<u32>, access: &RemoteAccess) {
         match planted!(Bug::EventPerPart, number, None) {
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// One operation has reached several regions: once to the endpoint, and once to each region.
+    /// Reports an operation on several regions: once to the endpoint, and once to each region.
     fn report_regions(&mut self, peer_id: PeerId, whole: &RemoteAccess, places: &[(u64, usize)]) {
         let watched = |key| self.regions.get(key).is_some_and(|region| region.events);
         let all = whole.data.is_some() || self.remote_events || places.iter().any(|&(key, _)| watched(key));
@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// A peer has touched a region: the client may want to know.
+    /// Reports an access to a region, if the client asked for such reports.
     #[inline]
     fn report(&mut self, peer_id: PeerId, access: &RemoteAccess) {
         let Some(region) = self.regions.get(access.key) else { return };

@@ -1,19 +1,22 @@
-//! Receives that several engines draw from: the receive queue of a shared receive context.
+//! The receive queue of a shared receive context, from which several engines take receives.
 //!
-//! Place in the data flow: `Engine::bind_pool` gives an engine a pool besides its own queue of receives. A
-//! message that finds none in the engine's own takes the oldest that accepts it here (`State::receive_for`),
-//! or waits in its engine. Who posts here asks [`Pool::post`] whether engines may have such messages, and has
-//! each of them look ([`Engine::feed`]).
+//! Place in the data flow: `Engine::bind_pool` gives an engine a pool beside its own queue of receives. A
+//! message that matches no receive of the engine takes the oldest matching one of the pool
+//! (`State::receive_for`), or waits in its engine. [`Pool::post`] tells its caller whether messages may wait in
+//! engines. If so, the caller has each engine check ([`Engine::feed`]).
 //!
-//! Invariants: an engine takes the pool's lock while it is entered, and holds it for a look; who hands
-//! completions on, until they are where the client sees them. A message that waits is older than a receive
-//! that it accepts only as long as nobody has looked: [`Pool::post`] makes the receive visible before engines
-//! are asked to feed, and an engine looks here before it keeps a message, so one of the two sees the other.
-//! An engine gives a receive to what comes only when nothing that waits is accepted by that one: it takes the
-//! one that it has found, or looks again. Posting and the feeding after it are one step among those who post:
-//! they have a lock around both. A multi-receive stays here while it has room, whichever engines fill it. A
-//! message leaves it only when the client can see its completion ([`PooledReleases`]): those of several engines
-//! become visible in any order, and the last of them says that the buffer is the client's again.
+//! Invariants:
+//! - An engine takes the pool's lock while the engine is in use, and holds it for one access. The layer above
+//!   holds it while it delivers pooled completions, until the client can see them ([`PooledReleases`]).
+//! - No message waits for long beside a receive that it matches. [`Pool::post`] makes the receive visible
+//!   before the engines are fed, and an engine checks the pool before it keeps a message. One of the two
+//!   therefore sees the other.
+//! - An engine gives a receive to a new message only if no waiting message matches that receive. It takes
+//!   exactly the receive that it found, or searches again.
+//! - A post and the feeding after it are one step: callers hold a lock around both.
+//! - A multi-receive stays in the pool while it has room, whichever engines fill it. A message leaves it only
+//!   when the client can see the completion. Completions of several engines become visible in any order, and
+//!   the last one releases the buffer.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,13 +40,13 @@ const POOLED: u32 = 1 << 31;
 pub struct Pool(Mutex<PoolState>);
 
 struct PoolState {
-    /// Of either matcher only the receives are used: messages wait in the engines.
+    /// Only the receives of either matcher are used: messages wait in the engines.
     tagged: Matcher,
     untagged: Matcher,
     multi_recvs: Slab<MultiRecv>,
     min_multi_recv: usize,
     depth: usize,
-    /// Engines may have messages that found nothing here.
+    /// Messages that matched no receive of the pool may wait in engines.
     awaited: bool,
 }
 
@@ -54,8 +57,8 @@ impl PoolState {
 }
 
 impl Pool {
-    /// An empty queue for `depth` receives of either kind, of which a multi-receive is released when fewer
-    /// than `min_multi_recv` bytes are left of it.
+    /// An empty queue for `depth` receives of either kind. A multi-receive is released when fewer than
+    /// `min_multi_recv` bytes are left in it.
     #[must_use]
     pub fn new(matching: Matching, depth: usize, min_multi_recv: usize) -> Self {
         Self(Mutex::new(PoolState {
@@ -72,21 +75,22 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// See [`Pool::new`].
+    /// Sets the number of remaining bytes below which a multi-receive is released. It applies to every
+    /// multi-receive of the pool.
     pub fn set_min_multi_recv(&self, bytes: usize) {
         self.state().min_multi_recv = bytes;
     }
 
-    /// How many more receives of either kind may be posted.
+    /// Number of receives of either kind that can still be posted.
     pub fn free(&self) -> usize {
         let state = self.state();
         state.depth.saturating_sub(state.tagged.posted.len().max(state.untagged.posted.len()))
     }
 
-    /// Posts a receive, single or multi. True: every engine must be asked to feed, and if one of them says
-    /// that messages still wait there, [`Pool::await_more`] called.
+    /// Posts a receive, single or multi. Returns true if every engine must be fed. If messages remain in an
+    /// engine after that, call [`Pool::await_more`].
     ///
-    /// Errors: `Again` when the queue is full.
+    /// Errors: `Again` if the queue is full.
     pub fn post(&self, op: &RecvOp<'_>) -> Result<bool, Error> {
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let mut state = self.state();
@@ -100,13 +104,13 @@ impl Pool {
         Ok(std::mem::take(&mut state.awaited))
     }
 
-    /// Some engine still has messages that found nothing here.
+    /// Notes that messages which matched no receive here remain in an engine.
     pub fn await_more(&self) {
         self.state().awaited = true;
     }
 
-    /// Takes the oldest receive with this context pointer out, where no engine is that could report it
-    /// ([`Engine::cancel_pooled`]).
+    /// Cancels the oldest receive with this context pointer, without a completion. It is for pools without an
+    /// engine that could report one ([`Engine::cancel_pooled`]). Returns whether there was one.
     pub fn cancel(&self, ctx_ptr: usize) -> bool {
         let canceled = self.take_out(ctx_ptr);
         if let Some((_, Some(number))) = canceled {
@@ -115,8 +119,8 @@ impl Pool {
         canceled.is_some()
     }
 
-    /// Takes the oldest receive with this context pointer out. If it is a multi-receive, its number: the
-    /// completion must leave it.
+    /// Removes the oldest receive with this context pointer. Returns its completion, and the number of a
+    /// multi-receive, which must be left when the completion is delivered.
     fn take_out(&self, ctx_ptr: usize) -> Option<(Completion, Option<u32>)> {
         let mut state = self.state();
         let (tagged, key) =
@@ -144,8 +148,8 @@ impl Pool {
         Some((completion, number))
     }
 
-    /// What the oldest receive wants that accepts such a message. None: the message must wait, and the next
-    /// receive will be told of it.
+    /// Returns the criteria of the oldest receive that matches such a message. None: the message must wait, and
+    /// the next post reports that messages wait.
     pub(crate) fn find(&self, tagged: bool, src: Addr, tag: u64) -> Option<Wanted> {
         let mut state = self.state();
         let matcher = state.matcher(tagged);
@@ -154,8 +158,7 @@ impl Pool {
         found
     }
 
-    /// Takes the memory for such a message from the oldest receive that accepts it, if that is one that wants
-    /// what was `found`.
+    /// Takes memory for such a message from the oldest matching receive, if its criteria are `found`.
     pub(crate) fn take(
         &self,
         found: Wanted,
@@ -180,8 +183,7 @@ impl Pool {
     }
 }
 
-/// What engines have received into multi-receives of their pool, in the order of the completions that say so
-/// (`OpFlags::POOLED`).
+/// Deliveries into multi-receives of the pool, in the order of their completions (`OpFlags::POOLED`).
 pub struct PooledReleases<'a> {
     pool: Option<&'a (Arc<Pool>, u64)>,
     numbers: &'a mut VecDeque<u32>,
@@ -192,15 +194,15 @@ impl<'a> PooledReleases<'a> {
         Self { pool, numbers }
     }
 
-    /// None of the completions is such.
+    /// Whether no completion is pooled.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
-    /// The client is about to see the next of these completions: sets or clears its MULTI. The client must be
-    /// able to see it before what is returned is dropped.
+    /// Sets or clears MULTI of the next pooled completion. The client must be able to see the completion before
+    /// the returned guard is dropped.
     #[cold]
     pub fn next(&mut self, flags: &mut OpFlags) -> Option<ReleaseGuard<'a>> {
         let (mut state, number) = (self.pool?.0.state(), self.numbers.pop_front()?);
@@ -209,35 +211,35 @@ impl<'a> PooledReleases<'a> {
     }
 }
 
-/// Nobody else leaves a multi-receive of the pool meanwhile.
+/// While this guard exists, no other delivery leaves a multi-receive of the pool.
 pub struct ReleaseGuard<'a>(#[allow(dead_code, reason = "held")] MutexGuard<'a, PoolState>);
 
 impl<N: Nic> Engine<N> {
-    /// Messages may take receives from this pool from now on. `user` is added to their contexts' `user`.
+    /// Lets messages take receives from this pool from now on. `user` is added to the `user` of their contexts.
     pub fn bind_pool(&mut self, pool: Arc<Pool>, user: u64) {
         self.state.pool = Some((pool, user));
         self.state.draws_from_pool = true;
     }
 
-    /// No more messages take receives from the pool; those that are on their way into one still arrive.
+    /// Stops messages from taking receives of the pool. Transfers into receives already taken continue.
     pub fn leave_pool(&mut self) {
         self.state.draws_from_pool = false;
     }
 
-    /// A receive was posted to the pool: messages that it accepts and that wait here take from there. Whether
-    /// any message has been received, also since somebody turned out to be at an address.
+    /// Gives a receive that was posted to the pool to messages that wait here. Returns whether any message has
+    /// been received, including messages of a peer whose address became known meanwhile.
     pub fn feed(&mut self, op: &RecvOp<'_>) -> bool {
         let waiting = self.unexpected_messages();
         self.state.follow_book();
         self.state.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
-        // A rendezvous or an acknowledgement may have become due.
+        // An answer to a rendezvous, or an acknowledgement, may have become due.
         if self.state.peers.has_active() {
             self.run_active();
         }
         self.unexpected_messages() < waiting
     }
 
-    /// Cancels a receive of the pool and reports that here; whether there was one.
+    /// Cancels a receive of the pool, and adds its completion here. Returns whether there was one.
     pub fn cancel_pooled(&mut self, ctx_ptr: usize) -> bool {
         let Some((completion, number)) = self.state.pool.as_ref().and_then(|(pool, _)| pool.take_out(ctx_ptr)) else {
             return false;
@@ -247,7 +249,7 @@ impl<N: Nic> Engine<N> {
         true
     }
 
-    /// Whether a message waits here that such a receive accepts, or that it has claimed.
+    /// Whether a waiting message matches such a receive, or was reserved by its context.
     pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
         self.state.follow_book();
         let tagged = op.flags.contains(OpFlags::TAGGED);
@@ -259,8 +261,8 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// A message has been received into a multi-receive; whether the buffer is the client's, as far as that
-    /// is known now.
+    /// Ends a delivery into a multi-receive. Returns MULTI if the buffer is released, POOLED if only its
+    /// delivery will tell.
     pub(crate) fn end_delivery(&mut self, number: u32) -> OpFlags {
         if let Some(pooled) = number.checked_sub(POOLED) {
             planted!(Bug::PoolReleasedEarly, return self.release_pooled(pooled));
@@ -270,14 +272,15 @@ impl State {
         if recv::leave_multi_recv(&mut self.multi_recvs, number) { OpFlags::MULTI } else { OpFlags::empty() }
     }
 
-    /// Only the planted bug `PoolReleasedEarly` does this.
+    /// The behaviour of the planted bug `PoolReleasedEarly`: the buffer is released before the client sees the
+    /// completion.
     fn release_pooled(&self, pooled: u32) -> OpFlags {
         let last =
             self.pool.as_ref().is_some_and(|(pool, _)| recv::leave_multi_recv(&mut pool.state().multi_recvs, pooled));
         if last { OpFlags::MULTI } else { OpFlags::empty() }
     }
 
-    /// The memory for a message of `len` bytes from the pool. None: it must wait.
+    /// Takes memory for a message of `len` bytes from the pool. None: the message must wait.
     #[cold]
     pub(crate) fn draw(
         &mut self,
@@ -292,34 +295,36 @@ impl State {
         loop {
             let wanted = pool.find(tagged, src, tag)?;
             if planted!(Bug::PoolOvertaken, self.find_unexpected(tagged, wanted).is_some(), false) {
-                // Who posted that receive has not been here yet: what waits is older than what comes.
+                // The engine has not been fed with that receive yet. Waiting messages are older than the new
+                // one.
                 self.feed(tagged, wanted);
             } else if let Some((iov, mut info)) = pool.take(wanted, tagged, src, tag, data, len) {
                 info.ctx.user |= user;
                 return Some((iov, info));
             }
-            // Or else another engine has taken that receive meanwhile, and for the next one something else may wait.
+            // Otherwise another engine has taken the receive meanwhile, and a waiting message may match the
+            // next one.
         }
     }
 
-    /// The message that waits as `key` has come to be accepted by receives of the pool.
+    /// The waiting message `key` matches receives of the pool from now on, because its source became known.
     pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32) {
         while self.matcher(tagged).unexpected.get(key).is_some() && self.feed_one(tagged, key) {}
     }
 
-    /// Messages that wait here and are `wanted` take receives from the pool.
+    /// Gives receives of the pool to waiting messages that meet these criteria.
     fn feed(&mut self, tagged: bool, wanted: Wanted) {
         while let Some(key) = self.find_unexpected(tagged, wanted)
             && self.feed_one(tagged, key)
         {}
     }
 
-    /// The message that waits as `key`, or one whose turn is before, takes a receive of the pool. False:
-    /// there is none for it.
+    /// Gives a receive of the pool to the waiting message `key`, or to one that precedes it. Returns false if
+    /// there is none.
     ///
-    /// The oldest receive that accepts the message may be for an older one, and for that one in turn there
-    /// may be an older receive. Other engines take receives meanwhile: nothing is taken but the receive that
-    /// was found, for the message that was found.
+    /// The oldest receive that matches the message may also match an older message. For that message in turn
+    /// there may be an older receive. Other engines take receives meanwhile. The engine therefore takes only
+    /// the receive that it found, for the message that it found.
     fn feed_one(&mut self, tagged: bool, mut key: u32) -> bool {
         let Some((pool, user)) = self.pool.as_ref() else { return false };
         let (pool, user) = (Arc::clone(pool), *user);
@@ -349,8 +354,8 @@ mod tests {
     use super::*;
     use crate::api::Context;
 
-    /// Between the look for what waits and the taking, another engine takes the receive, and one is posted
-    /// for which something may wait.
+    /// Between the search and the removal another engine takes the receive. A receive is posted then that a
+    /// waiting message may match.
     #[test]
     fn no_receive_is_taken_but_the_one_that_was_found() {
         let pool = Pool::new(Matching::default(), 8, 64);
