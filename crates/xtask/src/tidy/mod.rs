@@ -12,6 +12,7 @@ mod fields;
 mod files;
 mod markdown;
 mod names;
+mod test_names;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -64,6 +65,8 @@ pub(crate) enum Rule {
     Links,
     /// Names of tests and functions in Markdown that no source file contains.
     Names,
+    /// Names of tests with a pronoun such as "who" or "what" in place of a subject.
+    TestNames,
     /// Fields of the engine's structs that are visible outside their module.
     OpenFields,
     /// Commit subjects of more than 60 characters.
@@ -96,7 +99,8 @@ impl Rule {
             | Self::FileLength
             | Self::Headers
             | Self::Links
-            | Self::Names => Limit::Count(0),
+            | Self::Names
+            | Self::TestNames => Limit::Count(0),
         }
     }
 }
@@ -161,6 +165,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     comments::check(&files, &mut counts);
     markdown::check(&files, &mut counts);
     names::check(&files, &mut counts);
+    test_names::check(&files, &mut counts);
     fields::check(&files, &mut counts)?;
     if let Some(range) = &args.commits {
         commits::check(range, &mut counts)?;
