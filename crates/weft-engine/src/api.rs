@@ -1,7 +1,7 @@
-//! What goes into the engine and what comes out: operation arguments, completions, errors.
+//! The types of the engine's interface: operation arguments, completions, errors and settings.
 //!
-//! Place in the data flow: weft-fi translates libfabric calls into these types and these types
-//! back into CQ entries, counters and errno. No libfabric constant appears here.
+//! Place in the data flow: weft-fi translates libfabric calls into these types, and these types into CQ
+//! entries, counters and errno. No libfabric constant appears here.
 
 use std::sync::Arc;
 
@@ -14,33 +14,34 @@ use crate::nic::LinkError;
 
 /// An index into the client's address vector (libfabric's `fi_addr_t`).
 pub type Addr = u64;
-/// Any source (as a receive's `src`), or a source that is in no address vector (in a completion).
+/// In a receive's `src`: any source. In a completion: the source is in no address vector.
 pub const ADDR_NONE: Addr = u64::MAX;
 
-/// The address vector as the engine sees it: asked when a peer is met for the first time, and when it has changed.
+/// The address vector as the engine sees it. The engine asks it when a peer is used for the first time, and
+/// when it has changed.
 pub trait AddressBook: Send + Sync {
-    /// The name at an index.
+    /// Returns the name at an index.
     fn name(&self, addr: Addr) -> Option<EpName>;
-    /// The index of a name: by its identity, else by its socket identity.
+    /// Returns the index of a name, by its endpoint id or else by its socket.
     fn addr(&self, name: &EpName) -> Option<Addr>;
-    /// If names come into it, and leave it, of which the engine is not told
-    /// ([`Engine::address_added`](crate::Engine::address_added)): what has been done so far. Asked where a
-    /// message or a receive goes the long way, so it must be cheap.
+    /// Returns the changes so far, if names are inserted and removed without a call of
+    /// [`Engine::address_added`](crate::Engine::address_added). The engine asks on the slow path of messages
+    /// and receives, so the call must be cheap.
     fn changes(&self) -> Option<Changes> {
         None
     }
 }
 
-/// What has been done to an address book: other numbers after each change.
+/// Counters of the changes of an address book. Each change gives another pair of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// How often a name has left it.
+    /// Number of removals of names.
     pub removals: u64,
-    /// How many names have come into it.
+    /// Number of rows, which insertions increase.
     pub rows: u64,
 }
 
-/// A book that is empty: before an address vector is bound.
+/// An empty book, for the time before an address vector is bound.
 #[derive(Debug)]
 pub struct NoBook;
 
@@ -56,77 +57,78 @@ impl AddressBook for NoBook {
 /// A shared address book.
 pub type Book = Arc<dyn AddressBook>;
 
-/// What the client gets back with a completion, verbatim.
+/// Values of the client that are returned unchanged with a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Context {
     /// The operation's context pointer, as a number.
     pub ptr: usize,
-    /// Free for the layer above: which queue, which counters, which flags.
+    /// Free for the layer above, which keeps the queue, the counters and flags of the operation here.
     pub user: u64,
 }
 
 bitflags::bitflags! {
-    /// How an operation behaves.
+    /// Options of an operation and properties of a completion.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct OpFlags: u32 {
         /// The buffer may be reused as soon as the call returns.
         const INJECT = 1;
-        /// Complete when the data is in the target's buffer, matched (FI_DELIVERY_COMPLETE).
+        /// Complete when the data is in the target's matched buffer (FI_DELIVERY_COMPLETE).
         const DELIVERY = 1 << 1;
         /// Carries 64 bits of immediate data (FI_REMOTE_CQ_DATA).
         const DATA = 1 << 2;
-        /// Emit no [`Completion`] on success: neither a queue entry nor a counter wants it.
+        /// Emit no [`Completion`] on success, because no queue entry and no counter needs it.
         const QUIET = 1 << 3;
         /// Start only after all earlier operations to this peer have completed (FI_FENCE).
         const FENCE = 1 << 4;
         /// Receives: the buffer takes several messages (FI_MULTI_RECV).
         const MULTI = 1 << 5;
-        /// Receives: look, do not take (FI_PEEK).
+        /// Receives: report a matching message without receiving it (FI_PEEK).
         const PEEK = 1 << 6;
-        /// Receives: with `PEEK` reserve what is found, without it take what the same context reserved (FI_CLAIM).
+        /// Receives: with `PEEK`, reserve the message. Without it, receive the message that this context
+        /// reserved (FI_CLAIM).
         const CLAIM = 1 << 7;
-        /// Receives: throw away what `PEEK` finds or `CLAIM` reserved (FI_DISCARD).
+        /// Receives: drop the message that `PEEK` finds or `CLAIM` reserved (FI_DISCARD).
         const DISCARD = 1 << 8;
         /// The operation is tagged.
         const TAGGED = 1 << 9;
-        /// Complete when the data has reached the peer's endpoint, whatever becomes of us (FI_TRANSMIT_COMPLETE).
+        /// Complete when the data has reached the peer's endpoint, even if this process ends afterwards
+        /// (FI_TRANSMIT_COMPLETE).
         const TRANSMIT = 1 << 10;
         /// Remote events: the access was an atomic operation.
         const ATOMIC = 1 << 11;
-        /// Not to be started by this call (FI_TRIGGER): for the layer above, which starts it, without this,
-        /// when its time has come. `Engine::send_now` and `post_now` decline; no other call may get it.
+        /// The layer above must defer the operation (FI_TRIGGER), and starts it later without this flag.
+        /// `Engine::send_now` and `post_now` decline such an operation. No other call may get one.
         const TRIGGER = 1 << 12;
-        /// Remote events of an operation that has reached several regions: this one is for the endpoint, and
-        /// for no region.
+        /// Remote events of an operation on several regions: the event of the endpoint, and of no region.
         const ENDPOINT = 1 << 13;
-        /// The same: this one is for the region, and not for the endpoint.
+        /// Remote events of an operation on several regions: the event of one region, and not of the endpoint.
         const REGION = 1 << 14;
-        /// Remote events of kind `RemoteRead`: a fetching operation that also changes what it fetches.
+        /// Remote events of kind `RemoteRead`: the operation also changed the memory that it fetched.
         const CHANGES = 1 << 15;
-        /// No queue entry tells of success, only a counter: as `QUIET`, but with a [`Completion`].
+        /// Success is counted but makes no queue entry. There is a [`Completion`], in contrast to `QUIET`.
         const COUNTED = 1 << 16;
-        /// Completions: of a multi-receive of a pool. Whether it is released is asked when it is handed on
-        /// ([`crate::Leaving`]).
+        /// Completions: a delivery into a multi-receive of a pool. Whether it releases the buffer is known when
+        /// the completion is delivered ([`crate::PooledReleases`]).
         const POOLED = 1 << 17;
-        /// Sends: leave only after all earlier remote accesses of this peer have completed (FI_ORDER_SAW,
+        /// Sends: leave only after all earlier remote accesses to this peer have completed (FI_ORDER_SAW,
         /// FI_ORDER_SAR).
         const AFTER_ACCESSES = 1 << 18;
     }
 }
 
 impl OpFlags {
-    /// An inject of which no queue entry tells. It is accepted only when it can leave: its caller may go on
-    /// to wait for its effect by other means, without progress of this endpoint.
+    /// Whether this is an inject without a queue entry. It is accepted only if it can leave at once, because
+    /// its caller may wait for the effect by other means, without progress of this endpoint.
     pub(crate) const fn must_leave(self) -> bool {
         self.contains(Self::INJECT) && self.intersects(Self::QUIET.union(Self::COUNTED))
     }
 }
 
-/// A send: plain, tagged, with data, injected — one shape.
+/// A send: plain, tagged, with data, or injected.
 #[derive(Clone, Copy, Debug)]
 pub struct SendOp<'a> {
-    /// To whom.
+    /// The peer's address.
     pub dest: Addr,
     /// The payload's pieces, copied by the call.
     pub iov: &'a [Iov],
@@ -134,16 +136,16 @@ pub struct SendOp<'a> {
     pub tag: u64,
     /// Used with `OpFlags::DATA`.
     pub data: u64,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub ctx: Context,
-    /// Behaviour.
+    /// Options.
     pub flags: OpFlags,
 }
 
 /// A receive: plain, tagged, multi, peek, claim, discard.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvOp<'a> {
-    /// From whom; `ADDR_NONE` for anyone.
+    /// The source's address, or `ADDR_NONE` for any source.
     pub src: Addr,
     /// The buffer's pieces, copied by the call.
     pub iov: &'a [Iov],
@@ -151,9 +153,9 @@ pub struct RecvOp<'a> {
     pub tag: u64,
     /// Tag bits that need not match.
     pub ignore: u64,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub ctx: Context,
-    /// Behaviour.
+    /// Options.
     pub flags: OpFlags,
 }
 
@@ -179,32 +181,32 @@ pub struct RmaOp<'a> {
     pub remote: &'a [RmaIov],
     /// Used with `OpFlags::DATA` (writes).
     pub data: u64,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub ctx: Context,
-    /// Behaviour.
+    /// Options.
     pub flags: OpFlags,
 }
 
-/// An atomic operation: base, fetching or comparing, as `amo` says.
+/// An atomic operation. `amo` says whether it is a base, fetching or comparing one.
 #[derive(Clone, Copy, Debug)]
 pub struct AtomicOp<'a> {
     /// The target.
     pub dest: Addr,
-    /// What is done.
+    /// The operation and the type of its numbers.
     pub amo: Amo,
-    /// The operands' pieces, copied by the call; not looked at where there are none (a read).
+    /// The operands' pieces, copied by the call. Ignored for an operation without operands (a read).
     pub iov: &'a [Iov],
-    /// The pieces of the values to compare with; not looked at where nothing is compared.
+    /// The pieces of the values to compare with. Ignored unless the operation compares.
     pub compare: &'a [Iov],
-    /// Where to put what was at the target before; not looked at where nothing is fetched.
+    /// The pieces for the previous values of the target. Ignored unless the operation fetches.
     pub result: &'a [Iov],
-    /// Remote pieces, each of a whole number of numbers; local lengths are the same in total.
+    /// Remote pieces, each of whole numbers. Their total length equals that of the local pieces.
     pub remote: &'a [RmaIov],
     /// Used with `OpFlags::DATA`.
     pub data: u64,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub ctx: Context,
-    /// Behaviour.
+    /// Options.
     pub flags: OpFlags,
 }
 
@@ -217,113 +219,114 @@ pub struct Access {
     pub write: bool,
 }
 
-/// A region that peers may reach, as every endpoint of the domain knows it.
+/// A region of memory that peers may access through any endpoint of the domain.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// What peers name it by.
+    /// The key by which peers name the region.
     pub key: u64,
-    /// The memory, pieces in order.
+    /// The memory's pieces, in order.
     pub iov: crate::mem::IovList,
-    /// The remote address of the first byte: 0, or its virtual address where FI_MR_VIRT_ADDR is in force.
+    /// The remote address of the first byte: 0, or its virtual address with FI_MR_VIRT_ADDR.
     pub base: u64,
-    /// What peers may do.
+    /// The access that peers have.
     pub access: Access,
-    /// Free for the layer above (which counters to raise); comes back with remote events.
+    /// Free for the layer above, which keeps the region's counters here. Returned with remote events.
     pub user: u64,
     /// Emit a [`Completion`] for each remote access (FI_RMA_EVENT).
     pub events: bool,
 }
 
-/// What has completed.
+/// The kind of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A send.
     Send,
-    /// A receive, one message of it for a multi-receive, a peek, or a claim.
+    /// A receive, one message of a multi-receive, a peek, or a claim.
     Recv,
     /// An RMA read.
     Read,
     /// An RMA write.
     Write,
-    /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along). One for each
-    /// operation, when all of it is stored; if it reached several regions, one with `ENDPOINT` and one with
-    /// `REGION` for each.
+    /// A peer wrote into region `ctx.user` of this endpoint, with data if `OpFlags::DATA` is set. There is one
+    /// completion for each operation, when all of it is stored. An operation on several regions makes one with
+    /// `ENDPOINT`, and one with `REGION` for each region.
     RemoteWrite,
-    /// A peer read from our region `ctx.user` (with `OpFlags::CHANGES`: and may have changed it).
+    /// A peer read from region `ctx.user` of this endpoint, and changed it if `OpFlags::CHANGES` is set.
     RemoteRead,
     /// An atomic operation that fetches nothing.
     Atomic,
     /// An atomic operation that fetches.
     FetchAtomic,
-    /// No operation: `Engine::take_connection_events` has something to tell.
+    /// No operation: `Engine::take_connection_events` returns at least one event.
     Connection,
 }
 
-/// Why an accepted operation failed.
+/// The reason why an accepted operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// The message was longer than the buffer by so many bytes.
+    /// The message was longer than the buffer, by this number of bytes.
     #[error("the message was {0} bytes longer than the buffer")]
     Truncated(usize),
     /// Cancelled by the client, or by the orderly end of the connection.
     #[error("cancelled")]
     Canceled,
-    /// A peek found nothing.
+    /// No message matched a peek.
     #[error("no message matched")]
     NoMessage,
     /// The link to the peer ended.
     #[error("{0}")]
     Link(LinkError),
-    /// The target refused the access: unknown key, or it does not grant this access.
-    #[error("the target refused the access: no such key, or not with this access")]
+    /// The target refused the access: the key is unknown, or its region does not grant the access.
+    #[error("the target refused the access: the key is unknown, or its region does not grant the access")]
     BadKey,
-    /// The target refused the access: outside the region.
+    /// The target refused the access: it reaches beyond the region.
     #[error("the target refused the access: outside the registered region")]
     BadRange,
     /// The buffer of a receive, or the memory of a peer's region, is not mapped or is protected against the access.
-    #[error("the memory is not there, or is protected against the access")]
+    #[error("the memory is not mapped, or is protected against the access")]
     NoMemory,
-    /// A message arrived for a region or receive that went away meanwhile.
-    #[error("the buffer at the peer went away while data was under way")]
+    /// The region or receive was closed while data for it was on its way.
+    #[error("the buffer at the peer was closed while data was on its way")]
     Revoked,
-    /// None: a message was received well. But its source is in no address vector, which the client wants to be told
-    /// (`Engine::set_source_errors`). The number is for [`crate::PeerNames::name`].
+    /// Not a failure: the message was received, but its source is in no address vector, and the client asked
+    /// for such reports (`Engine::set_source_errors`). The number is for [`crate::PeerNames::name`].
     #[error("the source is in no address vector")]
     Stranger(u32),
-    /// The operation was accepted before its time, and could not be started when it had come.
-    #[error("it could not be started when its time had come: {0}")]
+    /// The operation was deferred, and could not be started when it was due.
+    #[error("the deferred operation could not be started: {0}")]
     Refused(Error),
 }
 
-/// One finished operation (or remote event).
+/// A finished operation or a remote access.
 ///
-/// No two fields stand here side by side that do so in a queue's entry, too: or else they would be copied
-/// there by one load, which has to wait until the two stores that it reads have left the processor's store
-/// buffer, and all stores before them.
+/// Fields that are neighbours in a queue's entry are not neighbours here. Otherwise the compiler would copy
+/// both by one load. That load would wait until the stores of both fields, and all stores before them, have
+/// left the processor's store buffer.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Completion {
-    /// The operation's context; for remote events `user` is the region's.
+    /// The operation's context. For remote events, `user` is that of the region.
     pub ctx: Context,
-    /// Bytes stored (received), or sent.
+    /// Number of bytes received or sent.
     pub len: usize,
-    /// The tag that came with a tagged message.
+    /// The tag of a tagged message.
     pub tag: u64,
-    /// Where a received message begins (its address as a number, for `fi_cq_data_entry.buf`).
+    /// Address of a received message's first byte, as a number, for `fi_cq_data_entry.buf`.
     pub buf: usize,
-    /// Source of a received message, `ADDR_NONE` if it is in no address vector.
+    /// Source of a received message, or `ADDR_NONE` if it is in no address vector.
     pub src: Addr,
-    /// The data that came with DATA, else 0.
+    /// The immediate data with DATA, otherwise 0.
     pub data: u64,
-    /// What it was.
+    /// The kind of operation or event.
     pub kind: Kind,
-    /// DATA, MULTI (the multi-receive buffer is released), TAGGED; TRANSMIT, DELIVERY as the operation had them.
+    /// DATA, TAGGED, and MULTI if the multi-receive buffer is released. TRANSMIT and DELIVERY as in the
+    /// operation.
     pub flags: OpFlags,
-    /// The error, if it failed.
+    /// The reason, if the operation failed.
     pub fault: Option<Fault>,
 }
 
-/// Why an operation was not accepted. There is no side effect.
+/// The reason why an operation was not accepted. There is no side effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A queue is full: make progress and try again (-FI_EAGAIN).
@@ -332,16 +335,16 @@ pub enum Error {
     /// The address is in no address vector, or its name is not usable (-FI_EINVAL).
     #[error("no such address")]
     NoSuchAddress,
-    /// Longer than the limit (-FI_EMSGSIZE).
+    /// The operation exceeds a limit of length (-FI_EMSGSIZE).
     #[error("longer than the limit")]
     TooLong,
-    /// Arguments that contradict each other (-FI_EINVAL).
+    /// The arguments contradict each other (-FI_EINVAL).
     #[error("arguments contradict each other")]
     Invalid,
     /// The key is taken (-FI_ENOKEY).
     #[error("the key is in use")]
     KeyInUse,
-    /// There is no connection any more, or not yet (-FI_ENOTCONN).
+    /// The endpoint is not connected, or no longer (-FI_ENOTCONN).
     #[error("not connected")]
     NotConnected,
     /// A claim or discard names no reserved message (-FI_EINVAL).
@@ -349,62 +352,65 @@ pub enum Error {
     NothingClaimed,
 }
 
-/// Bounds and switches of one engine. Sizes in bytes.
+/// Limits and options of one engine. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Longest inject.
+    /// Length limit of an inject.
     pub inject_bytes: usize,
-    /// Operations to all peers that may be accepted and not yet complete.
+    /// Limit of queued operations to one peer: accepted, and not yet sent. It also limits the requests to one
+    /// peer that have no answer.
     pub tx_depth: usize,
-    /// Receives that may be posted (tagged and untagged each).
+    /// Limit of posted receives, tagged and untagged each.
     pub rx_depth: usize,
-    /// Eager payload (plus 64 per message) that one peer may have waiting here unmatched.
+    /// Limit of unmatched eager payload of one peer, at 64 bytes more for each message.
     pub window_bytes: usize,
-    /// Overrides `NicCaps::eager_bytes` where set.
+    /// Overrides `NicCaps::eager_bytes`.
     pub eager_bytes: Option<usize>,
-    /// Longest message.
+    /// Length limit of a message.
     pub max_msg_bytes: u64,
-    /// Peers in no address vector that may be connected, or have left messages here: others' links are closed.
+    /// Limit of peers in no address vector that are connected or have left messages here. Links of further ones
+    /// are closed.
     pub max_strangers: usize,
-    /// Memory for the windows of such peers altogether, and as much for everything else that they have kept here.
+    /// Limit of memory for the windows of all such peers, and for all other state that they have here.
     pub stranger_bytes: usize,
-    /// How queues of receives and messages are searched.
+    /// The search in queues of receives and messages.
     pub matching: Matching,
-    /// What the registration cache may keep, where a device demands registration.
+    /// Limits of the registration cache, if a device demands registration.
     pub mr_cache: Limits,
-    /// Asked before a peer's access to a region is carried out. `None`: all memory of regions is there.
+    /// Checks memory before a peer's access to a region. `None`: the memory of all regions is accessible.
     pub probe: Option<Probe>,
-    /// What the engine is for.
+    /// The purpose of the engine.
     pub role: Role,
 }
 
 impl Config {
-    /// The smallest `window_bytes` in which an eager message of so many bytes fits whenever none waits,
-    /// though almost a quarter of the window is to be given back.
+    /// The smallest `window_bytes` in which an eager message of `longest` bytes fits while no other waits,
+    /// although almost a quarter of the window may not have been returned yet.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a small number")]
     pub const fn least_window_bytes(longest: usize) -> usize {
         ((longest + EAGER_COST as usize) * 4).div_ceil(3)
     }
 
-    /// Windows are given back in portions of so many bytes.
+    /// Size in bytes of the portions in which windows are returned to peers.
     #[inline(always)]
     pub(crate) const fn window_quarter(&self) -> u64 {
         self.window_bytes as u64 / 4
     }
 }
 
-/// How the oldest match is found in a queue. It is the same whatever is chosen; what differs is the time.
+/// The method of search for the oldest match in a queue. All methods find the same match and differ in time
+/// only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Matching {
-    /// By walking, as long as walks are short; then as seems best.
+    /// Linear search while queues are short, then the method that suits the queue's entries.
     #[default]
     Auto,
-    /// By walking, whatever the length.
+    /// Linear search.
     List,
-    /// By hashing what entries and searches care for: for few different masks.
+    /// Hashing of the matched fields, for few different masks.
     Hash,
-    /// By a radix tree: for many different masks.
+    /// A radix tree, for many different masks.
     Tree,
 }
 
