@@ -1,7 +1,7 @@
 //! `weft man`: the man page fi_weft(7).
 //!
-//! The text is `man/fi_weft.7.in`. Placeholder lines are replaced by the tables of variables, atomic operations and
-//! counters, so names, defaults and operations on the page are those of the code.
+//! The text is `man/fi_weft.7.in`. Tables of variables, atomic operations and counters replace its placeholder lines.
+//! Names, defaults and operations on the page are therefore those of the code.
 
 use std::fmt::Write;
 

@@ -4,8 +4,8 @@
 //! here until they are taken. [`Harness`](crate::Harness) does the same and also checks the results.
 //!
 //! Invariants: one turn progresses every live engine at most once; virtual time jumps to the next event only
-//! when a turn has moved nothing. An engine has no clock. A turn therefore skips an engine whose last round
-//! moved nothing and met no full device, if neither a caller nor its device has anything new for it.
+//! when a turn has moved nothing. An engine has no clock. A turn therefore skips an engine if its last round
+//! moved nothing and met no full device, and neither a caller nor its device has anything new for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

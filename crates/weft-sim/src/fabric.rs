@@ -50,7 +50,7 @@ pub(crate) struct Interceptor(pub(crate) Intercept);
 
 impl std::fmt::Debug for Interceptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Meddler")
+        f.write_str("Interceptor")
     }
 }
 

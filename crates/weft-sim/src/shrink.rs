@@ -1,8 +1,8 @@
 //! The shrinker: reduces a failing run to the smallest similar run that still fails.
 //!
-//! Place in the data flow: the caller passes a failing [`Plan`]. The shrinker plays it repeatedly with fewer
-//! operations, faults, kinds of operations and ranks, and with less time, and keeps each smaller plan that
-//! still fails. The remaining failure may be another symptom of the same cause.
+//! Place in the data flow: the caller passes a failing [`Plan`]. The shrinker plays it repeatedly with less
+//! time and fewer operations, faults, kinds of operations and ranks. It keeps each smaller plan that still
+//! fails. The remaining failure may be another symptom of the same cause.
 
 use crate::plan::{Act, Plan, RANKS};
 

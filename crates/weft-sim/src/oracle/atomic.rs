@@ -6,9 +6,9 @@
 //! fetched value to that value plus its operand. The intervals must not overlap, and together with the
 //! additions that fetch nothing they must add up to the final value.
 //!
-//! A slot belongs to one rank, whose operations take effect in the order in which they were started, so the
-//! value that each must fetch is known in advance. The model executes them by [`Amo::execute`], which has
-//! tests of its own.
+//! A slot belongs to one rank. Its operations take effect in the order in which they were started, so the value
+//! that each must fetch is known in advance. The model executes them by [`Amo::execute`], which has tests of
+//! its own.
 
 use std::collections::BTreeMap;
 

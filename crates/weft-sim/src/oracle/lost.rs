@@ -90,8 +90,8 @@ impl Oracle {
         }
     }
 
-    /// The criteria of a receive that matched and lost a message, or of a peek that claimed or discarded one,
-    /// if it is not younger than `order`.
+    /// The criteria of a receive that matched and lost a message, or of a peek that claimed or discarded one.
+    /// `None` if the receive is younger than `order`.
     fn lost_one<'a>(&self, record: &'a Record, order: u64) -> Option<&'a Criteria> {
         match record {
             Record::Recv(recv) => {

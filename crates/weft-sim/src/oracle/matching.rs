@@ -1,14 +1,14 @@
-//! The final check of matching: the message that each receive got, and whether a simple matcher could match
-//! so.
+//! The final check of matching: the message that each receive got, and whether a simple matcher could have
+//! produced this matching.
 //!
 //! The reference matcher: a message takes the oldest posted receive that wants it, otherwise it waits; a
 //! receive takes the oldest waiting message that it wants, otherwise it waits. The outcome depends on two
 //! orders. The order in which receives were posted is known. The order in which messages arrived is known per
 //! sender only. Given both, the outcome is the unique stable matching in which every participant prefers the
 //! oldest partner. Consider each case "m could have had an older receive r". It must be explained by "r had
-//! been taken by m', which arrived before m". The observed matching is one of the reference matcher, for some
-//! order of arrival, exactly if all cases are explained and these "before"s, together with the order per
-//! sender, have no cycle.
+//! been taken by m', which arrived before m". The reference matcher produces the observed matching for some
+//! order of arrival under two conditions. All cases are explained, and these "before" relations have no cycle
+//! together with the order per sender.
 
 use std::collections::BTreeMap;
 
@@ -97,8 +97,8 @@ impl Oracle {
         messages
     }
 
-    /// Finds the receive of each message, by the number in its bytes, or else by its position among the
-    /// messages of the same sender and tag.
+    /// Finds the receive of each message by the number in its bytes. Without a number, the message's position
+    /// among those of the same sender and tag decides.
     fn place(&self, rank: usize, messages: &mut [Message<'_>], out: &mut Vec<String>) {
         let mut by_turn: BTreeMap<Stream, Vec<(Place, &Got)>> = BTreeMap::new();
         for (op, record) in self.wanted_by(rank) {

@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the countable style rules.
 //!
-//! Place in the data flow: `make check-tidy` runs it. [`files`] lists the checked-in files, the other modules turn them
-//! into [`Finding`]s, and this file compares the number of findings for each [`Rule`] with its limit. A relative limit
+//! Place in the data flow: `make check-tidy` runs it. [`files`] lists the checked-in files, and the other modules turn
+//! them into [`Finding`]s. This file compares the number of findings for each [`Rule`] with its limit. A relative limit
 //! is a share of `total`, for example of all comment lines.
 //!
 //! `--report` prints the figures alone and always succeeds; `--list RULE` prints every finding of one rule.
