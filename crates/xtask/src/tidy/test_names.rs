@@ -12,9 +12,8 @@ use super::{Counts, Rule};
 
 static TEST: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?m)^ *#\[test\](?:\s*#\[[^\n]*\])*\s*fn (\w+)|^(?:async )?def (test_\w+)"));
-static PRONOUN: LazyLock<Regex> = LazyLock::new(|| {
-    pattern("(?:^|_)(?:who|whom|whoever|what|whatever|nobody|somebody|everybody|anybody)(?:_|$)")
-});
+static PRONOUN: LazyLock<Regex> =
+    LazyLock::new(|| pattern("(?:^|_)(?:who|whom|whoever|what|whatever|nobody|somebody|everybody|anybody)(?:_|$)"));
 
 fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("a constant pattern")
