@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_buffer_gets_what_fits() {
+    fn a_short_buffer_is_filled_up() {
         let mut buffer = [0_u8; 2];
         let mut len = 2;
         // SAFETY: the buffer has two bytes.
