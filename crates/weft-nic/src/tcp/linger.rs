@@ -27,7 +27,7 @@ use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::tx::Rest;
 use super::wire;
-use super::{Link, State, Tcp, Token};
+use super::{Link, State, Task, Tcp, Token};
 
 /// For so long nothing may go on.
 const LINGER_MS: u64 = 5000;
@@ -152,19 +152,16 @@ impl Tcp {
         }
         let (deadline_ms, left, bytes, sent, shut) = (0, 0, Vec::new(), 0, false);
         let linger = Linger { until_ms, deadline_ms, left, bytes, sent, shut, rest, heeded };
-        self.closed.push(id);
+        self.agenda.add(Task::Close, id);
         log::debug!("tcp: link {id} is closed");
         if let State::Broken(redial) = &mut link.state {
             redial.closed = Some(Box::new(linger));
             return self.limit_partings(id);
         }
         let bytes = self.writer.farewell(&mut link.tx, &link.rx, linger.rest.bytes());
-        if std::mem::take(&mut link.tx.armed) {
-            self.armed -= 1;
-        }
-        if link.rx.is_listed() {
-            link.rx.list(false);
-            self.owing.retain(|&other| other != id);
+        self.agenda.remove(Task::AwaitWritable, id);
+        if self.agenda.remove(Task::AckDue, id) {
+            link.rx.on_agenda(false);
         }
         self.depart(id, Box::new(linger), bytes, now_ms);
     }
@@ -220,8 +217,8 @@ impl Tcp {
 
     /// Gives a closed link up whose connection broke, where there are too many of them.
     fn limit_partings(&mut self, id: u32) {
-        let is_parting = |&&id: &&u32| self.links.get(id as usize).is_some_and(Link::is_closed);
-        if self.calling.iter().filter(is_parting).count() > PARTINGS {
+        let is_parting = |&id: &u32| self.links.get(id as usize).is_some_and(Link::is_closed);
+        if self.agenda.links(Task::Connect).filter(is_parting).count() > PARTINGS {
             self.retire(id);
         }
     }
@@ -229,7 +226,6 @@ impl Tcp {
     /// A closed link is over.
     pub(super) fn retire(&mut self, id: u32) {
         let Some(mut link) = self.links.try_remove(id as usize) else { return };
-        self.closed.retain(|&other| other != id);
         log::debug!("tcp: closed link {id} is over");
         self.forget(id, &link);
         self.secrets.set(id, None);
@@ -247,7 +243,7 @@ impl Tcp {
 
     /// Looks after closed links.
     pub(super) fn time_closed(&mut self, now_ms: u64) {
-        for id in self.closed.clone() {
+        for id in self.agenda.links(Task::Close).collect::<Vec<_>>() {
             let Some(link) = self.links.get_mut(id as usize) else { continue };
             let (State::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { continue };
             if linger.delivered(socket.as_fd()) {
@@ -267,7 +263,7 @@ impl Tcp {
                 self.retire(id);
             }
         }
-        if !self.closed.is_empty() {
+        if !self.agenda.is_empty(Task::Close) {
             self.set_timer(now_ms + LINGER_CHECK_MS);
         }
     }

@@ -3,6 +3,8 @@
 //! Place in the data flow: the table of [`super::Tcp`] holds links; what becomes of them is in the other parts.
 use weft_os::Unshared;
 
+use weft_engine::nic::LinkError;
+
 use super::connect::Attempt;
 use super::linger::Linger;
 use super::redial::{Redial, Session};
@@ -47,8 +49,8 @@ pub(super) enum State {
     Broken(Box<Redial>),
     /// Closed by us: the last bytes are on their way.
     Closed(Box<Linger>),
-    /// Could not even be tried; `down` follows in the next poll.
-    Failed,
+    /// The link has ended; the next poll reports it.
+    Failed(LinkError),
 }
 
 // Ten thousand idle links shall not cost more than a few megabytes here.

@@ -35,6 +35,7 @@ use crate::NicError;
 use crate::error::shortage;
 
 mod accept;
+mod agenda;
 mod config;
 mod connect;
 #[cfg(test)]
@@ -64,13 +65,14 @@ mod sync {
 }
 
 use accept::Accepts;
+use agenda::{Agenda, Task};
 use connect::{Attempt, Failure, Half, Local};
 use link::{GENERATION_BITS, Link, State, Token};
 use pace::Pace;
 use progress::Focus;
 use rx::{Intake, Stage};
 use stream::Secrets;
-use tx::{Pumped, Tx, Writer};
+use tx::{Pumped, SocketState, Tx, Writer};
 pub(crate) use wire::MAILBOX_BYTES;
 
 pub use config::{TcpConfig, TcpLinkInfo, TcpStats};
@@ -106,20 +108,10 @@ pub struct Tcp {
     /// Links that have come up, in the order of their sessions' keys.
     sessions: Vec<u32>,
     halves: Slab<Half>,
-    /// Links that our side has closed.
-    closed: Vec<u32>,
-    /// Links whose connection is being made, for the first time or anew.
-    calling: Vec<u32>,
-    /// Links that failed outside a poll.
-    failed: Vec<(u32, LinkError)>,
-    /// Links that can send more now.
-    dirty: Vec<u32>,
-    dirty_spare: Vec<u32>,
-    /// Links whose peers have sent messages and have not been told that they came.
-    owing: Vec<u32>,
+    /// Which link needs what.
+    agenda: Agenda,
+    /// When the acknowledgements on the agenda are sent.
     next_ack_ms: u64,
-    /// Links whose writability is watched.
-    armed: usize,
     stage: Stage,
     writer: Writer,
     pace: Pace,
@@ -172,14 +164,8 @@ impl Tcp {
             secrets: Secrets::default(),
             sessions: Vec::new(),
             halves: Slab::new(),
-            closed: Vec::new(),
-            calling: Vec::new(),
-            failed: Vec::new(),
-            dirty: Vec::new(),
-            dirty_spare: Vec::new(),
-            owing: Vec::new(),
+            agenda: Agenda::default(),
             next_ack_ms: u64::MAX,
-            armed: 0,
             stage: Stage::new(),
             writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
             pace: Pace::new(),
@@ -219,16 +205,18 @@ impl Tcp {
         let kept: Vec<u32> = self
             .links
             .iter()
-            .filter(|(_, link)| link.tx.is_unsent() && !link.tx.broken && matches!(link.state, State::Up))
+            .filter(|(_, link)| link.tx.is_unsent() && !link.tx.socket.has_failed() && matches!(link.state, State::Up))
             .filter_map(|(id, _)| u32::try_from(id).ok())
             .collect();
         for &id in &kept {
             if let Some(link) = self.links.get_mut(id as usize) {
-                link.tx.blocked = false;
+                link.tx.socket.try_again();
             }
             self.pump(id);
         }
-        kept.iter().all(|&id| self.links.get(id as usize).is_none_or(|link| !link.tx.is_unsent() || link.tx.broken))
+        kept.iter().all(|&id| {
+            self.links.get(id as usize).is_none_or(|link| !link.tx.is_unsent() || link.tx.socket.has_failed())
+        })
     }
 
     /// Where it is noted that messages are kept.
@@ -252,16 +240,17 @@ impl Tcp {
 
     /// Whether a poll could move something on before anything comes.
     pub(crate) fn has_work(&self) -> bool {
-        !(self.dirty.is_empty() && self.writer.done.is_empty() && self.failed.is_empty())
+        !(self.agenda.is_empty(Task::Flush) && self.writer.done.is_empty() && self.agenda.is_empty(Task::ReportEnd))
     }
 
     /// The same, but for messages that whoever is told of ([`Self::unsent`]) sees to.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let keeps = |id: &u32| self.links.get(*id as usize).is_none_or(|link| link.tx.pushes() == 0);
+        let keeps = |id: u32| self.links.get(id as usize).is_none_or(|link| link.tx.pushes() == 0);
         self.writer.done.is_empty()
-            && self.failed.is_empty()
-            && (self.dirty.is_empty() || self.config.unsent.is_some() && self.dirty.iter().all(keeps))
+            && self.agenda.is_empty(Task::ReportEnd)
+            && (self.agenda.is_empty(Task::Flush)
+                || self.config.unsent.is_some() && self.agenda.links(Task::Flush).all(keeps))
     }
 
     /// Whether this process has made the device.
@@ -288,7 +277,7 @@ impl Tcp {
         TcpStats {
             receive_calls: self.stage.calls,
             send_calls: self.writer.calls,
-            links: self.links.len() - self.closed.len(),
+            links: self.links.len() - self.agenda.len(Task::Close),
             half_open: self.halves.len(),
             ..self.stats
         }
@@ -303,7 +292,7 @@ impl Tcp {
             local: socket.and_then(|fd| rustix::net::getsockname(fd).ok()?.try_into().ok()),
             remote: socket.and_then(|fd| rustix::net::getpeername(fd).ok()??.try_into().ok()),
             queued_bytes: link.tx.queued(),
-            kept_bytes: link.tx.kept(),
+            kept_bytes: link.tx.unacked(),
             pushes: link.tx.pushes(),
         })
     }
@@ -337,6 +326,7 @@ impl Tcp {
         let entry = self.links.vacant_entry();
         let id = u32::try_from(entry.key()).map_err(|_| LinkError::Resources)?;
         entry.insert(Link { socket, generation, state, rx: Intake::START, tx: Tx::default(), session: None });
+        self.agenda.admit(id);
         Ok(id)
     }
 
@@ -369,8 +359,10 @@ impl Tcp {
     #[inline]
     fn rearm(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        let want = link.tx.blocked || (link.tx.armed && link.tx.has_more());
-        if want == link.tx.armed {
+        let armed = self.agenda.has(Task::AwaitWritable, id);
+        let want = link.tx.socket.is_full() || (armed && link.tx.has_more());
+        // A failed socket is as good as closed.
+        if want == armed || link.tx.socket.has_failed() {
             return;
         }
         let Some(socket) = &link.socket else { return };
@@ -379,23 +371,13 @@ impl Tcp {
         if let Err(errno) = epoll::modify(&self.epoll, socket, data, flags) {
             // Without events the link would hang: let the receiving half find the socket's error.
             sys::cannot_watch(errno);
-            link.tx.broken = true;
+            link.tx.socket = SocketState::Broken;
             return;
         }
-        link.tx.armed = want;
         if want {
-            self.armed += 1;
+            self.agenda.add(Task::AwaitWritable, id);
         } else {
-            self.armed -= 1;
-        }
-    }
-
-    /// A link is to be pumped at the next flush.
-    fn mark_dirty(&mut self, id: u32) {
-        if let Some(link) = self.links.get_mut(id as usize)
-            && !std::mem::replace(&mut link.tx.dirty, true)
-        {
-            self.dirty.push(id);
+            self.agenda.remove(Task::AwaitWritable, id);
         }
     }
 
@@ -411,14 +393,13 @@ impl Tcp {
             self.writer.pump(fd, &mut link.tx, &mut link.rx, SEND_BUDGET_BYTES)
         };
         if pumped == Pumped::More {
-            self.mark_dirty(id);
-        } else if link.tx.unreadable {
+            self.agenda.add(Task::Flush, id);
+        } else if link.tx.socket == SocketState::Unreadable {
             log::warn!(
                 "tcp: the memory of a transfer cannot be read (unmapped while in use?): the link to its peer ends; leave buffers alone \
                  until their operations are complete"
             );
-            link.state = State::Failed;
-            self.failed.push((id, LinkError::Access));
+            self.report_end(id, LinkError::Access);
         }
         self.rearm(id);
     }
@@ -437,22 +418,18 @@ impl Tcp {
     /// Sends what has been gathered on all links.
     #[inline(always)]
     fn write_dirty(&mut self) {
-        if !self.dirty.is_empty() {
+        if !self.agenda.is_empty(Task::Flush) {
             self.write_some();
         }
     }
 
     #[inline(never)]
     fn write_some(&mut self) {
-        let mut round = std::mem::replace(&mut self.dirty, std::mem::take(&mut self.dirty_spare));
-        for id in round.drain(..) {
-            if let Some(link) = self.links.get_mut(id as usize)
-                && std::mem::take(&mut link.tx.dirty)
-            {
-                self.pump(id);
-            }
+        let round = self.agenda.take(Task::Flush);
+        for id in round.links() {
+            self.pump(id);
         }
-        self.dirty_spare = round;
+        self.agenda.give_back(round);
     }
 
     /// Writes what no thread would write later.
@@ -483,16 +460,15 @@ impl Tcp {
             self.writer.message(fd, &mut link.tx, &mut link.rx, head, body)
         };
         let tx = &mut link.tx;
-        if (tx.queued() > 0 || SEALED && tx.blocked && tx.holds)
+        if (tx.queued() > 0 || SEALED && tx.socket == SocketState::FullWithinRecord)
             && let Some(unsent) = &self.config.unsent
             && !unsent.note()
         {
             self.write_unattended(id);
-        } else if tx.blocked {
+        } else if tx.socket.is_full() {
             self.rearm(id);
-        } else if tx.queued() > 0 && !tx.dirty {
-            tx.dirty = true;
-            self.dirty.push(id);
+        } else if tx.queued() > 0 {
+            self.agenda.add(Task::Flush, id);
         }
         outcome
     }
@@ -518,7 +494,7 @@ impl Nic for Tcp {
         let attempt = Box::new(Attempt::new(peer, &self.config, now_ms));
         let generation = self.next_generation();
         let id = self.insert(None, generation, State::Calling(attempt))?;
-        self.calling.push(id);
+        self.agenda.add(Task::Connect, id);
         self.dial(id, now_ms);
         self.pace.wake();
         Ok(LinkId(id))
@@ -540,14 +516,14 @@ impl Nic for Tcp {
         }
         self.pace.wake();
         self.writer.push(LinkId(id), &mut link.tx, window, offset, src, ctx)?;
-        if link.tx.blocked {
+        if link.tx.socket.is_full() {
             return Ok(());
         }
         // The first of several begins to leave at once: its owner may go away to compute.
         if link.tx.pushes() == 1 {
             self.pump(id);
         } else {
-            self.mark_dirty(id);
+            self.agenda.add(Task::Flush, id);
         }
         Ok(())
     }
@@ -580,13 +556,12 @@ impl Nic for Tcp {
         if self.parked {
             self.wake();
         }
-        let reports = !self.writer.done.is_empty() || !self.failed.is_empty();
+        let reports = !self.writer.done.is_empty() || !self.agenda.is_empty(Task::ReportEnd);
         if !reports && self.pace.pass() { 0 } else { self.poll_sockets(sink, reports) }
     }
 
     fn close(&mut self, link: LinkId) {
         self.writer.done.retain(|&(id, _)| id != link);
-        self.failed.retain(|&(id, _)| id != link.0);
         match self.links.get(link.0 as usize) {
             Some(gone) if gone.is_closed() => {}
             Some(Link { state: State::Up | State::Broken(_), .. }) => self.part(link.0),
@@ -602,17 +577,17 @@ impl Nic for Tcp {
 
     fn held_bytes(&self, link: LinkId) -> usize {
         let sealed = if self.config.encrypt { self.secrets.held_bytes(link.0) } else { 0 };
-        self.links.get(link.0 as usize).map_or(0, |link| link.tx.kept() + link.rx.held_bytes()) + sealed
+        self.links.get(link.0 as usize).map_or(0, |link| link.tx.unacked() + link.rx.held_bytes()) + sealed
     }
 
     fn drained(&self) -> bool {
         self.writer.done.is_empty()
             && self.links.iter().all(|(_, link)| match link.state {
                 State::Closed(_) => true,
-                State::Broken(_) => link.tx.kept() == 0 && link.tx.pushes() == 0,
-                _ => link.tx.is_empty() || link.tx.broken,
+                State::Broken(_) => link.tx.unacked() == 0 && link.tx.pushes() == 0,
+                _ => link.tx.is_empty() || link.tx.socket.has_failed(),
             })
-            && self.closed.iter().all(|&id| self.has_parted(id))
+            && self.agenda.links(Task::Close).all(|id| self.has_parted(id))
     }
 }
 

@@ -23,7 +23,7 @@ use weft_os::Unshared;
 
 use super::connect::{Failure, Found};
 use super::redial::Session;
-use super::{Link, State, Tcp, Token, sys};
+use super::{Link, State, Task, Tcp, Token, sys};
 
 /// For so long a peer may be left without being told that its messages have come.
 const TELL_MS: u64 = 200;
@@ -140,12 +140,15 @@ impl Tcp {
         self.report_done(&mut tally);
         self.report_ends(&mut tally);
         let direct = self.focus.direct();
-        let mut ask = !direct || self.armed > 0 || !self.calling.is_empty() || now_ms != self.asked_ms;
+        let mut ask = !direct
+            || !self.agenda.is_empty(Task::AwaitWritable)
+            || !self.agenda.is_empty(Task::Connect)
+            || now_ms != self.asked_ms;
         if !ask {
             for id in self.focus.hot {
                 ask |= !self.read_direct(id, &mut tally);
             }
-            ask |= !self.failed.is_empty();
+            ask |= !self.agenda.is_empty(Task::ReportEnd);
         }
         if ask || self.focus.ask_all(self.links.len() + self.halves.len()) {
             self.take_events(&mut tally, now_ms);
@@ -172,9 +175,12 @@ impl Tcp {
     /// Reports the links that have ended since the last poll began.
     #[inline]
     fn report_ends<S: Sink>(&mut self, sink: &mut S) {
-        if !self.failed.is_empty() {
-            for (id, why) in std::mem::take(&mut self.failed) {
-                self.end(id, why, sink);
+        if !self.agenda.is_empty(Task::ReportEnd) {
+            let ended = self.agenda.take(Task::ReportEnd);
+            for id in ended.links() {
+                if let Some(State::Failed(why)) = self.links.get(id as usize).map(|link| &link.state) {
+                    self.end(id, *why, sink);
+                }
             }
         }
     }
@@ -213,7 +219,7 @@ impl Tcp {
         match link.state {
             State::Up => {
                 if flags.contains(epoll::EventFlags::OUT) {
-                    link.tx.blocked = false;
+                    link.tx.socket.try_again();
                     self.pace.wake();
                     self.pump(id);
                 }
@@ -224,7 +230,7 @@ impl Tcp {
             State::Calling(_) => self.call(id, sink, now_ms),
             State::Broken(_) => self.call_again(id, now_ms),
             State::Closed(_) => self.linger_event(id),
-            State::Failed => {}
+            State::Failed(_) => {}
         }
     }
 
@@ -280,10 +286,8 @@ impl Tcp {
         }
         if let Some(why) = end
             && !(why == LinkError::Gone && self.lost(id, 0))
-            && let Some(link) = self.links.get_mut(id as usize)
         {
-            link.state = State::Failed;
-            self.failed.push((id, why));
+            self.report_end(id, why);
         }
     }
 
@@ -298,8 +302,8 @@ impl Tcp {
             tell = heard.ack_wanted;
             if let Some(position) = heard.ack {
                 self.writer.acknowledged(LinkId(id), &mut link.tx, position)?;
-                if link.tx.has_more() && !link.tx.blocked {
-                    self.mark_dirty(id);
+                if link.tx.has_more() && !link.tx.socket.is_full() {
+                    self.agenda.add(Task::Flush, id);
                 }
             }
         }
@@ -312,18 +316,28 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         if now || link.rx.owes_much() {
             link.tx.ack_due = true;
-            self.mark_dirty(id);
-        } else if link.rx.owes() && !link.rx.is_listed() {
-            link.rx.list(true);
-            if self.owing.is_empty() {
+            self.agenda.add(Task::Flush, id);
+        } else if link.rx.owes() {
+            link.rx.on_agenda(true);
+            if self.agenda.is_empty(Task::AckDue) {
                 self.next_ack_ms = sys::now_ms() + TELL_MS;
                 self.set_timer(self.next_ack_ms);
             }
-            self.owing.push(id);
+            self.agenda.add(Task::AckDue, id);
         }
     }
 
     // ---- the end of links ----------------------------------------------------------------------
+
+    /// The next poll reports the end of a link.
+    #[cold]
+    pub(super) fn report_end(&mut self, id: u32, why: LinkError) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        link.state = State::Failed(why);
+        self.agenda.remove(Task::Connect, id);
+        self.agenda.remove(Task::AwaitWritable, id);
+        self.agenda.add(Task::ReportEnd, id);
+    }
 
     /// A link ends by itself.
     pub(super) fn end<S: Sink>(&mut self, id: u32, why: LinkError, sink: &mut S) {
@@ -347,15 +361,7 @@ impl Tcp {
 
     /// Takes a link that has left the table off the lists, and stops watching its socket.
     pub(super) fn forget(&mut self, id: u32, link: &Link) {
-        if link.tx.armed {
-            self.armed -= 1;
-        }
-        if link.rx.is_listed() {
-            self.owing.retain(|&other| other != id);
-        }
-        if let State::Calling(_) | State::Broken(_) = link.state {
-            self.calling.retain(|&other| other != id);
-        }
+        self.agenda.forget(id);
         if link.session.is_some() {
             self.sessions.retain(|&other| other != id);
         }
@@ -404,9 +410,7 @@ impl Tcp {
         let socket = link.socket.take();
         if let Err(why) = verdict {
             log::debug!("tcp: cannot connect to {peer}: {why}");
-            link.state = State::Failed;
-            self.calling.retain(|&other| other != id);
-            self.failed.push((id, why));
+            self.report_end(id, why);
         } else {
             self.set_timer(wake_ms);
         }
@@ -431,7 +435,7 @@ impl Tcp {
                     sys::cannot_watch(errno);
                 }
                 if let Some(found) = found {
-                    self.calling.retain(|&other| other != id);
+                    self.agenda.remove(Task::Connect, id);
                     self.up(id, found, true, sink);
                 } else {
                     self.plan_scan();

@@ -36,8 +36,9 @@ use super::connect::{Failure, Half, answer_body, say};
 use super::mutant::{Mutant, strikes};
 use super::noise::{self, Noise};
 use super::redial::{Redial, Session};
+use super::tx::SocketState;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
-use super::{Link, State, Tcp, Token, sys};
+use super::{Link, State, Task, Tcp, Token, sys};
 use crate::handshake::{self, Role};
 
 /// What was said in a half-open connection that is to carry a link on.
@@ -61,7 +62,7 @@ impl Tcp {
         let now_ms = sys::now_ms();
         let Some(link) = self.links.get_mut(id as usize) else { return false };
         let Some(session) = &mut link.session else { return false };
-        let pending = link.tx.kept() > 0 || link.tx.pushes() > 0 || link.rx.owes();
+        let pending = link.tx.unacked() > 0 || link.tx.pushes() > 0 || link.rx.owes();
         session.breaks(link.rx.position().wrapping_add(link.tx.acknowledged()), pending, now_ms);
         let patience_ms =
             self.config.resume_ms.max(self.config.dead_peer_ms.saturating_sub(silent_ms) * u64::from(silent_ms > 0));
@@ -69,7 +70,7 @@ impl Tcp {
         if redial.is_hopeless() {
             return false;
         }
-        match std::mem::replace(&mut link.state, State::Failed) {
+        match std::mem::replace(&mut link.state, State::Up) {
             State::Up => {}
             State::Closed(linger) if now_ms < linger.until_ms => redial.closed = Some(linger),
             other => {
@@ -84,8 +85,8 @@ impl Tcp {
             log::info!("tcp: the connection with {peer} broke: hang-up or reset without a goodbye; {CALLING}");
         }
         link.state = State::Broken(Box::new(redial));
-        self.calling.push(id);
         self.drop_socket(id);
+        self.agenda.add(Task::Connect, id);
         self.stats.breaks += 1;
         self.redial_when_due(id, now_ms);
         true
@@ -94,10 +95,8 @@ impl Tcp {
     /// Lets go of a link's connection; no position is told before.
     fn drop_socket(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        if std::mem::take(&mut link.tx.armed) {
-            self.armed -= 1;
-        }
-        (link.tx.blocked, link.tx.broken, link.tx.unproven, link.tx.holds) = (false, false, false, false);
+        self.agenda.remove(Task::AwaitWritable, id);
+        (link.tx.socket, link.tx.unproven) = (SocketState::Writable, false);
         match link.linger() {
             None => link.rx.rewind(),
             Some(linger) => {
@@ -170,11 +169,7 @@ impl Tcp {
         if self.links.get(id as usize).is_some_and(Link::is_closed) {
             return self.retire(id);
         }
-        if let Some(link) = self.links.get_mut(id as usize) {
-            link.state = State::Failed;
-            self.calling.retain(|&other| other != id);
-            self.failed.push((id, why));
-        }
+        self.report_end(id, why);
     }
 
     /// Goes on with an attempt whose socket reported something.
@@ -209,7 +204,7 @@ impl Tcp {
     fn resumed(&mut self, id: u32, position: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let before = std::mem::replace(&mut link.state, State::Up);
-        self.calling.retain(|&other| other != id);
+        self.agenda.remove(Task::Connect, id);
         self.stats.resumed += 1;
         let closed = match before {
             State::Broken(redial) => redial.closed,
@@ -234,7 +229,7 @@ impl Tcp {
         if unattended {
             self.pump(id);
         }
-        self.mark_dirty(id);
+        self.agenda.add(Task::Flush, id);
         self.pace.wake();
     }
 
@@ -305,7 +300,7 @@ impl Tcp {
     fn will_know(&self, hello: &Hello, from_initiator: bool) -> bool {
         let Ok((number, _)) = U64::read_from_prefix(&hello.name) else { return false };
         !from_initiator
-            && self.calling.iter().any(|&id| {
+            && self.agenda.links(Task::Connect).any(|id| {
                 let state = self.links.get(id as usize).map(|link| &link.state);
                 matches!(state, Some(State::Calling(attempt)) if attempt.awaits_verdict_on(number.get()))
             })
@@ -316,7 +311,7 @@ impl Tcp {
     fn judge_return(&mut self, returning: &Returning, finish: &Finish) -> Result<u64, u8> {
         let link = self.links.get_mut(returning.link as usize).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;
-        if returning.hello.name[..8] != session.number.to_le_bytes() || matches!(link.state, State::Failed) {
+        if returning.hello.name[..8] != session.number.to_le_bytes() || matches!(link.state, State::Failed(_)) {
             return Err(wire::UNKNOWN);
         }
         let dialogue = [returning.hello.as_bytes(), answer_body(&returning.answer), &finish.sealed[..]];

@@ -4,8 +4,8 @@
 //! what has been written stays until the peer's endpoint (not its system) has said that it has it, because
 //! the connection may break before. Then it is written once more, to the next connection.
 //!
-//! A ring whose size is a power of two and grows with what is in it. The three marks count bytes since the
-//! link came up: `head` ≤ `sent` ≤ `tail`. Empty, it holds no memory.
+//! A ring whose size is a power of two and grows with its contents. Positions count the bytes of messages since the
+//! link came up. An empty buffer holds no memory.
 
 use weft_engine::mem::{self, Iov};
 
@@ -22,57 +22,96 @@ const SPARE_RINGS: usize = 8;
 /// The bytes of all of them.
 const SPARE_BYTES: usize = 2 * 1024 * 1024;
 
-/// See the module.
+/// The messages of one link that the peer has not acknowledged.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct RetransmitBuffer {
     ring: Box<[u8]>,
-    /// The first byte that is not acknowledged.
-    pub(super) head: u64,
-    /// The first byte that has not been handed to the kernel.
-    pub(super) sent: u64,
-    /// Where the next frame goes.
-    tail: u64,
+    /// The position of the first byte: all bytes before it are acknowledged.
+    acked: u64,
+    /// Bytes in the ring.
+    len: u32,
+    /// Bytes of those that have been handed to the kernel.
+    sent: u32,
 }
 
 /// Rings that no link uses.
 #[derive(Debug, Default)]
-pub(super) struct Spare {
+pub(super) struct SpareRings {
     rings: Vec<Box<[u8]>>,
     bytes: usize,
 }
 
-impl Kept {
-    /// Bytes that are here.
+impl RetransmitBuffer {
+    /// The number of bytes in the buffer.
     #[inline]
-    pub(super) fn held(&self) -> usize {
-        // The difference is at most the ring's size.
-        #[allow(clippy::cast_possible_truncation)]
-        let held = (self.tail - self.head) as usize;
-        held
+    pub(super) fn len(&self) -> usize {
+        self.len as usize
     }
 
-    /// Bytes that have not been handed to the kernel.
+    /// The number of bytes that have not been handed to the kernel.
     #[inline]
-    pub(super) fn waiting(&self) -> usize {
-        // The difference is at most the ring's size.
-        #[allow(clippy::cast_possible_truncation)]
-        let waiting = (self.tail - self.sent) as usize;
-        waiting
+    pub(super) fn unsent_len(&self) -> usize {
+        (self.len - self.sent) as usize
     }
 
-    /// Where in the ring a byte lies.
+    /// The position up to which all bytes are acknowledged.
+    pub(super) fn acked(&self) -> u64 {
+        self.acked
+    }
+
+    /// The position up to which all bytes have been handed to the kernel.
+    pub(super) fn sent(&self) -> u64 {
+        self.acked + u64::from(self.sent)
+    }
+
+    /// The index in the ring of the byte that lies `offset` bytes behind the first one.
     #[inline]
-    fn index(&self, at: u64) -> usize {
-        // Cut to the ring's size.
+    fn index(&self, offset: u32) -> usize {
+        // The index is cut to the ring's size anyway.
         #[allow(clippy::cast_possible_truncation)]
-        let at = at as usize;
+        let at = self.acked as usize + offset as usize;
         at & self.ring.len().saturating_sub(1)
+    }
+
+    /// The kernel has taken `n` more bytes.
+    #[inline]
+    pub(super) fn mark_sent(&mut self, n: usize) {
+        debug_assert!(n <= self.unsent_len());
+        self.sent += small(n);
+    }
+
+    /// All bytes before `position` are acknowledged, which must have been sent. False: they were not, or the position
+    /// has been passed already.
+    pub(super) fn acknowledge(&mut self, position: u64) -> bool {
+        let more = position.checked_sub(self.acked).and_then(|more| u32::try_from(more).ok());
+        let Some(more) = more.filter(|&more| more <= self.sent) else { return false };
+        self.acked = position;
+        self.len -= more;
+        self.sent -= more;
+        true
+    }
+
+    /// A planted bug: the bytes from `position` on are sent again, though they were acknowledged.
+    pub(super) fn take_back_acknowledgement(&mut self, position: u64) {
+        // Less than the size of the ring.
+        #[allow(clippy::cast_possible_truncation)]
+        let more = (self.acked - position) as u32;
+        self.len += more;
+        self.acked = position;
+    }
+
+    /// The bytes from `position` on count as unsent. False: they are not in the buffer.
+    pub(super) fn rewind(&mut self, position: u64) -> bool {
+        let sent = position.checked_sub(self.acked).and_then(|sent| u32::try_from(sent).ok());
+        let Some(sent) = sent.filter(|&sent| sent <= self.len) else { return false };
+        self.sent = sent;
+        true
     }
 
     /// Whether a frame of so many bytes can be appended now. False: there is no memory for it.
     #[inline]
-    pub(super) fn make_room(&mut self, frame_bytes: usize, spare: &mut Spare) -> bool {
-        self.ring.len() - self.held() >= frame_bytes || self.grow(frame_bytes, spare)
+    pub(super) fn make_room(&mut self, frame_bytes: usize, spare: &mut SpareRings) -> bool {
+        self.ring.len() - self.len() >= frame_bytes || self.grow(frame_bytes, spare)
     }
 
     /// Appends a message's frame, for which there is room; `len` is that of `head` and `body` together.
@@ -80,12 +119,12 @@ impl Kept {
     #[inline(always)] // for a plain and for an encrypted link: two callers
     pub(super) fn append(&mut self, head: &[u8], body: &[Iov], len: usize) -> Option<&[u8]> {
         let frame_bytes = HEAD_BYTES + len;
-        let at = self.index(self.tail);
+        let at = self.index(self.len);
         if self.ring.len() - at < frame_bytes {
             self.append_around(head, body, len);
             return None;
         }
-        self.tail += frame_bytes as u64;
+        self.len += small(frame_bytes);
         let frame = self.ring.get_mut(at..at + frame_bytes)?;
         let (front, rest) = frame.split_at_mut(HEAD_BYTES);
         front.copy_from_slice(&wire::message_head(len));
@@ -103,18 +142,18 @@ impl Kept {
             let (first, second) = part.split_at(front.len());
             front.copy_from_slice(first);
             back.copy_from_slice(second);
-            self.tail += part.len() as u64;
+            self.len += small(part.len());
         }
         let rest = len - head.len();
         let (front, back) = self.area(rest);
         mem::gather(&mem::slice(body, 0, front.len()), front);
         mem::gather(&mem::slice(body, front.len(), usize::MAX), back);
-        self.tail += rest as u64;
+        self.len += small(rest);
     }
 
     /// The next `len` bytes behind the tail, which are free.
     fn area(&mut self, len: usize) -> (&mut [u8], &mut [u8]) {
-        let at = self.index(self.tail);
+        let at = self.index(self.len);
         let (start, end) = self.ring.split_at_mut(at);
         let first = len.min(end.len());
         (&mut end[..first], &mut start[..len - first])
@@ -123,7 +162,7 @@ impl Kept {
     /// What has not been handed to the kernel.
     #[inline]
     pub(super) fn unsent(&self) -> (&[u8], &[u8]) {
-        let (at, len) = (self.index(self.sent), self.waiting());
+        let (at, len) = (self.index(self.sent), self.unsent_len());
         match self.ring.get(at..at + len) {
             Some(whole) => (whole, &[]),
             None => (&self.ring[at..], &self.ring[..at + len - self.ring.len()]),
@@ -132,14 +171,14 @@ impl Kept {
 
     /// Makes room for `more` bytes.
     #[cold]
-    fn grow(&mut self, more: usize, spare: &mut Spare) -> bool {
-        let held = self.held();
+    fn grow(&mut self, more: usize, spare: &mut SpareRings) -> bool {
+        let held = self.len();
         let roomy = (self.ring.len() * GROWTH).clamp(LEAST_BYTES, COMMON_BYTES);
         let Some(mut ring) = spare.take((held + more).next_power_of_two().max(roomy)) else { return false };
         if held > 0 {
             // Cut to the ring's size.
             #[allow(clippy::cast_possible_truncation)]
-            let (from, to) = (self.index(self.head), self.head as usize & (ring.len() - 1));
+            let (from, to) = (self.index(0), self.acked as usize & (ring.len() - 1));
             let mask = (self.ring.len() - 1, ring.len() - 1);
             let mut done = 0;
             while done < held {
@@ -154,20 +193,28 @@ impl Kept {
     }
 
     /// Gives the ring back, if nothing is in it.
-    pub(super) fn release(&mut self, spare: &mut Spare) {
-        if self.tail == self.head {
+    pub(super) fn release(&mut self, spare: &mut SpareRings) {
+        if self.len == 0 {
             spare.put(std::mem::take(&mut self.ring));
         }
     }
 
     /// Forgets everything.
-    pub(super) fn clear(&mut self, spare: &mut Spare) {
-        (self.head, self.sent) = (self.tail, self.tail);
+    pub(super) fn clear(&mut self, spare: &mut SpareRings) {
+        self.acked += u64::from(self.len);
+        (self.len, self.sent) = (0, 0);
         self.release(spare);
     }
 }
 
-impl Spare {
+/// A number of bytes in a ring, whose size is bounded by what a link may keep.
+#[inline]
+#[allow(clippy::cast_possible_truncation)]
+const fn small(bytes: usize) -> u32 {
+    bytes as u32
+}
+
+impl SpareRings {
     /// A ring of at least `least` bytes, which is a power of two; `None`: there is no memory for it.
     fn take(&mut self, least: usize) -> Option<Box<[u8]>> {
         if let Some(index) = self.rings.iter().position(|ring| ring.len() >= least) {
@@ -201,7 +248,7 @@ mod tests {
         /// Whatever is put in, written, acknowledged and written again, the bytes are those of the frames, in order.
         #[test]
         fn bytes_stay_in_order(steps in prop::collection::vec((0usize..4, 0usize..700, any::<u8>()), 1..200)) {
-            let (mut kept, mut spare) = (Kept::default(), Spare::default());
+            let (mut kept, mut spare) = (RetransmitBuffer::default(), SpareRings::default());
             // Everything since the start.
             let mut all = Vec::new();
             for (what, size, byte) in steps {
@@ -216,22 +263,22 @@ mod tests {
                         all.extend(&head);
                         all.extend(vec![byte ^ 1; size - size / 3]);
                     }
-                    1 => kept.sent += size.min(kept.waiting()) as u64,
-                    2 => kept.head += (size as u64).min(kept.sent - kept.head),
-                    _ => kept.sent = kept.head.max(kept.sent.saturating_sub(size as u64)),
+                    1 => kept.mark_sent(size.min(kept.unsent_len())),
+                    2 => prop_assert!(kept.acknowledge(kept.sent().min(kept.acked() + size as u64))),
+                    _ => prop_assert!(kept.rewind(kept.acked().max(kept.sent().saturating_sub(size as u64)))),
                 }
-                prop_assert_eq!(kept.tail, all.len() as u64);
+                prop_assert_eq!(kept.acked() + kept.len() as u64, all.len() as u64);
                 let (front, back) = kept.unsent();
-                prop_assert_eq!(&[front, back].concat(), &all[usize::try_from(kept.sent).unwrap()..]);
+                prop_assert_eq!(&[front, back].concat(), &all[usize::try_from(kept.sent()).unwrap()..]);
                 kept.release(&mut spare);
-                prop_assert!(kept.ring.is_empty() == (kept.held() == 0));
+                prop_assert!(kept.ring.is_empty() == (kept.len() == 0));
             }
         }
     }
 
     #[test]
     fn an_empty_ring_holds_nothing() {
-        let (mut kept, mut spare) = (Kept::default(), Spare::default());
+        let (mut kept, mut spare) = (RetransmitBuffer::default(), SpareRings::default());
         assert!(kept.make_room(HEAD_BYTES + 4, &mut spare));
         kept.append(b"head", &[], 4);
         assert_eq!(kept.ring.len(), LEAST_BYTES);

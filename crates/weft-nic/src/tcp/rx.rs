@@ -36,7 +36,7 @@ const LOOK_BEHIND_BYTES: usize = 1024;
 /// Mailbox buffers that are kept for the next partial message.
 const SPARE_MAILBOXES: usize = 8;
 /// Bytes of messages after which the peer is told that they have come.
-const TELL_BYTES: i64 = 256 * 1024;
+const TELL_BYTES: i32 = 256 * 1024;
 
 /// Where a link stands in its incoming stream.
 #[derive(Debug)]
@@ -66,26 +66,25 @@ pub(super) struct Intake {
     pub(super) rx: Rx,
     /// Bytes taken from the stream so far, with those of a header that has only begun.
     taken: u64,
-    /// Bytes of messages that have come until the peer is told; at most 0: it is time. [`UNLISTED`] less
-    /// while the device does not look after the rest, so that both are one comparison.
-    until_told: i64,
+    /// Bytes of messages that the peer does not know to have come. Negative after an acknowledgement that was sent
+    /// while half of one from the peer had come, which counted as a message until then.
+    unacked: i32,
+    /// The number of those bytes at which the device acts: one, or [`TELL_BYTES`] while the agenda has the link.
+    act_at: i32,
 }
 
-/// See [`Intake::until_told`].
-const UNLISTED: i64 = 1 << 40;
-
 impl Intake {
-    pub(super) const START: Self = Self { rx: Rx::START, taken: 0, until_told: TELL_BYTES - UNLISTED };
+    pub(super) const START: Self = Self { rx: Rx::START, taken: 0, unacked: 0, act_at: 1 };
 
     /// Accounts for bytes that have come. Returns whether something is to be done about telling the peer.
     #[inline]
     pub(super) fn took(&mut self, bytes: usize) -> bool {
         self.taken += bytes as u64;
-        // Nothing in memory has 2^63 bytes.
-        #[allow(clippy::cast_possible_wrap)]
-        let bytes = bytes as i64;
-        self.until_told -= bytes;
-        self.until_told <= 0
+        // A read brings less than 2 GiB.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+        let bytes = bytes as i32;
+        self.unacked = self.unacked.saturating_add(bytes);
+        self.unacked >= self.act_at
     }
 
     /// Corrects the account: what came was partly acknowledgements, which are not of the stream, and pushes,
@@ -93,36 +92,28 @@ impl Intake {
     pub(super) fn discount(&mut self, heard: &Heard) {
         // Where the link ends, what came with the end has not been added.
         self.taken = self.taken.saturating_sub(heard.acks as u64);
-        self.until_told += i64::try_from(heard.acks + heard.pushed).unwrap_or(0);
+        let others = i32::try_from(heard.acks + heard.pushed).unwrap_or(i32::MAX);
+        self.unacked = self.unacked.saturating_sub(others);
     }
 
-    /// Bytes of messages that the peer has not been told of.
-    fn owed(&self) -> i64 {
-        TELL_BYTES - self.until_told - if self.is_listed() { 0 } else { UNLISTED }
+    /// The agenda has the link from now on, or has it no more: the acknowledgement comes with time.
+    pub(super) fn on_agenda(&mut self, listed: bool) {
+        self.act_at = if listed { TELL_BYTES } else { 1 };
     }
 
-    /// Whether the device looks after what is owed.
-    pub(super) fn is_listed(&self) -> bool {
-        self.until_told > -UNLISTED / 2
-    }
-
-    pub(super) fn list(&mut self, listed: bool) {
-        self.until_told += UNLISTED * (i64::from(listed) - i64::from(self.is_listed()));
-    }
-
-    /// Whether the peer is to be told now.
+    /// Whether the peer must get an acknowledgement now.
     pub(super) fn owes_much(&self) -> bool {
-        self.owed() >= TELL_BYTES
+        self.unacked >= TELL_BYTES
     }
 
-    /// Whether the peer keeps what it could let go of.
+    /// Whether the peer keeps messages that have come.
     pub(super) fn owes(&self) -> bool {
-        self.owed() > 0
+        self.unacked > 0
     }
 
-    /// The peer is told [`Self::position`].
+    /// An acknowledgement of [`Self::position`] has been sent.
     pub(super) fn told(&mut self) {
-        self.until_told += self.owed();
+        self.unacked = 0;
     }
 
     /// Memory that a message takes of which a part has come.

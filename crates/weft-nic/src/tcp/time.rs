@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use weft_engine::nic::{LinkError, Sink};
 
 use super::connect::Failure;
-use super::{Link, State, Tcp, sys};
+use super::{Link, State, Task, Tcp, sys};
 
 /// A connection is suspected after this part of the time after which a silent host is given up.
 const STALLS: u64 = 6;
@@ -33,7 +33,7 @@ impl Tcp {
     }
 
     fn time_calls<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
-        for id in self.calling.clone() {
+        for id in self.agenda.links(Task::Connect).collect::<Vec<_>>() {
             let Some(link) = self.links.get(id as usize) else { continue };
             let State::Calling(attempt) = &link.state else {
                 self.redial_when_due(id, now_ms);
@@ -60,9 +60,10 @@ impl Tcp {
             return self.set_timer(self.next_ack_ms);
         }
         self.next_ack_ms = u64::MAX;
-        for id in std::mem::take(&mut self.owing) {
+        let due = self.agenda.take(Task::AckDue);
+        for id in due.links() {
             if let Some(link) = self.links.get_mut(id as usize) {
-                link.rx.list(false);
+                link.rx.on_agenda(false);
                 let owes = link.rx.owes();
                 self.tell(id, owes);
             }
@@ -90,7 +91,7 @@ impl Tcp {
                 State::Broken(redial) => redial.has_spoken(),
                 State::Up | State::Closed(_) => link.tx.unproven,
                 // The next poll tells of it.
-                State::Failed => false,
+                State::Failed(_) => false,
             };
             let Some(socket) = link.socket.as_ref().filter(|_| watched) else { continue };
             let fd = socket.as_fd();

@@ -24,7 +24,7 @@ use weft_engine::nic::{Full, LinkError, LinkId};
 
 use super::mutant::{Mutant, strikes};
 use super::pushes::{Pushes, Segment};
-use super::retransmit::{Kept, Spare};
+use super::retransmit::{RetransmitBuffer, SpareRings};
 use super::rx::Intake;
 use super::stream::Wire;
 use super::sys::{self, Pieces};
@@ -40,10 +40,62 @@ const KEPT_BYTES: usize = 1024 * 1024;
 /// Lists of pushes kept for the next link that has any.
 const SPARE_PUSHES: usize = 4;
 
+/// Whether the socket takes bytes, as far as the device knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum SocketState {
+    #[default]
+    Writable,
+    /// As `Writable`, but the rest of an encrypted record is written first.
+    WritableWithinRecord,
+    /// The socket has refused bytes and has not been reported as writable since.
+    Full,
+    /// As `Full`, and the rest of an encrypted record waits for the socket.
+    FullWithinRecord,
+    /// The socket has failed; the receiving half finds the cause.
+    Broken,
+    /// The socket works, but client memory cannot be read: the link must end.
+    Unreadable,
+}
+
+impl SocketState {
+    /// Whether the socket may be given bytes.
+    #[inline]
+    fn takes(self) -> bool {
+        matches!(self, Self::Writable | Self::WritableWithinRecord)
+    }
+
+    /// Whether the socket must become writable first.
+    #[inline]
+    pub(super) fn is_full(self) -> bool {
+        matches!(self, Self::Full | Self::FullWithinRecord)
+    }
+
+    /// Whether the rest of an encrypted record waits for the socket.
+    #[inline]
+    pub(super) fn is_within_record(self) -> bool {
+        matches!(self, Self::WritableWithinRecord | Self::FullWithinRecord)
+    }
+
+    /// Whether nothing can be sent until the link has another connection.
+    #[inline]
+    pub(super) fn has_failed(self) -> bool {
+        matches!(self, Self::Broken | Self::Unreadable)
+    }
+
+    /// Lets a full socket be tried again.
+    pub(super) fn try_again(&mut self) {
+        *self = match *self {
+            Self::Full => Self::Writable,
+            Self::FullWithinRecord => Self::WritableWithinRecord,
+            other => other,
+        };
+    }
+}
+
 /// What a link still has to send, and what it may have to send again.
 #[derive(Debug, Default)]
 pub(super) struct Tx {
-    kept: Kept,
+    messages: RetransmitBuffer,
     pushes: Option<Box<Pushes>>,
     /// Bytes of the stream that are not messages, as far as they are acknowledged.
     others: u64,
@@ -51,18 +103,7 @@ pub(super) struct Tx {
     cut_ack: Option<Box<(usize, [u8; ACK_BYTES])>>,
     /// The round in which a message last went out at once.
     round: u32,
-    /// The socket takes no more for now.
-    pub(super) blocked: bool,
-    /// Writability is being watched.
-    pub(super) armed: bool,
-    /// Encrypted bytes wait for the socket.
-    pub(super) holds: bool,
-    /// The link is on the device's list of those to be flushed.
-    pub(super) dirty: bool,
-    /// The socket has failed.
-    pub(super) broken: bool,
-    /// It has not: the client's memory cannot be read.
-    pub(super) unreadable: bool,
+    pub(super) socket: SocketState,
     /// Bytes have been handed to the kernel since somebody looked whether the peer acknowledges them.
     pub(super) unproven: bool,
     /// An acknowledgement is to be sent.
@@ -80,7 +121,7 @@ impl Tx {
 
     /// Whether messages have not been handed to the kernel.
     pub(super) fn is_unsent(&self) -> bool {
-        self.queued() > 0 || self.holds
+        self.queued() > 0 || self.socket.is_within_record()
     }
 
     /// Whether the socket could be given anything.
@@ -90,13 +131,13 @@ impl Tx {
             || self.ack_due
             || self.cut_ack.is_some()
             || self.pushes.as_ref().is_some_and(|pushes| pushes.has_more())
-            || self.holds
+            || self.socket.is_within_record()
     }
 
     /// Bytes of messages not yet handed to the kernel.
     #[inline]
     pub(super) fn queued(&self) -> usize {
-        self.kept.waiting()
+        self.messages.unsent_len()
     }
 
     /// Pushes that are not done.
@@ -106,12 +147,12 @@ impl Tx {
 
     /// How far the peer's endpoint has acknowledged the stream.
     pub(super) fn acknowledged(&self) -> u64 {
-        self.others + self.kept.head
+        self.others + self.messages.acked()
     }
 
-    /// Bytes of messages that are kept.
-    pub(super) fn kept(&self) -> usize {
-        self.kept.held()
+    /// Bytes of messages that the peer has not acknowledged.
+    pub(super) fn unacked(&self) -> usize {
+        self.messages.len()
     }
 
     /// Lets go of all pushes; returns their contexts in order.
@@ -124,11 +165,10 @@ impl Tx {
         let at = position.checked_add(rest.bytes.len() as u64)?.checked_sub(self.others + rest.before)?;
         let into_rest = usize::try_from(at).ok()?.min(rest.bytes.len());
         let sent = rest.before + (at - into_rest as u64);
-        if sent > self.kept.head + self.kept.held() as u64 {
+        if !self.messages.rewind(sent) {
             return None;
         }
-        self.kept.sent = sent;
-        let (front, back) = self.kept.unsent();
+        let (front, back) = self.messages.unsent();
         Some([&rest.bytes[into_rest..], front, back].concat())
     }
 
@@ -171,7 +211,7 @@ pub(super) struct Writer {
     pub(super) done: Vec<(LinkId, u64)>,
     /// System calls made.
     pub(super) calls: u64,
-    spare: Spare,
+    spare: SpareRings,
     // They go from link to link in their boxes.
     #[allow(clippy::vec_box)]
     spare_pushes: Vec<Box<Pushes>>,
@@ -185,7 +225,7 @@ impl Writer {
             round: 1,
             done: Vec::new(),
             calls: 0,
-            spare: Spare::default(),
+            spare: SpareRings::default(),
             spare_pushes: Vec::new(),
             segment_bytes: segment_bytes.clamp(1, wire::SEGMENT_MAX_BYTES),
             queue_bytes: queue_bytes.max(MAILBOX_BYTES + HEAD_BYTES),
@@ -206,26 +246,26 @@ impl Writer {
         assert!(len <= MAILBOX_BYTES, "a message of {len} bytes was given to a device whose mailbox is smaller");
         let frame_bytes = HEAD_BYTES + len;
         let queued = tx.queued();
-        if tx.broken
-            || tx.kept.held() + frame_bytes > KEPT_BYTES
+        if tx.socket.has_failed()
+            || tx.messages.len() + frame_bytes > KEPT_BYTES
             || queued + frame_bytes > self.queue_bytes
-            || !tx.kept.make_room(frame_bytes, &mut self.spare)
+            || !tx.messages.make_room(frame_bytes, &mut self.spare)
         {
             return Err(Full);
         }
-        let first = queued == 0 && !tx.blocked && !tx.ack_due && !tx.is_cut();
+        let first = queued == 0 && !tx.socket.is_full() && !tx.ack_due && !tx.is_cut();
         let begins = first && tx.round != self.round;
-        let frame = tx.kept.append(head, body, len);
+        let frame = tx.messages.append(head, body, len);
         if (begins || first && len >= DIRECT_BYTES)
             && let Some(frame) = frame
         {
             let (outcome, asked) = (wire.send_one(frame), frame_bytes);
             if let Some(n) = self.judge(wire, tx, outcome, asked) {
-                tx.kept.sent += n as u64;
+                tx.messages.mark_sent(n);
                 tx.within = n < asked;
                 tx.round = self.round;
             }
-        } else if !tx.blocked && (begins || len >= DIRECT_BYTES || queued + frame_bytes >= FLUSH_BYTES) {
+        } else if !tx.socket.is_full() && (begins || len >= DIRECT_BYTES || queued + frame_bytes >= FLUSH_BYTES) {
             self.pump(wire, tx, rx, 1);
         }
         Ok(())
@@ -241,7 +281,7 @@ impl Writer {
         src: &[Iov],
         ctx: u64,
     ) -> Result<(), Full> {
-        if tx.broken {
+        if tx.socket.has_failed() {
             return Err(Full);
         }
         if mem::total_len(src) == 0 {
@@ -263,7 +303,7 @@ impl Writer {
 
     /// Hands to the kernel what it takes, up to about `budget` bytes and one segment.
     pub(super) fn pump<W: Wire>(&mut self, wire: W, tx: &mut Tx, rx: &mut Intake, mut budget: usize) -> Pumped {
-        while !tx.blocked && !tx.broken && tx.has_more() {
+        while tx.socket.takes() && tx.has_more() {
             if budget == 0 {
                 return Pumped::More;
             }
@@ -285,20 +325,20 @@ impl Writer {
         match outcome {
             Ok(n) => {
                 tx.unproven = true;
-                tx.blocked = n < asked;
-                if W::HOLDS {
-                    tx.holds = wire.holds();
-                    tx.blocked |= tx.holds;
-                }
+                tx.socket = match n < asked {
+                    _ if W::HOLDS && wire.holds() => SocketState::FullWithinRecord,
+                    true => SocketState::Full,
+                    false => SocketState::Writable,
+                };
                 Some(n)
             }
             Err(Errno::AGAIN) => {
-                tx.blocked = true;
+                let within = tx.socket.is_within_record();
+                tx.socket = if within { SocketState::FullWithinRecord } else { SocketState::Full };
                 Some(0)
             }
             Err(errno) => {
-                tx.broken = true;
-                tx.unreadable = errno == Errno::FAULT;
+                tx.socket = if errno == Errno::FAULT { SocketState::Unreadable } else { SocketState::Broken };
                 None
             }
         }
@@ -316,23 +356,22 @@ impl Writer {
                 self.recycle(tx);
             }
         }
-        if head < tx.kept.head || head > tx.kept.sent {
+        if !tx.messages.acknowledge(head) {
             return Err(LinkError::Protocol);
         }
-        tx.kept.head = head;
-        tx.kept.release(&mut self.spare);
+        tx.messages.release(&mut self.spare);
         Ok(())
     }
 
     /// The stream goes on at `position` on another connection: what the peer's endpoint has not got is to be
     /// sent again.
     pub(super) fn rewind(&mut self, link: LinkId, tx: &mut Tx, position: u64) -> Result<(), LinkError> {
-        let before = tx.kept.head;
+        let before = tx.messages.acked();
         self.acknowledged(link, tx, position)?;
-        if strikes(Mutant::FrameTwice) && tx.kept.held() > 0 {
-            tx.kept.head = before;
+        if strikes(Mutant::FrameTwice) && tx.messages.len() > 0 {
+            tx.messages.take_back_acknowledgement(before);
         }
-        tx.kept.sent = tx.kept.head;
+        tx.messages.rewind(tx.messages.acked());
         if let Some(pushes) = &mut tx.pushes {
             pushes.rewind(position - tx.others);
         }
@@ -341,13 +380,13 @@ impl Writer {
         if !strikes(Mutant::AckGoesOn) {
             tx.ack_due |= tx.cut_ack.take().is_some();
         }
-        (tx.blocked, tx.broken) = (false, false);
+        tx.socket = SocketState::Writable;
         Ok(())
     }
 
     /// The link is closed: lets go of all pushes, and gives a copy of what has not left of the segment under way.
     pub(super) fn part(&mut self, tx: &mut Tx) -> Rest {
-        let Some(pushes) = tx.pushes.take() else { return Rest { bytes: Vec::new(), before: tx.kept.head } };
+        let Some(pushes) = tx.pushes.take() else { return Rest { bytes: Vec::new(), before: tx.messages.acked() } };
         let mut bytes = Vec::new();
         if let Some((head, payload)) = pushes.rest() {
             bytes.extend_from_slice(head);
@@ -355,7 +394,7 @@ impl Writer {
         }
         let (written, before) = pushes.written_bytes();
         tx.others += written;
-        Rest { bytes, before: before.max(tx.kept.head) }
+        Rest { bytes, before: before.max(tx.messages.acked()) }
     }
 
     /// Everything that must still leave before a closed link's connection may end, copied: the rest of the
@@ -366,7 +405,7 @@ impl Writer {
             bytes.extend_from_slice(&cut.1[cut.0..]);
         }
         bytes.extend_from_slice(rest);
-        let (front, back) = tx.kept.unsent();
+        let (front, back) = tx.messages.unsent();
         bytes.extend_from_slice(front);
         bytes.extend_from_slice(back);
         if tx.ack_due || rx.owes() {
@@ -379,7 +418,7 @@ impl Writer {
     /// Takes back what a link that has ended held.
     pub(super) fn forget(&mut self, tx: &mut Tx) {
         tx.pushes = None;
-        tx.kept.clear(&mut self.spare);
+        tx.messages.clear(&mut self.spare);
     }
 }
 
@@ -397,7 +436,7 @@ fn advance(tx: &mut Tx, rx: &mut Intake, n: usize, ack: Option<[u8; ACK_BYTES]>,
             tx.cut_ack = None;
         }
     }
-    let queued = tx.kept.waiting();
+    let queued = tx.messages.unsent_len();
     let early = acknowledges_first(tx);
     if let Some(pushes) = &mut tx.pushes {
         let rest = pushes.segment.map_or(0, |segment| segment.left());
@@ -419,13 +458,13 @@ fn advance(tx: &mut Tx, rx: &mut Intake, n: usize, ack: Option<[u8; ACK_BYTES]>,
         take_ack(tx, &mut take);
     }
     let messages = take(queued);
-    tx.kept.sent += messages as u64;
+    tx.messages.mark_sent(messages);
     tx.within = if messages == queued { queued == 0 && tx.within } else { tx.within || messages > 0 };
     if !early {
         take_ack(tx, &mut take);
     }
     if let (Some(pushes), Some(fresh), true) = (&mut tx.pushes, fresh, left > 0) {
-        pushes.begin(fresh, tx.kept.sent);
+        pushes.begin(fresh, tx.messages.sent());
         pushes.advance(left);
     }
 }
@@ -457,7 +496,7 @@ fn write_once<W: Wire>(
     if whole {
         let early = acknowledges_first(tx);
         let ack = ack.map_or(&[][..], |ack| &ack[..]);
-        let (front, back) = tx.kept.unsent();
+        let (front, back) = tx.messages.unsent();
         for bytes in if early { [ack, front, back] } else { [front, back, ack] } {
             pieces.bytes(bytes);
         }

@@ -9,7 +9,7 @@ use weft_engine::mem::Owned;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
-use super::super::{EVENTS, State, Tcp, TcpConfig, Unsent, sys};
+use super::super::{EVENTS, State, Task, Tcp, TcpConfig, Unsent, sys};
 use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
 use super::world::{contexts, device};
@@ -148,7 +148,11 @@ fn healthy_partings_crowd_nobody_out() {
     lose(LINKS / 2, 0);
     lose(LINKS / 2, 1);
     let tcp = notice(&mut quiet);
-    assert_eq!((tcp.closed.len(), tcp.calling.len()), (LINKS, 1), "they linger, one of them without a connection");
+    assert_eq!(
+        (tcp.agenda.len(Task::Close), tcp.agenda.len(Task::Connect)),
+        (LINKS, 1),
+        "they linger, one of them without a connection"
+    );
     quiet.pass(SOON_MS);
     assert_eq!(quiet.0[1].1.messages.len(), LINKS);
     assert!(quiet.0[1].1.down.len() == LINKS && quiet.0[1].1.down.iter().all(|end| end.1 == LinkError::Closed));
@@ -160,7 +164,7 @@ fn partings_without_a_connection_are_bounded() {
     let mut quiet = closed(300);
     (0..280).for_each(|index| lose(index, 0));
     let tcp = notice(&mut quiet);
-    assert_eq!((tcp.closed.len(), tcp.calling.len()), (256 + 20, 256));
+    assert_eq!((tcp.agenda.len(Task::Close), tcp.agenda.len(Task::Connect)), (256 + 20, 256));
 }
 
 /// A peer that reads nothing more is given up by a link that our side has closed, 5 s after its system took
@@ -173,9 +177,9 @@ fn a_parting_without_progress_ends() {
     while quiet.0[0].0.send(link, &[], &[words.iov()]).is_ok() {}
     quiet.0[0].0.close(link);
     quiet.pass_without(1, 4000);
-    assert_eq!(quiet.0[0].0.closed.len(), 1);
+    assert_eq!(quiet.0[0].0.agenda.len(Task::Close), 1);
     quiet.pass_without(1, 2000);
-    assert_eq!(quiet.0[0].0.closed.len(), 0);
+    assert_eq!(quiet.0[0].0.agenda.len(Task::Close), 0);
 }
 
 /// The caller's host reached the other, and then no more: it is called again. One that lives and computes is

@@ -12,7 +12,7 @@ use weft_engine::name::{EpName, FIRST_TX_CONTEXT, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_fuzz::Random;
 
-use super::super::{State, Tcp, TcpConfig};
+use super::super::{State, Task, Tcp, TcpConfig};
 use super::net::{self, Cuts, Faults, Net};
 
 /// A run takes no longer, in rounds.
@@ -522,16 +522,16 @@ impl World {
             };
             expect("links", tcp.links.len(), ends);
             expect("half-open connections", tcp.halves.len(), 0);
-            expect("closed links", tcp.closed.len(), 0);
-            expect("calls", tcp.calling.len(), 0);
+            expect("closed links", tcp.agenda.len(Task::Close), 0);
+            expect("calls", tcp.agenda.len(Task::Connect), 0);
             expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends } else { 0 });
             expect("sessions", tcp.sessions.len(), ends);
-            expect("acknowledgements owed", tcp.owing.len(), 0);
-            expect("writability watched", tcp.armed, 0);
-            expect("links to be flushed", tcp.dirty.len(), 0);
+            expect("acknowledgements due", tcp.agenda.len(Task::AckDue), 0);
+            expect("writability watched", tcp.agenda.len(Task::AwaitWritable), 0);
+            expect("links to be flushed", tcp.agenda.len(Task::Flush), 0);
             expect("strangers", node.strangers.len(), 0);
             for (_, link) in &tcp.links {
-                expect("bytes kept", link.tx.kept(), 0);
+                expect("bytes kept", link.tx.unacked(), 0);
                 expect("pushes", link.tx.pushes(), 0);
                 expect("links that are not up", usize::from(!matches!(link.state, State::Up)), 0);
                 expect("frames under way", usize::from(link.rx.rx.within()), 0);
