@@ -1,8 +1,7 @@
-//! How two TCP devices become a link: the connecting side's [`Attempt`] and the accepting side's [`Half`].
+//! The handshake of a new link: the initiator's [`Attempt`] and the acceptor's [`Half`].
 //!
-//! Place in the data flow: [`super::progress`] calls `advance` of either whenever its socket reports
-//! something, or a time has come; both end in the peer's full name (the link is up) or in a failure. Nothing
-//! here blocks.
+//! Place in the data flow: [`super::progress`] calls `advance` of either when its socket reports an event or a timer
+//! expires. Both end with the peer's full name (the link is up) or with a failure. Nothing blocks.
 //!
 //! ```text
 //!  initiator                                                       acceptor
@@ -11,15 +10,16 @@
 //!     | ── Finish  { sealed capability, proof }                 ──► |
 //!     | ◄─ Verdict { status }                                     ── |   frames follow
 //! ```
-//! Where both sides encrypt, a message of the exchange of keys ([`super::noise`]) follows the finish, and
-//! another the verdict, for which it vouches. The initiator's link comes up with the verdict, not before: an
-//! acceptor that had to drop a half-open connection has then lost nothing, and the initiator calls again.
+//! If both sides encrypt, the finish and the verdict are each followed by a message of the exchange of keys
+//! ([`super::noise`]). The second message authenticates the verdict. The initiator's link comes up with the verdict and
+//! not before. An acceptor that must drop a half-open connection therefore loses nothing, and the initiator calls
+//! again.
 //!
-//! Invariants: every message has a fixed size and is read exactly, so that no byte of a frame is swallowed. A
-//! capability never travels in the clear; but where the initiator knows only a service name and there is no
-//! job key, the key is no secret, and so neither are both capabilities. A nonce is used once.
+//! Invariants: every message has a fixed size and is read exactly, so that no byte of a frame is consumed. A
+//! capability never travels in the clear. If the initiator knows only a service name and there is no job key, however,
+//! the key is not secret, and neither are the two capabilities. A nonce is used once.
 //!
-//! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
+//! Errors: [`Failure::Retry`] if another attempt may succeed, otherwise [`Failure::Final`].
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -31,106 +31,67 @@ use weft_os::Unshared;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::TcpConfig;
+use super::initiator::{Exchange, Failure, Initiator, answer_body, fill, say, socket_failure};
 use super::noise::{self, Noise};
 use super::resume::Returning;
 use super::stream::Keys;
-use super::sys::{self, Pieces};
 use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
-use crate::error::shortage;
-use crate::handshake::{self, Capability, Key, Role};
+use crate::handshake::{self, Capability, Key, Nonce, Role};
 
-/// First pause before another attempt; it doubles each time.
-const BACKOFF_MS: u64 = 5;
-/// Longest pause.
-const BACKOFF_MAX_MS: u64 = 250;
-/// A connection that has said nothing for so long makes room for others.
+use Failure::{Final, Retry};
+
+/// Time after which a connection without a hello makes room for others.
 const SILENT_GRACE_MS: u64 = 200;
-/// The same for one whose hello was good, and whose initiator may be busy.
+/// Time after which a connection with a good hello makes room for others. Its initiator may be busy.
 const GREETED_GRACE_MS: u64 = 2000;
-/// Attempts at most that meet somebody who hangs up; those that are refused are limited by time.
-const MEETINGS: u32 = 32;
+/// Limit of attempts that the peer accepts and then drops. Refused attempts are limited by time.
+const DROPPED_MAX: u32 = 32;
 
-/// How long to wait before the attempt after `tries`, in milliseconds. Many who failed at the same time
-/// should not all come back at the same time, so a part of it comes from the hello's nonce.
-pub(super) fn backoff_ms(tries: u32, hello: &Hello) -> u64 {
-    let pause_ms = (BACKOFF_MS << tries.min(8)).min(BACKOFF_MAX_MS);
-    pause_ms + u64::from(hello.nonce[0]) * pause_ms / 512
-}
-
-/// What our side brings into every handshake.
+/// The local part of every handshake.
 #[derive(Debug)]
 pub(super) struct Local {
-    /// Our full name.
+    /// The endpoint's full name.
     pub(super) name: EpName,
     /// Mixed into every key.
     pub(super) job_key: Option<[u8; 32]>,
-    /// Whoever knows only the address may connect.
+    /// Peers that know only the address may connect.
     pub(super) open: bool,
-    /// What follows the handshake is encrypted.
+    /// The traffic after the handshake is encrypted.
     pub(super) encrypt: bool,
 }
-
-/// Why an attempt has failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// It may pass; if there is no time left for another try, this is the reason.
-    Retry(LinkError),
-    /// It will not pass.
-    Final(LinkError),
-}
-
-use Failure::{Final, Retry};
 
 /// A peer that has proven itself.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// Its full name.
+    /// The peer's full name.
     pub(super) peer: EpName,
-    /// What only the two of us know: the session's number and key.
+    /// The session's number and key, which only the two sides know.
     pub(super) session: (u64, Key),
-    /// Where the connection is encrypted.
+    /// The keys of an encrypted connection.
     pub(super) keys: Option<Keys>,
 }
 
 impl Found {
-    /// The exchange of keys is over.
+    /// Takes the keys after the exchange.
     fn encrypt(&mut self, noise: &mut Noise) {
         self.keys = Some(noise.keys());
         self.session.1 = noise.session(&self.session.1);
     }
 }
 
-/// How far an attempt has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Pauses before it dials (again).
-    Waiting,
-    /// The kernel connects.
-    Connecting,
-    /// The hello is out.
-    Answer,
-    /// The finish is out.
-    Verdict,
-}
-
-/// Our side's attempt to reach a peer.
+/// An attempt to reach a peer.
 #[derive(Debug)]
 pub(super) struct Attempt {
     peer: EpName,
-    stage: Stage,
-    hello: Hello,
-    /// What has come of the message that is awaited.
-    buffer: [u8; size_of::<Answer>()],
-    have: usize,
+    initiator: Initiator,
     /// The peer, once it has proven itself.
     found: Option<Found>,
-    noise: Option<Noise>,
     tries: u32,
-    /// Those of them that were accepted and then dropped.
-    meetings: u32,
-    /// When it dials, or has dialled.
+    /// Tries that the peer accepted and then dropped.
+    dropped: u32,
+    /// The time of the next dial, or of the last one.
     dial_at_ms: u64,
-    /// Until then refused connections are tried again.
+    /// Refused connections are tried again until this time.
     retry_until_ms: u64,
     deadline_ms: u64,
 }
@@ -140,106 +101,91 @@ impl Attempt {
     pub(super) fn new(peer: &EpName, config: &TcpConfig, now_ms: u64) -> Self {
         Self {
             peer: *peer,
-            stage: Stage::Waiting,
-            hello: Hello::new_zeroed(),
-            buffer: [0; size_of::<Answer>()],
-            have: 0,
+            initiator: Initiator::new(),
             found: None,
-            noise: None,
             tries: 0,
-            meetings: 0,
+            dropped: 0,
             dial_at_ms: now_ms,
             retry_until_ms: now_ms.saturating_add(config.connect_retry_ms),
             deadline_ms: now_ms.saturating_add(config.connect_timeout_ms),
         }
     }
 
-    /// Whom it is to reach.
+    /// The wanted peer.
     pub(super) fn peer(&self) -> &EpName {
         &self.peer
     }
 
-    /// When it wants to be looked at without its socket having reported anything.
+    /// The time at which the attempt must be continued even if its socket reports nothing.
     pub(super) fn wake_ms(&self) -> u64 {
-        if self.stage == Stage::Waiting { self.dial_at_ms } else { self.deadline_ms }
+        if self.initiator.is_idle() { self.dial_at_ms } else { self.deadline_ms }
     }
 
-    /// Whether all that is missing is the verdict on this session.
+    /// Whether only the verdict on this session is missing.
     pub(super) fn awaits_verdict_on(&self, number: u64) -> bool {
-        self.stage == Stage::Verdict && self.found.as_ref().is_some_and(|found| found.session.0 == number)
+        self.initiator.awaits_verdict() && self.found.as_ref().is_some_and(|found| found.session.0 == number)
     }
 
-    /// Whether the kernel still connects.
+    /// Whether the kernel is still connecting.
     pub(super) fn is_connecting(&self) -> bool {
-        self.stage == Stage::Connecting
+        self.initiator.is_connecting()
     }
 
-    /// Whether it waits for what the peer says next.
-    pub(super) fn has_spoken(&self) -> bool {
-        matches!(self.stage, Stage::Answer | Stage::Verdict)
+    /// Whether the peer's next message is awaited.
+    pub(super) fn awaits_peer(&self) -> bool {
+        self.initiator.awaits_peer()
     }
 
-    /// The time for the peer's next word begins: it may have been we who took so long until now. A peer that
-    /// was named exactly may be busy computing.
-    fn has_said(&mut self, config: &TcpConfig, now_ms: u64) {
-        let patience_ms = if self.peer.is_full() { config.answer_timeout_ms } else { config.connect_timeout_ms };
-        self.deadline_ms = self.deadline_ms.max(now_ms.saturating_add(patience_ms));
-    }
-
-    /// The peer's host answered, and does no more: it has as long as in the beginning to do so again.
+    /// Limits the time for a peer whose host has fallen silent after it had answered: it has as long as at first.
     pub(super) fn has_lost(&mut self, config: &TcpConfig, now_ms: u64) {
         self.deadline_ms = self.deadline_ms.min(now_ms.saturating_add(config.connect_timeout_ms));
     }
 
-    /// Whether its time is over. Not before it has dialled as planned.
+    /// Whether the deadline has passed. Before a planned dial it does not count.
     pub(super) fn expired(&self, now_ms: u64) -> bool {
-        self.stage != Stage::Waiting && now_ms >= self.deadline_ms
+        !self.initiator.is_idle() && now_ms >= self.deadline_ms
     }
 
     /// Whether it is time to dial.
     pub(super) fn wants_dial(&self, now_ms: u64) -> bool {
-        self.stage == Stage::Waiting && now_ms >= self.dial_at_ms
+        self.initiator.is_idle() && now_ms >= self.dial_at_ms
     }
 
-    /// Starts a connection. The socket is to be watched for both directions.
+    /// Starts a connection. The caller must watch the socket for both directions.
     pub(super) fn dial(&mut self, config: &TcpConfig, now_ms: u64) -> Result<Unshared, Failure> {
         self.tries += 1;
         self.dial_at_ms = now_ms;
         if now_ms >= self.deadline_ms {
-            // It was planned in time, and we have been away.
+            // The dial was planned in time, but this process did not poll.
             self.deadline_ms = now_ms.saturating_add(config.connect_timeout_ms);
         }
-        let to = self.peer.socket();
-        let socket = sys::stream_socket(&to, config).map_err(sort)?;
-        sys::connect(socket.as_fd(), &to).map_err(sort)?;
-        self.stage = Stage::Connecting;
-        self.have = 0;
+        let socket = self.initiator.dial(&self.peer.socket(), config).map_err(socket_failure)?;
         self.found = None;
         Ok(socket)
     }
 
-    /// Plans another try after `failure`, or says that it is over. The socket is to be closed either way.
+    /// Plans another try after `failure`. An error ends the attempt. The caller must close the socket in both cases.
     pub(super) fn pause(&mut self, failure: Failure, now_ms: u64) -> Result<(), LinkError> {
         let why = match failure {
             Final(why) => return Err(why),
             Retry(why) => why,
         };
-        // A connection that was made and then dropped shows that somebody is there: such tries are only counted.
-        let met = self.has_spoken();
-        let pause_ms = backoff_ms(self.tries, &self.hello);
-        self.meetings += u32::from(met);
-        // It may have been we who took so long to hear of it: what counts is when it was asked for.
+        // A connection that was made and then dropped proves that the peer's host listens: such tries are only counted.
+        let accepted = self.awaits_peer();
+        let pause_ms = self.initiator.backoff_ms(self.tries);
+        self.dropped += u32::from(accepted);
+        // This process may have noticed the failure late, so the pause counts from the dial.
         let next_ms = self.dial_at_ms + pause_ms;
-        let enough = if met { self.meetings >= MEETINGS } else { next_ms > self.retry_until_ms };
+        let enough = if accepted { self.dropped >= DROPPED_MAX } else { next_ms > self.retry_until_ms };
         if enough || next_ms >= self.deadline_ms {
             return Err(why);
         }
-        self.stage = Stage::Waiting;
+        self.initiator.reset();
         self.dial_at_ms = now_ms + pause_ms;
         Ok(())
     }
 
-    /// Goes on as far as possible without waiting. `Some`: the link is up with this peer.
+    /// Continues as far as possible without waiting. `Some`: the link is up with this peer.
     pub(super) fn advance(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -247,67 +193,66 @@ impl Attempt {
         config: &TcpConfig,
         now_ms: u64,
     ) -> Result<Option<Found>, Failure> {
-        if self.stage == Stage::Connecting {
-            match sys::connected(socket) {
-                Ok(false) => return Ok(None),
-                // A connection that ends was made: somebody is there, who had to drop it.
-                outcome @ (Ok(true) | Err(Errno::CONNRESET | Errno::PIPE)) => {
-                    self.stage = Stage::Answer;
-                    outcome.map_err(sort)?;
-                }
-                Err(errno) => return Err(sort(errno)),
-            }
-            // The peer's host answers and somebody listens.
-            self.say_hello(socket, local)?;
-            self.has_said(config, now_ms);
-        }
-        if self.stage == Stage::Answer {
-            if !self.fill(socket, size_of::<Answer>())? {
-                return Ok(None);
-            }
-            self.check_answer(socket, local)?;
-            self.has_said(config, now_ms);
-            self.stage = Stage::Verdict;
-            self.have = 0;
-        }
-        if self.stage == Stage::Verdict {
-            let noise_bytes = if self.noise.is_some() { noise::message_bytes(size_of::<Verdict>()) } else { 0 };
-            if !self.fill(socket, size_of::<Verdict>() + noise_bytes)? {
-                return Ok(None);
-            }
-            return match self.buffer[0] {
-                wire::OK => {
-                    if let (Some(noise), Some(found)) = (&mut self.noise, &mut self.found) {
-                        let (verdict, rest) = self.buffer.split_at(size_of::<Verdict>());
-                        noise.read(&rest[..noise_bytes], verdict).map_err(Final)?;
-                        found.encrypt(noise);
-                    }
-                    Ok(self.found.take())
-                }
-                wire::DENIED => Err(Final(LinkError::Denied)),
-                _ => Err(Final(LinkError::Protocol)),
-            };
-        }
-        Ok(None)
+        let Self { peer, initiator, found, deadline_ms, .. } = self;
+        let mut exchange = NewLink { peer, local, config, now_ms, found, deadline_ms };
+        initiator.advance(socket, &mut exchange, local.encrypt)
+    }
+}
+
+/// The contents of the initiator's handshake for a new link.
+struct NewLink<'a> {
+    peer: &'a EpName,
+    local: &'a Local,
+    config: &'a TcpConfig,
+    now_ms: u64,
+    found: &'a mut Option<Found>,
+    deadline_ms: &'a mut u64,
+}
+
+impl NewLink<'_> {
+    /// Begins the time for the peer's next message, because this process may have taken long before. A peer with a full
+    /// name may be busy computing.
+    fn extend_deadline(&mut self) {
+        let full = self.peer.is_full();
+        let patience_ms = if full { self.config.answer_timeout_ms } else { self.config.connect_timeout_ms };
+        *self.deadline_ms = (*self.deadline_ms).max(self.now_ms.saturating_add(patience_ms));
+    }
+}
+
+impl Exchange for NewLink<'_> {
+    type Verdict = Verdict;
+    type Outcome = Found;
+    const HANG_UP: LinkError = LinkError::Refused;
+    const FOREIGN: LinkError = LinkError::Protocol;
+
+    fn connect_failure(errno: Errno) -> Failure {
+        socket_failure(errno)
     }
 
-    fn say_hello(&mut self, socket: BorrowedFd<'_>, local: &Local) -> Result<(), Failure> {
-        self.hello = Hello {
+    /// A connection that is reset was made: the peer's host listens, but had to drop it.
+    fn was_accepted(errno: Errno) -> bool {
+        matches!(errno, Errno::CONNRESET | Errno::PIPE)
+    }
+
+    fn hello(&self, nonce: Nonce) -> Hello {
+        let knows = if self.peer.is_full() { wire::KNOWS_CAPABILITY } else { 0 };
+        let encrypts = if self.local.encrypt { wire::ENCRYPTS } else { 0 };
+        Hello {
             magic: MAGIC,
             version: VERSION,
-            flags: if self.peer.is_full() { wire::KNOWS_CAPABILITY } else { 0 }
-                | if local.encrypt { wire::ENCRYPTS } else { 0 },
+            flags: knows | encrypts,
             reserved: [0; 6],
-            nonce: handshake::random().map_err(Final)?,
-            name: handshake::public_part(&local.name),
+            nonce,
+            name: handshake::public_part(&self.local.name),
             target: self.peer.ep_id(),
-        };
-        say(socket, self.hello.as_bytes())
+        }
     }
 
-    /// Checks the acceptor's proof and gives ours.
-    fn check_answer(&mut self, socket: BorrowedFd<'_>, local: &Local) -> Result<(), Failure> {
-        let answer = Answer::read_from_bytes(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
+    fn hello_sent(&mut self) {
+        self.extend_deadline();
+    }
+
+    fn finish(&mut self, hello: &Hello, answer: &Answer) -> Result<(Finish, Key), Failure> {
         if answer.version != VERSION || answer.reserved != [0; 6] {
             return Err(Final(LinkError::Protocol));
         }
@@ -319,52 +264,51 @@ impl Attempt {
             wire::ENCRYPTION => return Err(Final(LinkError::Encryption)),
             _ => return Err(Final(LinkError::Protocol)),
         }
-        let key = Key::new(&self.peer.capability(), local.job_key.as_ref());
-        let dialogue = [self.hello.as_bytes(), answer_body(&answer)];
+        let key = Key::new(&self.peer.capability(), self.local.job_key.as_ref());
+        let dialogue = [hello.as_bytes(), answer_body(answer)];
         if !key.verify(Role::Acceptor, &dialogue, &answer.proof) {
             return Err(Final(LinkError::Denied));
         }
         let capability = if self.peer.is_full() {
             self.peer.capability()
         } else {
-            key.seal(Role::Acceptor, &[self.hello.as_bytes(), &answer.nonce], &answer.sealed)
+            key.seal(Role::Acceptor, &[hello.as_bytes(), &answer.nonce], &answer.sealed)
         };
         let found = handshake::with_capability(&answer.name, &capability).ok_or(Final(LinkError::Protocol))?;
-        if self.peer.is_full() && !found.same_endpoint(&self.peer) {
+        if self.peer.is_full() && !found.same_endpoint(self.peer) {
             return Err(Final(LinkError::Protocol));
         }
-        // Where it was reached is what the caller knows, even if the peer calls itself differently.
-        let peer = if self.peer.is_full() { self.peer } else { found };
-        let mine = local.name.capability();
+        // The caller's address for the peer is kept, even if the peer uses another one for itself.
+        let peer = if self.peer.is_full() { *self.peer } else { found };
+        let mine = self.local.name.capability();
         let sealed = key.seal(Role::Initiator, &dialogue, &mine);
         let proof = key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
         let session = key.session(&[dialogue[0], dialogue[1], &sealed, &mine]);
-        self.found = Some(Found { peer, session, keys: None });
-        let finish = Finish { sealed, proof };
-        let mut said = finish.as_bytes().to_vec();
-        if local.encrypt {
-            let dialogue = [dialogue[0], dialogue[1], finish.as_bytes()];
-            let mut noise = Noise::new(Role::Initiator, &key, &dialogue).map_err(Final)?;
-            said.extend_from_slice(&noise.write(&[]).map_err(Final)?);
-            self.noise = Some(noise);
-        }
-        say(socket, &said)
+        *self.found = Some(Found { peer, session, keys: None });
+        Ok((Finish { sealed, proof }, key))
     }
 
-    /// Receives up to `need` bytes of the awaited message. Returns whether it is whole.
-    fn fill(&mut self, socket: BorrowedFd<'_>, need: usize) -> Result<bool, Failure> {
-        let whole = fill(socket, &mut self.buffer[..need], &mut self.have)
-            .map_err(|why| if why == LinkError::Gone { Retry(LinkError::Refused) } else { Final(why) })?;
-        // Another service may listen at that address: say so as soon as that is clear.
-        if self.stage == Stage::Answer && self.have >= MAGIC.len() && self.buffer[..MAGIC.len()] != MAGIC {
-            return Err(Final(LinkError::Protocol));
+    fn finish_sent(&mut self) {
+        self.extend_deadline();
+    }
+
+    fn judge(&mut self, verdict: &Verdict, noise: Option<&mut Noise>) -> Result<Found, Failure> {
+        match verdict.status {
+            wire::OK => {
+                let mut found = self.found.take().ok_or(Final(LinkError::Protocol))?;
+                if let Some(noise) = noise {
+                    found.encrypt(noise);
+                }
+                Ok(found)
+            }
+            wire::DENIED => Err(Final(LinkError::Denied)),
+            _ => Err(Final(LinkError::Protocol)),
         }
-        Ok(whole)
     }
 }
 
-/// Whose connections are counted together as long as nothing is proven: one IPv4 address, or one IPv6 network
-/// of 64 bits, of which a host may have every address.
+/// The source of unproven connections, which are counted together: one IPv4 address, or one IPv6 network of 64 bits,
+/// because a host may have every address of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source(IpAddr);
 
@@ -384,7 +328,7 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// A connection that a peer has made and that has not proven anything yet.
+/// An incoming connection whose peer has not proven itself yet.
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) socket: Unshared,
@@ -393,22 +337,22 @@ pub(super) struct Half {
     pub(super) since_ms: u64,
     buffer: [u8; size_of::<Hello>()],
     have: usize,
-    /// What was said, once the hello has been answered.
+    /// The dialogue so far, once the hello has been answered.
     said: Option<Box<Said>>,
-    /// The same of one that wants to carry a link on.
+    /// The dialogue so far, if the peer resumes a link.
     pub(super) returning: Option<Box<Returning>>,
 }
 
-/// Where a half-open connection stands.
+/// The state of a half-open connection.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// More has to come.
+    /// More bytes must arrive.
     Wait,
-    /// The link is up with this peer, and the peer knows.
+    /// The link is up with this peer, which has been informed.
     Up(Box<Found>),
-    /// The hello asks for a link that had another connection; [`Half::returning`] is to be set.
+    /// The hello asks to resume a link; the caller must set [`Half::returning`].
     Returns(Box<Hello>),
-    /// The finish of such a dialogue.
+    /// The finish of a dialogue that resumes a link.
     Returned(Finish),
 }
 
@@ -433,23 +377,24 @@ impl Half {
         }
     }
 
-    /// Whether its hello was good.
+    /// Whether the hello was good.
     fn is_greeted(&self) -> bool {
         self.said.is_some() || self.returning.is_some()
     }
 
-    /// From when on it makes room for another if there are too many. Initiators call again, so little is lost.
+    /// The time from which the connection makes room for others if there are too many. Its initiator calls again, so
+    /// little is lost.
     pub(super) fn yields_at_ms(&self) -> u64 {
         self.since_ms + if self.is_greeted() { GREETED_GRACE_MS } else { SILENT_GRACE_MS }
     }
 
-    /// When it is dropped if nothing happens.
+    /// The time at which the connection is dropped.
     pub(super) fn deadline_ms(&self, config: &TcpConfig) -> u64 {
         let patience_ms = if self.is_greeted() { config.answer_timeout_ms } else { config.connect_timeout_ms };
         self.since_ms.saturating_add(patience_ms)
     }
 
-    /// Goes on as far as possible without waiting.
+    /// Continues as far as possible without waiting.
     pub(super) fn advance(&mut self, local: &Local) -> Result<Step, LinkError> {
         if !self.is_greeted() {
             if !fill(self.socket.as_fd(), &mut self.buffer, &mut self.have)? {
@@ -501,21 +446,21 @@ impl Half {
         outcome
     }
 
-    /// Takes what an initiator that encrypts has said behind its finish, of the exchange of keys.
+    /// Reads the message of the key exchange that follows an encrypting initiator's finish.
     pub(super) fn agree(&self, key: &Key, dialogue: &[&[u8]]) -> Result<Noise, LinkError> {
         let mut noise = Noise::new(Role::Acceptor, key, dialogue)?;
         noise.read(&self.buffer[size_of::<Finish>()..][..noise::FIRST_BYTES], &[])?;
         Ok(noise)
     }
 
-    /// Answers the hello with our proof or with the reason why not.
+    /// Answers the hello with the acceptor's proof, or with the reason for refusal.
     #[inline(never)]
     fn answer(&mut self, hello: &Hello, local: &Local) -> Result<(), LinkError> {
         let status = judge_hello(hello, local);
         let mut answer = Answer::new_zeroed();
         (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, status);
         if status != wire::OK {
-            // It may not arrive; the link is refused all the same.
+            // The answer may not arrive; the link is refused nevertheless.
             let _ = say(self.socket.as_fd(), answer.as_bytes());
             return Err(match status {
                 wire::BAD_VERSION => LinkError::Protocol,
@@ -538,7 +483,8 @@ impl Half {
         Ok(())
     }
 
-    /// Exchanges keys with an initiator whose proof was right. Our message follows the verdict, for which it vouches.
+    /// Exchanges keys with an initiator whose proof was right. The acceptor's message follows the verdict and
+    /// authenticates it.
     fn exchange_keys(&self, finish: &Finish, found: &mut Found, verdict: &mut Vec<u8>) -> Result<(), LinkError> {
         let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer), finish.as_bytes()];
@@ -550,7 +496,7 @@ impl Half {
     }
 
     /// Checks the initiator's proof.
-    #[inline(never)] // The exchange of keys, which follows, takes much of the client's stack.
+    #[inline(never)] // The exchange of keys that follows takes much of the client's stack.
     fn check_finish(&self, finish: &Finish) -> Result<Box<Found>, LinkError> {
         let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer)];
@@ -565,7 +511,7 @@ impl Half {
     }
 }
 
-/// The status that a hello deserves.
+/// The status of the answer to a hello.
 fn judge_hello(hello: &Hello, local: &Local) -> u8 {
     let knows = hello.flags & wire::KNOWS_CAPABILITY != 0;
     let known = wire::KNOWS_CAPABILITY | wire::ENCRYPTS;
@@ -583,56 +529,10 @@ fn judge_hello(hello: &Hello, local: &Local) -> u8 {
     }
 }
 
-/// Tells a caller that there is no room for its connection, which is then closed.
+/// Tells a caller that there is no room for its connection, which the device closes afterwards.
 pub(super) fn turn_away(socket: BorrowedFd<'_>) {
     let mut answer = Answer::new_zeroed();
     (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, wire::NO_ROOM);
-    // The caller sees the hang-up otherwise.
+    // If the answer does not arrive, the caller sees the hang-up.
     let _ = say(socket, answer.as_bytes());
-}
-
-/// The part of an answer that its proof covers.
-pub(super) fn answer_body(answer: &Answer) -> &[u8] {
-    let bytes = answer.as_bytes();
-    &bytes[..bytes.len() - size_of::<handshake::Proof>()]
-}
-
-/// What an error of the socket means for the attempt.
-pub(super) fn sort(errno: Errno) -> Failure {
-    match errno {
-        // ECONNABORTED, ECONNRESET: the acceptor's queue overflowed or its process just died.
-        Errno::CONNREFUSED | Errno::CONNRESET | Errno::CONNABORTED | Errno::PIPE => Retry(LinkError::Refused),
-        Errno::TIMEDOUT => Final(LinkError::Timeout),
-        // No port is free just now.
-        Errno::ADDRNOTAVAIL | Errno::AGAIN => Retry(LinkError::Resources),
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS => Final(shortage(errno)),
-        Errno::ACCESS | Errno::PERM => Final(LinkError::Denied),
-        // EHOSTUNREACH, ENETUNREACH, EAFNOSUPPORT, EINVAL (an address that cannot be connected to), …
-        _ => Final(LinkError::Unreachable),
-    }
-}
-
-/// Sends one message of the handshake whole. A fresh socket has room for all of them.
-#[inline(never)] // The list of pieces has room for many.
-pub(super) fn say(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
-    let mut pieces = Pieces::new();
-    pieces.bytes(bytes);
-    match sys::send(socket, &pieces) {
-        Ok(n) if n == bytes.len() => Ok(()),
-        Ok(_) | Err(Errno::AGAIN) => Err(Retry(LinkError::Resources)),
-        Err(errno) => Err(sort(errno)),
-    }
-}
-
-/// Receives the rest of `buffer`, of which `have` bytes are there. Returns whether it is full.
-pub(super) fn fill(socket: BorrowedFd<'_>, buffer: &mut [u8], have: &mut usize) -> Result<bool, LinkError> {
-    while *have < buffer.len() {
-        match sys::receive_one(socket, &mut buffer[*have..]) {
-            Ok(0) => return Err(LinkError::Gone),
-            Ok(n) => *have += n,
-            Err(Errno::AGAIN) => return Ok(false),
-            Err(_) => return Err(LinkError::Gone),
-        }
-    }
-    Ok(true)
 }

@@ -40,6 +40,7 @@ mod config;
 mod connect;
 #[cfg(test)]
 pub(crate) mod faults;
+mod initiator;
 mod linger;
 mod link;
 mod mutant;
@@ -66,7 +67,8 @@ mod sync {
 
 use accept::Accepts;
 use agenda::{Agenda, Task};
-use connect::{Attempt, Failure, Half, Local};
+use connect::{Attempt, Half, Local};
+use initiator::Failure;
 use link::{GENERATION_BITS, Link, State, Token};
 use pace::Pace;
 use progress::Focus;

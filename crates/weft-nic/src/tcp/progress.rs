@@ -21,7 +21,8 @@ use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 use weft_os::Unshared;
 
-use super::connect::{Failure, Found};
+use super::connect::Found;
+use super::initiator::Failure;
 use super::redial::Session;
 use super::{Link, State, Task, Tcp, Token, sys};
 

@@ -1,53 +1,55 @@
-//! A link's session, and our side's attempts to reach the peer again when its connection has broken.
+//! The session of a link, and this side's attempts to reach the peer again after the connection has broken.
 //!
-//! Place in the data flow: [`super::resume`] has a [`Redial`] for each broken link, and calls `advance` when
-//! its socket reports something. What is said is there.
+//! Place in the data flow: [`super::resume`] has a [`Redial`] for each broken link, and calls `advance` when its socket
+//! reports an event. The module describes the handshake.
 //!
-//! A transmit context of a scalable endpoint cannot be called: its name leads to where the first receive
-//! context listens. The other side of its link asks there whether the endpoint lives, and waits for the
-//! context's call as long as it does, for `answer_timeout_ms` at most.
+//! A transmit context of a scalable endpoint cannot be called: its name contains the address of the first receive
+//! context. The other side of its link asks there whether the endpoint lives. While it does, the other side waits for
+//! the context's call, for `answer_timeout_ms` at most.
 //!
-//! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
+//! Errors: [`Failure::Retry`] if another attempt may succeed, otherwise [`Failure::Final`].
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use weft_engine::name::{EpName, FIRST_TX_CONTEXT};
 use weft_engine::nic::LinkError;
 use weft_os::Unshared;
 use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::connect::{Failure, Local, answer_body, backoff_ms, fill, say};
+use super::TcpConfig;
+use super::connect::Local;
+use super::initiator::{Exchange, Failure, Initiator, answer_body};
 use super::linger::Linger;
-use super::noise::{self, Noise};
+use super::noise::Noise;
 use super::stream::Keys;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
-use super::{TcpConfig, sys};
-use crate::handshake::{self, Key, Role};
+use crate::handshake::{Key, Nonce, Role};
 
 use Failure::{Final, Retry};
 
-/// The side that did not make the link leaves the other the first attempt.
+/// The head start of the side that made the link.
 const COURTESY_MS: u64 = 50;
-/// A host that has not answered for so long is dialled afresh: the kernel would wait ever longer.
+/// A host that has not answered for this time is dialled afresh: the kernel would wait ever longer.
 const CONNECT_MS: u64 = 1000;
-/// A peer on another host may be refused by what lies between for so long; on the same host nobody listens for certain.
+/// Time during which a network between the hosts may refuse connections. On the same host a refusal proves that no
+/// process listens.
 const REFUSED_MS: u64 = 400;
-/// So often it is asked whether the endpoint of a transmit context lives.
+/// The interval at which the endpoint of a transmit context is asked whether it lives.
 const ASK_MS: u64 = 2000;
-/// Attempts at most that were accepted and then dropped.
-const MEETINGS: u32 = 64;
+/// Limit of attempts that are accepted and then dropped.
+const DROPPED_MAX: u32 = 64;
 
-/// When connections break is remembered in these.
+/// The unit in which the time of a break is stored.
 const TICK_MS: u64 = 4096;
-/// A connection that breaks before so long was of no use if there was something to carry, and nothing got through.
+/// A connection with pending bytes that breaks earlier, without progress, was useless.
 const USELESS_TICKS: u8 = 15;
-/// The same of one that had nothing to carry.
+/// A connection without pending bytes that breaks earlier, without progress, was useless.
 const SHORT_LIVED_TICKS: u8 = 2;
 
-/// What a link needs to be made anew. Every idle link has it, so it is small.
+/// The data for resuming a link. Every idle link has it, so it is small.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) number: u64,
@@ -55,18 +57,18 @@ pub(super) struct Session {
     ip: Ipv6Addr,
     ep_id: [u8; 16],
     scope: u32,
-    /// The highest that was given or taken.
+    /// The highest epoch that was sent or accepted.
     pub(super) epoch: u32,
     port: u16,
     pub(super) initiator: bool,
     /// The peer is on this host.
     near: bool,
-    /// The peer is a transmit context, and cannot be called.
+    /// The peer is a transmit context and cannot be called.
     transmits: bool,
-    /// So many connections in a row were made and broke before anything got through.
+    /// The number of consecutive connections that broke without progress.
     fruitless: u8,
-    /// When the last one broke, in ticks, and how much had got through by then, in both directions together:
-    /// a few bits of both, since only a long row of connections counts.
+    /// The time of the last break in ticks, and a digest of the progress in both directions by then. A few bits of each
+    /// suffice, because only long series of connections count.
     broke: u8,
     through: u8,
 }
@@ -97,9 +99,10 @@ impl Session {
         }
     }
 
-    /// The connection breaks, after so many bytes of both streams have got `through`. `pending`: there is
-    /// something that has not. Attempts that come up and carry nothing, because only short packets pass, or
-    /// because the peer drops them, are attempts that failed.
+    /// Notes the break of the connection.
+    ///
+    /// `through` is the number of bytes that were transmitted in both directions. `pending`: some bytes were not. An
+    /// attempt that connects but transmits nothing has failed: only short packets may pass, or the peer may drop them.
     #[allow(clippy::cast_possible_truncation)] // Some bits suffice to tell whether something has changed.
     pub(super) fn breaks(&mut self, through: u64, pending: bool, now_ms: u64) {
         let through = through.to_le_bytes().into_iter().fold(0_u8, |sum, byte| sum.rotate_left(3) ^ byte);
@@ -110,7 +113,7 @@ impl Session {
         (self.through, self.broke) = (through, now);
     }
 
-    /// By what it is found. The two ends of a link of an endpoint with itself have the same number.
+    /// The key of the session in the sorted list. The two ends of an endpoint's link with itself have the same number.
     pub(super) fn key(&self) -> u64 {
         Self::key_of(self.number, self.initiator)
     }
@@ -119,7 +122,7 @@ impl Session {
         number ^ u64::from(initiator)
     }
 
-    /// Who is asked for: in the place of a transmit context the first receive context of its endpoint.
+    /// The id of the endpoint to call. For a transmit context it is that of the first receive context of its endpoint.
     fn target(&self) -> [u8; 16] {
         let mut id = self.ep_id;
         if self.transmits {
@@ -128,7 +131,7 @@ impl Session {
         id
     }
 
-    /// Where the peer listens, or its endpoint.
+    /// The socket at which the peer or its endpoint listens.
     pub(super) fn socket(&self) -> SocketAddr {
         match self.ip.to_ipv4_mapped() {
             Some(v4) => SocketAddr::from((v4, self.port)),
@@ -137,122 +140,103 @@ impl Session {
     }
 }
 
-/// How far an attempt has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Waiting,
-    Connecting,
-    Answer,
-    Verdict,
-    /// The endpoint lives whose transmit context is to call.
-    Alive,
-}
-
-/// Our side's attempts to reach the peer again.
+/// The attempts of this side to reach the peer again.
 #[derive(Debug)]
 pub(super) struct Redial {
-    stage: Stage,
-    hello: Hello,
-    buffer: [u8; size_of::<Answer>()],
-    have: usize,
+    initiator: Initiator,
     near: bool,
     tries: u32,
-    meetings: u32,
-    noise: Option<Noise>,
-    /// When it wants to be looked at without its socket having reported anything.
+    /// Tries that the peer accepted and then dropped.
+    dropped: u32,
+    /// The time at which the attempt must be continued even if its socket reports nothing.
     pub(super) wake_ms: u64,
-    /// When the connection broke.
+    /// The time of the break.
     pub(super) since_ms: u64,
-    /// A host that is not reached until then is given up.
+    /// A host that is not reached until this time is given up.
     until_ms: u64,
     refused_since_ms: Option<u64>,
-    /// A transmit context whose endpoint lives is waited for until then.
+    /// The transmit context's endpoint has just answered that it lives.
+    lives: bool,
+    /// The call of a transmit context whose endpoint lives is awaited until this time.
     called_until_ms: Option<u64>,
-    /// Our side has closed the link: what is still to be said.
+    /// The end of the stream, if this side has closed the link.
     pub(super) closed: Option<Box<Linger>>,
 }
 
 impl Redial {
     pub(super) fn new(session: &Session, until_ms: u64, now_ms: u64) -> Self {
-        let hello = Hello::new_zeroed();
+        let initiator = Initiator::new();
         let fruitless = u32::from(session.fruitless);
         let pause_ms = match fruitless {
             0 if session.initiator || (session.near && !session.transmits) => 0,
             0 => COURTESY_MS,
-            tries => backoff_ms(tries, &hello),
+            tries => initiator.backoff_ms(tries),
         };
         Self {
-            stage: Stage::Waiting,
-            hello,
-            buffer: [0; size_of::<Answer>()],
-            have: 0,
-            noise: None,
+            initiator,
             near: session.near,
             tries: fruitless,
-            meetings: fruitless,
+            dropped: fruitless,
             wake_ms: now_ms + pause_ms,
             since_ms: now_ms,
             until_ms,
             refused_since_ms: None,
+            lives: false,
             called_until_ms: None,
             closed: None,
         }
     }
 
-    /// Whether all has been tried.
+    /// Whether too many attempts were dropped.
     pub(super) fn is_hopeless(&self) -> bool {
-        self.meetings > MEETINGS
+        self.dropped > DROPPED_MAX
     }
 
-    /// Whether it pauses.
+    /// Whether the next attempt has yet to begin.
     pub(super) fn is_waiting(&self) -> bool {
-        self.stage == Stage::Waiting
+        self.initiator.is_idle()
     }
 
-    /// Whether the kernel still connects.
+    /// Whether the kernel is still connecting.
     pub(super) fn is_connecting(&self) -> bool {
-        self.stage == Stage::Connecting
+        self.initiator.is_connecting()
     }
 
-    /// Whether it waits for what the peer says next.
-    pub(super) fn has_spoken(&self) -> bool {
-        matches!(self.stage, Stage::Answer | Stage::Verdict)
+    /// Whether the peer's next message is awaited.
+    pub(super) fn awaits_peer(&self) -> bool {
+        self.initiator.awaits_peer()
     }
 
     pub(super) fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<Unshared, Errno> {
         self.tries += 1;
-        self.have = 0;
-        self.stage = Stage::Connecting;
         self.wake_ms = now_ms + CONNECT_MS;
-        let socket = sys::stream_socket(&to, config)?;
-        sys::connect(socket.as_fd(), &to)?;
-        Ok(socket)
+        self.initiator.dial(&to, config)
     }
 
-    /// An errno as the failure that it is: only a refusal says something of the peer's endpoint.
-    pub(super) fn sort(errno: Errno) -> Failure {
+    /// The failure of an attempt, by the socket's error. Only a refusal concerns the peer's endpoint.
+    pub(super) fn socket_failure(errno: Errno) -> Failure {
         if errno == Errno::CONNREFUSED { Retry(LinkError::Refused) } else { Retry(LinkError::Unreachable) }
     }
 
-    /// Plans another attempt, or says that it is over. The socket is to be closed either way.
+    /// Plans another attempt. An error ends the link. The caller must close the socket in both cases.
     pub(super) fn pause(&mut self, failure: Failure, config: &TcpConfig, now_ms: u64) -> Result<(), LinkError> {
         let why = match failure {
             Final(why) => return Err(why),
             Retry(why) => why,
         };
-        if self.stage == Stage::Alive {
+        if std::mem::take(&mut self.lives) {
             let answer_ms = config.answer_timeout_ms;
             let called_until_ms = *self.called_until_ms.get_or_insert(now_ms.saturating_add(answer_ms));
             let next_ms = now_ms + ASK_MS;
             self.wake_ms = next_ms.min(called_until_ms);
             self.until_ms = self.until_ms.max(next_ms.saturating_add(config.resume_ms));
             self.refused_since_ms = None;
-            self.stage = Stage::Waiting;
+            self.initiator.reset();
             return if now_ms >= called_until_ms { Err(LinkError::Gone) } else { Ok(()) };
         }
-        if self.has_spoken() {
-            // The host was reached, and the process may be there.
-            self.meetings += 1;
+        if self.awaits_peer() {
+            // The host was reached, and the process may live.
+            self.dropped += 1;
             self.until_ms = self.until_ms.max(now_ms.saturating_add(config.resume_ms));
             self.refused_since_ms = None;
         } else if why == LinkError::Refused {
@@ -263,11 +247,11 @@ impl Redial {
         } else {
             self.refused_since_ms = None;
         }
-        let pause_ms = backoff_ms(self.tries, &self.hello);
-        // The attempt that decides is not put off: who has died is to be known within a second.
+        let pause_ms = self.initiator.backoff_ms(self.tries);
+        // The decisive attempt is not delayed: the death of a peer must be known within a second.
         let decided_ms = self.refused_since_ms.map_or(u64::MAX, |since_ms| since_ms + REFUSED_MS);
         self.wake_ms = (now_ms + pause_ms).min(decided_ms);
-        self.stage = Stage::Waiting;
+        self.initiator.reset();
         match self.wake_ms >= self.until_ms {
             _ if self.is_hopeless() => Err(LinkError::Gone),
             true => Err(LinkError::Cut),
@@ -275,7 +259,8 @@ impl Redial {
         }
     }
 
-    /// Goes on as far as possible without waiting. `Some`: the peer's position, from which on our stream goes on.
+    /// Continues as far as possible without waiting. `Some`: the position from which the peer expects this side's
+    /// stream, and the keys of an encrypted connection.
     pub(super) fn advance(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -284,80 +269,68 @@ impl Redial {
         config: &TcpConfig,
         now_ms: u64,
     ) -> Result<Option<(u64, Option<Keys>)>, Failure> {
-        if self.stage == Stage::Connecting {
-            if !sys::connected(socket).map_err(Self::sort)? {
-                return Ok(None);
-            }
-            // The peer's host answers and somebody listens, who may be busy computing.
-            self.stage = Stage::Answer;
-            self.wake_ms = now_ms.saturating_add(config.answer_timeout_ms);
-            let from = if session.initiator { wire::INITIATOR } else { 0 };
-            let mut name = [0; size_of::<EpName>()];
-            name[..8].copy_from_slice(&session.number.to_le_bytes());
-            self.hello = Hello {
-                magic: MAGIC,
-                version: VERSION,
-                flags: wire::RETURNS | from,
-                reserved: [0; 6],
-                nonce: handshake::random().map_err(Final)?,
-                name,
-                target: session.target(),
-            };
-            say(socket, self.hello.as_bytes())?;
-        }
-        if self.stage == Stage::Answer {
-            if !self.fill(socket, size_of::<Answer>())? {
-                return Ok(None);
-            }
-            self.check_answer(socket, session, position, config.encrypt)?;
-            self.stage = Stage::Verdict;
-            self.have = 0;
-        }
-        if self.stage == Stage::Verdict {
-            let noise_bytes = if self.noise.is_some() { noise::message_bytes(size_of::<ReturnVerdict>()) } else { 0 };
-            if !self.fill(socket, size_of::<ReturnVerdict>() + noise_bytes)? {
-                return Ok(None);
-            }
-            let (verdict, _) = ReturnVerdict::read_from_prefix(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
-            return match verdict.status {
-                wire::OK => {
-                    let mut keys = None;
-                    if let Some(noise) = &mut self.noise {
-                        let message = &self.buffer[size_of::<ReturnVerdict>()..][..noise_bytes];
-                        noise.read(message, verdict.as_bytes()).map_err(Final)?;
-                        keys = Some(noise.keys());
-                    }
-                    Ok(Some((verdict.position.get(), keys)))
-                }
-                wire::BUSY => Err(Retry(LinkError::Refused)),
-                wire::UNKNOWN => Err(Final(LinkError::Gone)),
-                _ => Err(Final(LinkError::Protocol)),
-            };
-        }
-        Ok(None)
+        let Self { initiator, wake_ms, lives, .. } = self;
+        let mut exchange = Resumption { session, position, config, now_ms, wake_ms, lives };
+        initiator.advance(socket, &mut exchange, config.encrypt)
+    }
+}
+
+/// The contents of the initiator's handshake for a link that is resumed.
+struct Resumption<'a> {
+    session: &'a mut Session,
+    /// The position up to which this side has received.
+    position: u64,
+    config: &'a TcpConfig,
+    now_ms: u64,
+    wake_ms: &'a mut u64,
+    lives: &'a mut bool,
+}
+
+impl Exchange for Resumption<'_> {
+    type Verdict = ReturnVerdict;
+    type Outcome = (u64, Option<Keys>);
+    const HANG_UP: LinkError = LinkError::Unreachable;
+    /// Another program may listen at the address by now.
+    const FOREIGN: LinkError = LinkError::Gone;
+
+    fn connect_failure(errno: Errno) -> Failure {
+        Redial::socket_failure(errno)
     }
 
-    /// Checks the peer's proof and gives ours.
-    fn check_answer(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        session: &mut Session,
-        position: u64,
-        encrypt: bool,
-    ) -> Result<(), Failure> {
-        let answer = Answer::read_from_bytes(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
+    fn hello(&self, nonce: Nonce) -> Hello {
+        let from = if self.session.initiator { wire::INITIATOR } else { 0 };
+        let mut name = [0; size_of::<EpName>()];
+        name[..8].copy_from_slice(&self.session.number.to_le_bytes());
+        Hello {
+            magic: MAGIC,
+            version: VERSION,
+            flags: wire::RETURNS | from,
+            reserved: [0; 6],
+            nonce,
+            name,
+            target: self.session.target(),
+        }
+    }
+
+    fn hello_sent(&mut self) {
+        // The peer's host listens, but its process may be busy computing.
+        *self.wake_ms = self.now_ms.saturating_add(self.config.answer_timeout_ms);
+    }
+
+    fn finish(&mut self, hello: &Hello, answer: &Answer) -> Result<(Finish, Key), Failure> {
         match (answer.version, answer.status) {
             (VERSION, wire::OK) => {}
-            (VERSION, wire::UNKNOWN) if session.transmits => {
-                self.stage = Stage::Alive;
+            (VERSION, wire::UNKNOWN) if self.session.transmits => {
+                *self.lives = true;
                 return Err(Retry(LinkError::Unreachable));
             }
             (VERSION, wire::NO_ROOM) => return Err(Retry(LinkError::PeerResources)),
-            // Another endpoint, or one that has given the link up.
+            // Another endpoint answers, or the peer has given the link up.
             (_, wire::NOT_HERE | wire::UNKNOWN | wire::BAD_VERSION) => return Err(Final(LinkError::Gone)),
             _ => return Err(Final(LinkError::Protocol)),
         }
-        let dialogue = [self.hello.as_bytes(), answer_body(&answer)];
+        let session = &mut *self.session;
+        let dialogue = [hello.as_bytes(), answer_body(answer)];
         if !session.key.verify(Role::Acceptor, &dialogue, &answer.proof) {
             return Err(Final(LinkError::Gone));
         }
@@ -366,28 +339,18 @@ impl Redial {
         session.epoch = session.epoch.max(theirs).checked_add(1).ok_or(Final(LinkError::Protocol))?;
         let mut sealed = [0; 16];
         sealed[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
-        sealed[8..].copy_from_slice(&position.to_le_bytes());
+        sealed[8..].copy_from_slice(&self.position.to_le_bytes());
         let proof = session.key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
-        let finish = Finish { sealed, proof };
-        let mut said = finish.as_bytes().to_vec();
-        if encrypt {
-            let dialogue = [dialogue[0], dialogue[1], finish.as_bytes()];
-            let mut noise = Noise::new(Role::Initiator, &session.key, &dialogue).map_err(Final)?;
-            said.extend_from_slice(&noise.write(&[]).map_err(Final)?);
-            self.noise = Some(noise);
-        }
-        say(socket, &said)
+        Ok((Finish { sealed, proof }, session.key.clone()))
     }
 
-    /// Receives up to `need` bytes of the awaited message. Returns whether it is whole.
-    fn fill(&mut self, socket: BorrowedFd<'_>, need: usize) -> Result<bool, Failure> {
-        let whole = fill(socket, &mut self.buffer[..need], &mut self.have)
-            .map_err(|why| if why == LinkError::Gone { Retry(LinkError::Unreachable) } else { Final(why) })?;
-        // Another program may listen at that address by now.
-        if self.stage == Stage::Answer && self.have >= MAGIC.len() && self.buffer[..MAGIC.len()] != MAGIC {
-            return Err(Final(LinkError::Gone));
+    fn judge(&mut self, verdict: &ReturnVerdict, noise: Option<&mut Noise>) -> Result<Self::Outcome, Failure> {
+        match verdict.status {
+            wire::OK => Ok((verdict.position.get(), noise.map(Noise::keys))),
+            wire::BUSY => Err(Retry(LinkError::Refused)),
+            wire::UNKNOWN => Err(Final(LinkError::Gone)),
+            _ => Err(Final(LinkError::Protocol)),
         }
-        Ok(whole)
     }
 }
 
@@ -397,8 +360,8 @@ mod tests {
 
     use super::*;
 
-    /// Connections that come up and carry nothing are failures, however often they come up; what carries
-    /// something, or lives long, is none.
+    /// Connections that come up and transmit nothing count as failures, without limit. A connection that transmits
+    /// something or lives long does not.
     #[test]
     fn fruitless_connections_are_counted() {
         let name = EpName::full(&NameParts {
@@ -418,8 +381,8 @@ mod tests {
                 Redial::new(session, u64::MAX, n * every_ms).is_hopeless()
             })
         };
-        assert_eq!(attempts(&mut fresh(), &|_| 500, true, 10_000), Some(u64::from(MEETINGS) + 2));
-        assert_eq!(attempts(&mut fresh(), &|_| 500, false, 10), Some(u64::from(MEETINGS) + 2));
+        assert_eq!(attempts(&mut fresh(), &|_| 500, true, 10_000), Some(u64::from(DROPPED_MAX) + 2));
+        assert_eq!(attempts(&mut fresh(), &|_| 500, false, 10), Some(u64::from(DROPPED_MAX) + 2));
         assert_eq!(attempts(&mut fresh(), &|n| n, true, 10), None);
         assert_eq!(attempts(&mut fresh(), &|_| 500, false, 10_000), None);
         assert_eq!(attempts(&mut fresh(), &|_| 500, true, 70_000), None);

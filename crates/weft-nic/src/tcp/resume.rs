@@ -32,7 +32,8 @@ use weft_engine::nic::{LinkError, LinkId};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::connect::{Failure, Half, answer_body, say};
+use super::connect::Half;
+use super::initiator::{Failure, answer_body, say};
 use super::mutant::{Mutant, strikes};
 use super::noise::{self, Noise};
 use super::redial::{Redial, Session};
@@ -131,7 +132,7 @@ impl Tcp {
         let dialled = redial.dial(session.socket(), &self.config, now_ms);
         let wake_ms = redial.wake_ms;
         let generation = self.next_generation();
-        let watched = dialled.map_err(Redial::sort).and_then(|socket| {
+        let watched = dialled.map_err(Redial::socket_failure).and_then(|socket| {
             self.watch(&socket, Token::Link(id, generation), epoll::EventFlags::IN | epoll::EventFlags::OUT)?;
             Ok(socket)
         });

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 
 use weft_engine::nic::{LinkError, Sink};
 
-use super::connect::Failure;
+use super::initiator::Failure;
 use super::{Link, State, Task, Tcp, sys};
 
 /// A connection is suspected after this part of the time after which a silent host is given up.
@@ -87,8 +87,8 @@ impl Tcp {
         let mut silent: Vec<(u32, u64)> = Vec::new();
         for (id, link) in &mut self.links {
             let watched = match &link.state {
-                State::Calling(attempt) => attempt.has_spoken(),
-                State::Broken(redial) => redial.has_spoken(),
+                State::Calling(attempt) => attempt.awaits_peer(),
+                State::Broken(redial) => redial.awaits_peer(),
                 State::Up | State::Closed(_) => link.tx.unproven,
                 // The next poll tells of it.
                 State::Failed(_) => false,
