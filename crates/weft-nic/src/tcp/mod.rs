@@ -5,7 +5,7 @@
 //! (handshake) · `tx` (with `retransmit` and `pushes`) and `rx`, a link's two halves · `resume` and `redial`
 //! (connections that break) · `progress` (what a poll does) · `time` (what a poll does by the clock) ·
 //! `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the kernel) ·
-//! `linger` (links that are closed but not yet silent) · `sys` (system calls) · `mutant` (planted bugs).
+//! `linger` (links that are closed but not yet silent) · `sys` (system calls) · `bugs` (planted bugs).
 //!
 //! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends
 //! makes us allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when
@@ -36,6 +36,7 @@ use crate::error::shortage;
 
 mod accept;
 mod agenda;
+mod bugs;
 mod config;
 mod connect;
 #[cfg(test)]
@@ -43,7 +44,6 @@ pub(crate) mod faults;
 mod initiator;
 mod linger;
 mod link;
-mod mutant;
 mod noise;
 mod pace;
 mod primitives;

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::nic::{Full, LinkError};
 
-use super::mutant::{Mutant, strikes};
+use super::bugs::planted;
 use super::wire::{self, PUSH_HEAD_BYTES};
 
 /// Limit of unfinished pushes of one link.
@@ -220,7 +220,7 @@ impl Pushes {
         (self.segment, self.current, self.unasked) = (None, 0, Unasked::default());
         let Some(push) = self.list.front() else { return };
         self.at = push.acked;
-        let within = self.marks.front().filter(|mark| position > mark.after && !strikes(Mutant::SegmentAnew));
+        let within = self.marks.front().filter(|mark| planted!(Bug::SegmentAnew, position > mark.after, false));
         self.segment = within.map(|mark| Segment {
             head: wire::push_head(mark.len, push.window, push.offset.wrapping_add(self.at as u64), mark.ack_requested),
             bulk: 0,

@@ -32,9 +32,9 @@ use weft_engine::nic::{LinkError, LinkId};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::bugs::planted;
 use super::connect::Half;
 use super::initiator::{Failure, answer_body, say};
-use super::mutant::{Mutant, strikes};
 use super::noise::{self, Noise};
 use super::redial::{Redial, Session};
 use super::tx::SocketState;
@@ -322,9 +322,8 @@ impl Tcp {
         let [epoch, position] = <[U64; 2]>::read_from_bytes(&finish.sealed).map_err(|_| wire::DENIED)?;
         // Of two attempts that meet, that of the side that made the link goes first.
         let epoch = u32::try_from(epoch.get()).map_err(|_| wire::DENIED)?;
-        let later =
-            strikes(Mutant::EpochIgnored) || epoch > session.epoch || (epoch == session.epoch && !session.initiator);
-        if !later {
+        let later = epoch > session.epoch || (epoch == session.epoch && !session.initiator);
+        if !planted!(Bug::EpochIgnored, later, true) {
             return Err(wire::BUSY);
         }
         session.epoch = epoch;
@@ -367,7 +366,8 @@ impl Tcp {
         let Half { socket, .. } = self.halves.remove(index);
         let generation = self.next_generation();
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        verdict.position = link.rx.position().saturating_sub(u64::from(strikes(Mutant::PositionShort))).into();
+        let position = link.rx.position();
+        verdict.position = planted!(Bug::PositionShort, position, position.saturating_sub(1)).into();
         let mut bytes = verdict.as_bytes().to_vec();
         let keys = agreed.map(|mut noise| noise.write(verdict.as_bytes()).map(|message| (message, noise.keys())));
         // If it does not arrive, the peer dials again.

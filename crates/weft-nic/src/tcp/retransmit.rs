@@ -93,6 +93,9 @@ impl RetransmitBuffer {
 
     /// A planted bug: the bytes from `position` on are sent again, though they were acknowledged.
     pub(super) fn take_back_acknowledgement(&mut self, position: u64) {
+        if self.len == 0 {
+            return;
+        }
         // Less than the size of the ring.
         #[allow(clippy::cast_possible_truncation)]
         let more = (self.acked - position) as u32;

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{LinkError, LinkId, Sink};
 
-use super::mutant::{Mutant, strikes};
+use super::bugs::planted;
 use super::stream::Wire;
 use super::sys::Pieces;
 use super::wire::{self, ACK_BYTES, Frame, HEAD_BYTES, MAILBOX_BYTES, PUSH_HEAD_BYTES};
@@ -133,10 +133,8 @@ impl Intake {
     /// The connection has broken: the stream goes on at [`Self::position`].
     pub(super) fn rewind(&mut self) {
         self.taken = self.position();
-        if let Rx::Head { .. } = self.rx
-            && !strikes(Mutant::HeaderKept)
-        {
-            self.rx = Rx::START;
+        if let Rx::Head { .. } = self.rx {
+            self.rx = planted!(Bug::HeaderKept, Rx::START, return);
         }
     }
 }

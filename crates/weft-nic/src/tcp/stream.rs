@@ -25,7 +25,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
-use super::mutant::{Mutant, strikes};
+use super::bugs::planted;
 use super::sys::{self, Pieces};
 
 /// Limit of plain bytes in a record.
@@ -343,9 +343,7 @@ impl Secret {
             if let Err(errno) = self.flush(fd)
                 && errno != Errno::AGAIN
             {
-                if strikes(Mutant::SealedForgotten) {
-                    return Err(errno);
-                }
+                planted!(Bug::SealedForgotten, return Err(errno));
                 break;
             }
         }

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError, LinkId};
 
-use super::mutant::{Mutant, strikes};
+use super::bugs::planted;
 use super::pushes::{Pushes, Segment};
 use super::retransmit::{RetransmitBuffer, SpareRings};
 use super::rx::Intake;
@@ -307,8 +307,10 @@ impl Writer {
             if budget == 0 {
                 return Pumped::More;
             }
-            let ack = (tx.ack_due && tx.cut_ack.is_none())
-                .then(|| wire::ack(rx.position() + u64::from(strikes(Mutant::AckTooFar))));
+            let ack = (tx.ack_due && tx.cut_ack.is_none()).then(|| {
+                let position = rx.position();
+                wire::ack(planted!(Bug::AckTooFar, position, position + 1))
+            });
             let fresh = tx.pushes.as_ref().and_then(|pushes| pushes.next_segment(self.segment_bytes));
             let (outcome, asked) = write_once(wire, tx, ack.as_ref(), fresh.as_ref());
             let Some(n) = self.judge(wire, tx, outcome, asked) else { break };
@@ -368,18 +370,14 @@ impl Writer {
     pub(super) fn rewind(&mut self, link: LinkId, tx: &mut Tx, position: u64) -> Result<(), LinkError> {
         let before = tx.messages.acked();
         self.acknowledged(link, tx, position)?;
-        if strikes(Mutant::FrameTwice) && tx.messages.len() > 0 {
-            tx.messages.take_back_acknowledgement(before);
-        }
+        planted!(Bug::FrameTwice, tx.messages.take_back_acknowledgement(before));
         tx.messages.rewind(tx.messages.acked());
         if let Some(pushes) = &mut tx.pushes {
             pushes.rewind(position - tx.others);
         }
         // It may have ended anywhere.
         tx.within = true;
-        if !strikes(Mutant::AckGoesOn) {
-            tx.ack_due |= tx.cut_ack.take().is_some();
-        }
+        tx.ack_due |= planted!(Bug::AckGoesOn, tx.cut_ack.take().is_some(), false);
         tx.socket = SocketState::Writable;
         Ok(())
     }

@@ -9,7 +9,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::mutant::{Mutant, switch};
+use super::bugs::{Bug, activate};
 
 mod moments;
 pub(crate) mod net;
@@ -92,13 +92,13 @@ fn every_planted_bug_is_caught() {
     let mut alive = Vec::new();
     let loud = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    for mutant in Mutant::ALL {
-        switch(Some(mutant));
+    for &bug in Bug::ALL {
+        activate(Some(bug));
         let caught = (0..MUTANT_SEEDS).find_map(|seed| complaint(seed).err().map(|why| (seed, why)));
-        switch(None);
+        activate(None);
         match caught {
-            Some((seed, why)) => println!("{mutant:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
-            None => alive.push(mutant),
+            Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
+            None => alive.push(bug),
         }
     }
     std::panic::set_hook(loud);
