@@ -1,18 +1,18 @@
-//! Links that our side has closed and whose last bytes are still on their way.
+//! Links that this side has closed and whose last bytes are still being sent.
 //!
-//! Place in the data flow: [`Tcp::part`] takes over a link that is closed, with what must still leave (the
-//! tail of a segment, the messages, the goodbye); [`super::progress`] calls [`Tcp::linger_event`] until it is
-//! over. A socket that is closed while unread bytes lie in it, or while the peer still sends, resets the
-//! connection and may take with it what the peer has not read yet; so what comes in is read and thrown away
-//! until the peer has closed its end too, or its system has acknowledged everything.
+//! Place in the data flow: [`Tcp::part`] takes over a closed link with its last bytes: the tail of a segment, the
+//! messages, the goodbye. [`super::progress`] calls [`Tcp::linger_event`] until they have arrived. Closing a socket
+//! with unread bytes, or while the peer still sends, resets the connection, which may destroy bytes that the peer has
+//! not read. Incoming bytes are therefore read and discarded until the peer has closed its side, or its system has
+//! acknowledged everything.
 //!
-//! If the connection breaks before, it is made anew as that of any link ([`super::resume`]), and the end of
-//! the stream is said once more: what was accepted before the close still arrives. Only pushes are let go of;
-//! whoever lacks bytes of one gets no more.
+//! If the connection breaks earlier, the link is resumed like any other ([`super::resume`]), and the end of the stream
+//! is sent again. Messages that were accepted before the close thus arrive. Pushes are dropped: a peer that lacks bytes
+//! of one does not get them.
 //!
-//! Invariants: nothing of such a link goes to the sink, and it is described to nobody. It is given up when
-//! nothing has gone on for [`LINGER_MS`], and after [`CLOSED_MS`]; no more than [`PARTINGS`] wait for another
-//! connection.
+//! Invariants: a closed link reports nothing to the sink and is not described. It is given up when no byte has been
+//! acknowledged for [`LINGER_MS`], and after [`CLOSED_MS`] in any case. At most [`PARTINGS`] closed links wait for
+//! another connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -29,44 +29,44 @@ use super::tx::Rest;
 use super::wire;
 use super::{Link, State, Task, Tcp, Token};
 
-/// For so long nothing may go on.
+/// Time limit in milliseconds without progress.
 const LINGER_MS: u64 = 5000;
-/// Longest time for the last bytes to arrive.
+/// Time limit in milliseconds for the last bytes to arrive.
 const CLOSED_MS: u64 = 30_000;
-/// How often it is checked whether the peer has acknowledged everything.
+/// The interval in milliseconds at which the peer's acknowledgements are checked.
 const LINGER_CHECK_MS: u64 = 20;
-/// Closed links whose connections are being made anew: they hold memory, and a peer may be the reason.
+/// Limit of closed links that are being resumed. They hold memory, and a peer may have caused the break.
 const PARTINGS: usize = 256;
 
 /// The end of a stream.
 #[derive(Debug)]
 pub(super) struct Linger {
-    /// When it is given up.
+    /// The time at which the link is given up.
     pub(super) until_ms: u64,
-    /// The same, if nothing goes on.
+    /// The time at which the link is given up unless there is progress.
     deadline_ms: u64,
-    /// Bytes that had not arrived when it was last looked at.
+    /// Bytes that had not arrived at the last check.
     left: usize,
-    /// What the socket has to be given, as far as it has not been.
+    /// The last bytes of the connection. The first `sent` of them have been handed to the kernel.
     bytes: Vec<u8>,
     sent: usize,
     shut: bool,
-    /// What stands before the messages that are kept.
+    /// The bytes of the stream before the messages that are kept.
     rest: Rest,
-    /// Where the peer's stream stood when the link was closed.
+    /// The state of the peer's stream when the link was closed.
     pub(super) heeded: Heeded,
 }
 
-/// Where it stands.
+/// The state of the end of a stream.
 enum Outcome {
     Goes,
     /// The socket may be closed.
     Over,
-    /// The connection has broken, and something may be lost.
+    /// The connection has broken, and bytes may be lost.
     Broken,
 }
 
-/// Hears nothing.
+/// Discards all frames.
 struct Deaf;
 
 impl Sink for Deaf {
@@ -81,18 +81,18 @@ impl Sink for Deaf {
 }
 
 impl Linger {
-    /// Whether everything has been handed over and acknowledged, so that closing the socket loses nothing.
+    /// Whether the peer's system has acknowledged everything, so that closing the socket loses nothing.
     fn delivered(&self, socket: BorrowedFd<'_>) -> bool {
         self.shut && sys::unacknowledged(socket) == 0
     }
 
-    /// Whether all bytes have been acknowledged. Of the end, which counts as one byte, the system takes care
-    /// when the socket is closed. A system whose process does not read may acknowledge it 40 ms late.
+    /// Whether all bytes have been acknowledged. The end of the stream counts as one byte. The system delivers it after
+    /// the socket is closed. A peer's system whose process does not read may acknowledge it 40 ms late.
     fn arrived(&self, socket: BorrowedFd<'_>) -> bool {
         self.shut && sys::unacknowledged(socket) <= 1
     }
 
-    /// Hands over what the socket takes. An error: the connection has broken.
+    /// Writes as much as the socket accepts. An error: the connection has broken.
     fn write(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         if self.shut {
             return Ok(());
@@ -112,7 +112,7 @@ impl Linger {
         Ok(())
     }
 
-    /// Goes on as far as possible without waiting.
+    /// Continues as far as possible without waiting.
     fn advance<W: Wire>(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -130,7 +130,7 @@ impl Linger {
         match end {
             _ if self.delivered(socket) => Outcome::Over,
             Some(LinkError::Gone) => Outcome::Broken,
-            // The peer has said that it hears nothing more.
+            // The peer has closed the link, too, and reads nothing more.
             Some(_) => Outcome::Over,
             None if written.is_err() => Outcome::Broken,
             None => Outcome::Goes,
@@ -139,7 +139,7 @@ impl Linger {
 }
 
 impl Tcp {
-    /// A link is closed: what was accepted is still to arrive, and the goodbye.
+    /// Closes a link. Its accepted messages and the goodbye must still arrive.
     pub(super) fn part(&mut self, id: u32) {
         let now_ms = sys::now_ms();
         let Some(link) = self.links.get_mut(id as usize) else { return };
@@ -147,7 +147,7 @@ impl Tcp {
         let until_ms = now_ms + CLOSED_MS;
         let heeded = link.rx.heeded();
         if link.rx.held_bytes() > 0 {
-            // The rest of the message is thrown away, and needs no buffer.
+            // The rest of the message is discarded, and needs no buffer.
             self.stage.recycle(link.rx.rewind_to(heeded));
         }
         let (deadline_ms, left, bytes, sent, shut) = (0, 0, Vec::new(), 0, false);
@@ -166,7 +166,7 @@ impl Tcp {
         self.depart(id, Box::new(linger), bytes, now_ms);
     }
 
-    /// A closed link has a connection again, on which the peer expects its stream from `position` on.
+    /// Continues a closed link on its new connection. The peer expects this side's stream from `position` on.
     pub(super) fn part_again(&mut self, id: u32, linger: Box<Linger>, position: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         match link.tx.end_from(position, &linger.rest) {
@@ -174,12 +174,12 @@ impl Tcp {
                 bytes.extend_from_slice(&wire::goodbye());
                 self.depart(id, linger, bytes, sys::now_ms());
             }
-            // It lacks bytes of a push.
+            // The peer lacks bytes of a push, which was dropped.
             None => self.retire(id),
         }
     }
 
-    /// Has a closed link's connection carry `bytes`, the last ones.
+    /// Sends `bytes`, the last ones, on a closed link's connection.
     fn depart(&mut self, id: u32, mut linger: Box<Linger>, bytes: Vec<u8>, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         linger.bytes = self.secrets.finish(id, bytes);
@@ -192,7 +192,7 @@ impl Tcp {
         self.linger_event(id);
     }
 
-    /// Something happened to a closed link's socket, or it is time to look at it.
+    /// Continues a closed link whose socket reported an event, or whose timer expired.
     pub(super) fn linger_event(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { return };
@@ -215,7 +215,7 @@ impl Tcp {
         }
     }
 
-    /// Gives a closed link up whose connection broke, where there are too many of them.
+    /// Gives up a closed link with a broken connection if there are too many of them.
     fn limit_partings(&mut self, id: u32) {
         let is_parting = |&id: &u32| self.links.get(id as usize).is_some_and(Link::is_closed);
         if self.agenda.links(Task::Connect).filter(is_parting).count() > PARTINGS {
@@ -223,7 +223,7 @@ impl Tcp {
         }
     }
 
-    /// A closed link is over.
+    /// Removes a closed link.
     pub(super) fn retire(&mut self, id: u32) {
         let Some(mut link) = self.links.try_remove(id as usize) else { return };
         log::debug!("tcp: closed link {id} is over");
@@ -233,7 +233,7 @@ impl Tcp {
         self.stage.recycle(link.rx.rx);
     }
 
-    /// Whether everything that a closed link had to say has reached the peer's system.
+    /// Whether all last bytes of a closed link have reached the peer's system.
     pub(super) fn has_parted(&self, id: u32) -> bool {
         self.links.get(id as usize).is_none_or(|link| match (&link.state, &link.socket) {
             (State::Closed(linger), Some(socket)) => linger.arrived(socket.as_fd()),
@@ -241,7 +241,7 @@ impl Tcp {
         })
     }
 
-    /// Looks after closed links.
+    /// Checks all closed links.
     pub(super) fn time_closed(&mut self, now_ms: u64) {
         for id in self.agenda.links(Task::Close).collect::<Vec<_>>() {
             let Some(link) = self.links.get_mut(id as usize) else { continue };
@@ -257,7 +257,7 @@ impl Tcp {
             if now_ms < linger.deadline_ms.min(linger.until_ms) {
                 continue;
             }
-            // A host that is silent may have lost the connection; one that answers does not read.
+            // The connection to a silent host may be lost. A host that answers merely does not read.
             let silent = sys::liveness(socket.as_fd()).is_some_and(|state| state.unanswered > 0);
             if !(silent && self.lost(id, 0)) {
                 self.retire(id);

@@ -1,6 +1,6 @@
-//! A link of the TCP device, and the words by which epoll names what it watches.
+//! A link of the TCP device, and the tokens by which epoll identifies the watched descriptors.
 //!
-//! Place in the data flow: the table of [`super::Tcp`] holds links; what becomes of them is in the other parts.
+//! Place in the data flow: the table of [`super::Tcp`] holds links; the other parts of the device change their state.
 use weft_os::Unshared;
 
 use weft_engine::nic::LinkError;
@@ -14,18 +14,18 @@ use super::tx::Tx;
 /// One link.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// None while an attempt pauses.
+    /// `None` while an attempt pauses.
     pub(super) socket: Option<Unshared>,
     pub(super) generation: u32,
     pub(super) state: State,
     pub(super) rx: Intake,
     pub(super) tx: Tx,
-    /// Since it came up.
+    /// `None` before the link came up for the first time.
     pub(super) session: Option<Box<Session>>,
 }
 
 impl Link {
-    /// What is still to be said, if our side has closed it.
+    /// The end of the stream, if this side has closed the link.
     pub(super) fn linger(&self) -> Option<&Linger> {
         match &self.state {
             State::Closed(linger) => Some(linger),
@@ -34,29 +34,29 @@ impl Link {
         }
     }
 
-    /// Whether our side has closed it: the engine knows it no more.
+    /// Whether this side has closed the link, so that the engine no longer knows it.
     pub(super) fn is_closed(&self) -> bool {
         self.linger().is_some()
     }
 }
 
-/// What a link is doing.
+/// The state of a link.
 #[derive(Debug)]
 pub(super) enum State {
     Calling(Box<Attempt>),
     Up,
-    /// The connection broke and is being made anew. Nothing is sent or accepted meanwhile.
+    /// The connection has broken and is being replaced. Meanwhile no byte is sent or accepted.
     Broken(Box<Redial>),
-    /// Closed by us: the last bytes are on their way.
+    /// This side has closed the link, and its last bytes are being sent.
     Closed(Box<Linger>),
     /// The link has ended; the next poll reports it.
     Failed(LinkError),
 }
 
-// Ten thousand idle links shall not cost more than a few megabytes here.
+// Ten thousand idle links must not cost more than a few megabytes here.
 const _: () = assert!(size_of::<Link>() <= 256);
 
-/// What a watched descriptor is.
+/// A watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Listener,
@@ -65,7 +65,7 @@ pub(super) enum Token {
     Half(u32, u32),
 }
 
-/// Generations take part in tokens with so many bits.
+/// The number of bits of a generation in a token.
 pub(super) const GENERATION_BITS: u32 = 24;
 
 impl Token {
@@ -80,7 +80,7 @@ impl Token {
     }
 
     pub(super) fn unpack(word: u64) -> Self {
-        // The three fields are cut out by mask and shift.
+        // Mask and shift cut the three fields out.
         #[allow(clippy::cast_possible_truncation)]
         let (index, generation) = (word as u32, (word >> 32) as u32 & ((1 << GENERATION_BITS) - 1));
         match word >> 56 {

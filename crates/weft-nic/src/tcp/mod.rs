@@ -1,20 +1,29 @@
 //! The TCP device: one non-blocking socket per link, all behind one epoll descriptor.
 //!
-//! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets.
-//! The parts: `config` · `link` (what is known of one) · `wire` (layouts) · `connect` and `accept`
-//! (handshake) · `tx` (with `retransmit` and `pushes`) and `rx`, a link's two halves · `resume` and `redial`
-//! (connections that break) · `progress` (what a poll does) · `time` (what a poll does by the clock) ·
-//! `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the kernel) ·
-//! `linger` (links that are closed but not yet silent) · `sys` (system calls) · `bugs` (planted bugs).
+//! Place in the data flow: [`crate::Devices`] drives the device through [`Nic`]. Below it are the kernel's sockets. The
+//! parts:
 //!
-//! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends
-//! makes us allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when
-//! `done` is called or the link is closed. A socket is watched under a token that holds a generation, so that
-//! a late event of an old socket is not taken for one of its successor. A forked child gets rid of its copies
-//! of the sockets at once (`fork.rs`): with the process they are gone.
+//! - `config`: settings and counters. `link`: the state of a link. `wire`: layouts.
+//! - `connect` and `accept`: the handshake of new links. `initiator`: the initiator's side of all handshakes.
+//! - `tx` (with `retransmit` and `pushes`) and `rx`: the two halves of a link.
+//! - `stream`, `noise` and `primitives`: encryption.
+//! - `resume` and `redial`: connections that break. `linger`: closed links whose last bytes are being sent.
+//! - `progress`: a poll. `time`: its timers. `pace`: the rate of system calls. `agenda`: the work that links need.
+//! - `unsent`: the note of deferred messages. `sys`: system calls. `bugs`: planted bugs.
 //!
-//! Errors: set-up fails with [`NicError`], links end with `LinkError`. What a user may want to know is logged once,
-//! here, at the level `debug` for one link and `warn` for the device.
+//! Invariants:
+//!
+//! - No call blocks.
+//! - An idle link holds no buffer and costs a poll nothing.
+//! - A peer can cause no allocation larger than one mailbox per link.
+//! - Client memory that `push` borrowed is released when `done` is called or the link is closed.
+//! - A socket is watched under a token with a generation, so that a late event of an old socket is not attributed to
+//!   its successor.
+//! - A forked child drops its copies of the sockets immediately (`weft_os::fork`), so that they vanish with the
+//!   process.
+//!
+//! Errors: set-up fails with [`NicError`], links end with `LinkError`. Events that a user needs to know are logged
+//! once, at the level `debug` for one link and `warn` for the device.
 //!
 //! Sources: tcp(7), epoll(7), RFC 9293.
 
@@ -60,7 +69,7 @@ mod tx;
 mod unsent;
 mod wire;
 
-/// What the file that the model checker tries imports from here.
+/// Imports of the file that the model checker tries.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 }
@@ -80,11 +89,11 @@ pub(crate) use wire::MAILBOX_BYTES;
 pub use config::{TcpConfig, TcpLinkInfo, TcpStats};
 pub use unsent::Unsent;
 
-/// Bytes that one link may send in one go while others wait.
+/// Limit of bytes that one link sends at a time while others wait.
 const SEND_BUDGET_BYTES: usize = 1024 * 1024;
-/// Bytes that may be gathered on one link.
+/// Limit of gathered bytes on one link.
 const QUEUE_BYTES: usize = 256 * 1024;
-/// Events taken from the kernel at a time.
+/// Limit of events per epoll call.
 const EVENTS: usize = 64;
 
 /// The TCP device of one endpoint.
@@ -93,46 +102,46 @@ pub struct Tcp {
     local: Local,
     addr: SocketAddr,
     listener: Unshared,
-    /// When a listener that was set aside is watched again.
+    /// The time at which a paused listener is watched again.
     listener_resume_ms: Option<u64>,
     accepts: Accepts,
-    /// When all sockets were asked for last.
+    /// The time of the last epoll call.
     asked_ms: u64,
-    /// No descriptors or memory for connections, and the user has been told.
+    /// Descriptors or memory for connections are missing, and a warning has been logged.
     short: bool,
     epoll: OwnedFd,
     timer: OwnedFd,
-    /// Given up for a moment where descriptors have run out.
+    /// Closed for a moment when descriptors have run out.
     spare: Option<OwnedFd>,
     generation: u32,
     links: Slab<Link>,
     secrets: Secrets,
-    /// Links that have come up, in the order of their sessions' keys.
+    /// Links with a session, in the order of their sessions' keys.
     sessions: Vec<u32>,
     halves: Slab<Half>,
-    /// Which link needs what.
+    /// The work that each link needs.
     agenda: Agenda,
-    /// When the acknowledgements on the agenda are sent.
+    /// The time at which the acknowledgements on the agenda are sent.
     next_ack_ms: u64,
     stage: Stage,
     writer: Writer,
     pace: Pace,
     focus: Focus,
-    /// `None` while the events are looked at.
+    /// `None` while the events are processed.
     events: Option<sys::Events>,
-    /// Nothing time-driven is to be done before.
+    /// The time before which no timer is due.
     next_timer_ms: u64,
     next_scan_ms: u64,
-    /// Somebody may sleep, or has slept, on `wait_fd`.
+    /// A thread may sleep, or have slept, on `wait_fd`.
     parked: bool,
     stats: TcpStats,
-    /// The process that made the device.
+    /// The process that opened the device.
     owner: rustix::process::Pid,
 }
 
 impl Tcp {
-    /// Listens, on `config.bind` or on a free port of `me.socket`'s address. The endpoint's full name is `me`
-    /// with the port in it, and, if `config.bind` names one, its address.
+    /// Opens a device that listens on `config.bind`, or on a free port of `me.socket`'s address. The endpoint's full
+    /// name is `me` with this port and, if `config.bind` has one, its address.
     #[inline(never)] // The device would be on the stack twice.
     pub fn new(config: &TcpConfig, me: &NameParts) -> Result<Self, NicError> {
         let wanted = config.bind.unwrap_or_else(|| SocketAddr::new(me.socket.ip(), 0));
@@ -182,26 +191,25 @@ impl Tcp {
         })
     }
 
-    /// The endpoint's name, if it differs from what [`Self::new`] made of it. Only before the first link.
+    /// Changes the endpoint's name. Only allowed before the first link.
     pub(crate) fn rename(&mut self, name: EpName) {
         debug_assert!(self.links.is_empty() && self.halves.is_empty());
         self.local.name = name;
     }
 
-    /// Where the device listens.
+    /// The address at which the device listens.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Readable when there is something to do, provided that [`Self::park`] said `true`.
+    /// The descriptor to sleep on; see [`crate::Device::wait_fd`].
     #[must_use]
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Hands to the kernel what it takes of the messages that were accepted, without a poll. Returns whether
-    /// none is left.
+    /// Writes accepted messages without a poll, as far as the kernel accepts them. Returns whether none is left.
     pub fn drain(&mut self) -> bool {
         self.write_dirty();
         let kept: Vec<u32> = self
@@ -221,13 +229,13 @@ impl Tcp {
         })
     }
 
-    /// Where it is noted that messages are kept.
+    /// The note of deferred messages.
     #[must_use]
     pub fn unsent(&self) -> Option<&Arc<Unsent>> {
         self.config.unsent.as_ref()
     }
 
-    /// Prepares for the caller to sleep on [`Self::wait_fd`]. `false`: there is something to do now.
+    /// Prepares for a sleep on [`Self::wait_fd`]. `false`: there is something to poll.
     pub fn park(&mut self) -> bool {
         self.write_dirty();
         if self.has_work() {
@@ -240,12 +248,12 @@ impl Tcp {
         true
     }
 
-    /// Whether a poll could move something on before anything comes.
+    /// Whether a poll has work before anything arrives.
     pub(crate) fn has_work(&self) -> bool {
         !(self.agenda.is_empty(Task::Flush) && self.writer.done.is_empty() && self.agenda.is_empty(Task::ReportEnd))
     }
 
-    /// The same, but for messages that whoever is told of ([`Self::unsent`]) sees to.
+    /// Whether a poll has no work before anything arrives, apart from messages noted in [`Self::unsent`].
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let keeps = |id: u32| self.links.get(id as usize).is_none_or(|link| link.tx.pushes() == 0);
@@ -255,25 +263,25 @@ impl Tcp {
                 || self.config.unsent.is_some() && self.agenda.links(Task::Flush).all(keeps))
     }
 
-    /// Whether this process has made the device.
+    /// Whether this process opened the device.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         rustix::process::getpid() == self.owner
     }
 
-    /// The caller is awake again.
+    /// Ends the sleep of the caller.
     pub fn wake(&mut self) {
         self.parked = false;
         self.pace.wake();
     }
 
-    /// Tells that another device of the same endpoint brought something in this round: see `pace.rs`.
+    /// Notes that another device of the endpoint delivered something in this round (`pace.rs`).
     #[inline]
     pub fn elsewhere(&mut self) {
         self.pace.elsewhere();
     }
 
-    /// What the device has done so far.
+    /// Counters of the device.
     #[must_use]
     pub fn stats(&self) -> TcpStats {
         TcpStats {
@@ -285,7 +293,7 @@ impl Tcp {
         }
     }
 
-    /// What is known of a link.
+    /// A description of a link; `None` if it does not exist.
     #[must_use]
     pub fn describe(&self, link: LinkId) -> Option<TcpLinkInfo> {
         let link = self.links.get(link.0 as usize).filter(|link| !link.is_closed())?;
@@ -309,7 +317,7 @@ impl Tcp {
             put: false,
             ordered: true,
             push_follows: true,
-            // It may still be in a buffer of ours or of this system's.
+            // Accepted bytes may still be in a buffer of the device or of this system.
             survives: false,
             registered: false,
         }
@@ -336,7 +344,7 @@ impl Tcp {
         if at_ms < self.next_timer_ms {
             self.next_timer_ms = at_ms;
             if self.parked {
-                // Another thread sleeps, until sockets stir or the timer.
+                // Another thread sleeps until a socket or the timer reports an event.
                 self.arm_timer(at_ms);
             }
         }
@@ -363,7 +371,7 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let armed = self.agenda.has(Task::AwaitWritable, id);
         let want = link.tx.socket.is_full() || (armed && link.tx.has_more());
-        // A failed socket is as good as closed.
+        // A failed socket is treated as closed.
         if want == armed || link.tx.socket.has_failed() {
             return;
         }
@@ -371,7 +379,7 @@ impl Tcp {
         let flags = if want { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
         let data = epoll::EventData::new_u64(Token::Link(id, link.generation).pack());
         if let Err(errno) = epoll::modify(&self.epoll, socket, data, flags) {
-            // Without events the link would hang: let the receiving half find the socket's error.
+            // Without events the link would hang. The receiving half finds the socket's error.
             sys::cannot_watch(errno);
             link.tx.socket = SocketState::Broken;
             return;
@@ -383,7 +391,7 @@ impl Tcp {
         }
     }
 
-    /// Sends what a link has, within a budget.
+    /// Sends a link's bytes, within a budget.
     fn pump(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
@@ -406,7 +414,7 @@ impl Tcp {
         self.rearm(id);
     }
 
-    /// The part of a poll that looks at the clock, and mostly at the sockets.
+    /// The part of a poll that reads the clock, and usually the sockets.
     #[inline(never)]
     fn poll_sockets<S: Sink>(&mut self, sink: &mut S, reports: bool) -> usize {
         let now_ms = sys::now_ms();
@@ -417,7 +425,7 @@ impl Tcp {
         self.progress(sink, now_ms)
     }
 
-    /// Sends what has been gathered on all links.
+    /// Sends the gathered bytes of all links.
     #[inline(always)]
     fn write_dirty(&mut self) {
         if !self.agenda.is_empty(Task::Flush) {
@@ -434,7 +442,7 @@ impl Tcp {
         self.agenda.give_back(round);
     }
 
-    /// Writes what no thread would write later.
+    /// Writes bytes that no thread would write later.
     #[cold]
     #[inline(never)]
     fn write_unattended(&mut self, id: u32) {
@@ -447,7 +455,7 @@ impl Tcp {
         epoll::add(&self.epoll, socket, data, flags).map_err(|errno| Failure::Final(shortage(errno)))
     }
 
-    /// Accepts a message, for links that are all encrypted or all plain.
+    /// Accepts a message. The links of a device are all encrypted or all plain.
     #[inline(always)]
     fn send_on<const SEALED: bool>(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let id = link.0;
@@ -475,7 +483,7 @@ impl Tcp {
         outcome
     }
 
-    /// [`Nic::send`] for encrypted links, out of the others' way.
+    /// [`Nic::send`] for encrypted links, out of line.
     #[cold]
     #[inline(never)]
     fn send_sealed(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
@@ -483,7 +491,7 @@ impl Tcp {
     }
 }
 
-/// It reaches any memory.
+/// TCP reaches any memory.
 impl Registrar for Tcp {}
 
 impl Nic for Tcp {
@@ -521,7 +529,7 @@ impl Nic for Tcp {
         if link.tx.socket.is_full() {
             return Ok(());
         }
-        // The first of several begins to leave at once: its owner may go away to compute.
+        // The first of several pushes is sent immediately, because the client may compute afterwards.
         if link.tx.pushes() == 1 {
             self.pump(id);
         } else {
@@ -571,7 +579,7 @@ impl Nic for Tcp {
         }
     }
 
-    /// The peer is told if the socket takes that now.
+    /// The peer learns of the end only if the socket accepts the goodbye now.
     fn discard(&mut self, link: LinkId) {
         self.close(link);
         self.retire(link.0);
@@ -594,8 +602,8 @@ impl Nic for Tcp {
 }
 
 impl Drop for Tcp {
-    /// Links that were not closed say goodbye, as far as that is possible without waiting.
-    /// In a forked child nothing is said: the links, and what epoll watches, are its parent's.
+    /// Open links send a goodbye, as far as possible without waiting. A forked child sends nothing: the links and the
+    /// epoll descriptor are its parent's.
     fn drop(&mut self) {
         if !self.is_ours() {
             return;
@@ -607,11 +615,11 @@ impl Drop for Tcp {
                 self.close(LinkId(id));
             }
         }
-        // With a copy in a child that was forked just now, or has yet to run another program, they would live
-        // on: callers would wait for an answer, and the address be taken.
+        // A child that was forked just now, or has yet to execute another program, may hold a copy of these sockets.
+        // Without the shutdown they would live on: callers would wait for an answer, and the address would stay in use.
         let halves = self.halves.iter().map(|(_, half)| &half.socket);
         for socket in halves.chain([&self.listener]) {
-            // Fails only where the peer has hung up first.
+            // The call fails only if the peer has hung up first.
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
     }

@@ -1,17 +1,17 @@
-//! What a poll of the TCP device does: events, timers, the beginning and the end of links.
+//! A poll of the TCP device: events, timers, the beginning and the end of links.
 //!
-//! Place in the data flow: [`Nic::poll`](weft_engine::nic::Nic::poll) calls [`Tcp::progress`] when
-//! [`super::pace`] finds it due; sockets that have something are read into the [`Sink`].
+//! Place in the data flow: [`Nic::poll`](weft_engine::nic::Nic::poll) calls [`Tcp::progress`] when [`super::pace`]
+//! finds it due. Sockets with bytes are read into the [`Sink`].
 //!
-//! While the traffic is that of one or two links only, and of whole messages, their sockets are read
-//! directly, which saves the question which sockets are ready; the others are asked for every few polls
-//! ([`Focus`]), and whenever the coarse clock has ticked. Otherwise one call tells all ready sockets,
-//! whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link,
-//! [`super::EVENTS`] sockets and [`super::accept::ACCEPTS`] new connections per poll.
+//! While only one or two links have traffic, and it consists of whole messages, their sockets are read directly. This
+//! saves the epoll call. All sockets are polled every few rounds ([`Focus`]), and whenever the coarse clock has ticked.
+//! Otherwise one epoll call returns the ready sockets, whose cost does not depend on the number of idle ones. Each step
+//! is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and [`super::accept::ACCEPTS`] new
+//! connections per poll.
 //!
-//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or by `close`): first its `done`s, then `down`.
-//! What ends by itself is reported in the next poll: what a peer sends to several endpoints before it closes
-//! one of them has come to all by then, if they are polled in turn.
+//! Invariants: a link ends only in [`Tcp::end`] or by `close`. `end` reports its `done`s first, then `down`. An end
+//! that the device detects is reported in the next poll. If a peer sends to several endpoints and then closes one of
+//! them, the messages have thus arrived at all of them, provided that they are polled in turn.
 
 use std::os::fd::AsFd;
 
@@ -26,16 +26,16 @@ use super::initiator::Failure;
 use super::redial::Session;
 use super::{Link, State, Task, Tcp, Token, sys};
 
-/// For so long a peer may be left without being told that its messages have come.
+/// The delay in milliseconds of an acknowledgement that the peer did not request.
 const TELL_MS: u64 = 200;
-/// The links whose sockets are read without asking which are ready.
+/// The links whose sockets are read without an epoll call.
 #[derive(Debug)]
 pub(super) struct Focus {
-    /// The links that brought something last, the latest first.
+    /// The links that delivered bytes last, the latest first.
     hot: [u32; 2],
-    /// Real polls since another link than these did.
+    /// Real polls since any other link delivered bytes.
     calm: u32,
-    /// Real polls since any did.
+    /// Real polls since any link delivered bytes.
     fruitless: u32,
     /// Real polls.
     turn: u32,
@@ -43,13 +43,13 @@ pub(super) struct Focus {
 
 impl Focus {
     const NONE: u32 = u32::MAX;
-    /// Polls without a third link after which the two are read directly.
+    /// Polls without bytes of a third link after which the two are read directly.
     const CALM: u32 = 32;
-    /// While two are read directly, all are asked for once in so many polls.
+    /// The interval in real polls at which all sockets are polled while two are read directly.
     const ASK_ALL: u32 = 8;
-    /// The same when there are no other links: only new connections can be missed.
+    /// The same interval if there are no other links: only new connections can be missed.
     const ASK_NEW: u32 = 64;
-    /// Polls without anything after which all are asked for again.
+    /// Polls without bytes after which all sockets are polled again.
     const FRUITLESS: u32 = 16 * 1024;
 
     pub(super) fn new() -> Self {
@@ -67,7 +67,7 @@ impl Focus {
         self.hot = [id, self.hot[0]];
     }
 
-    /// Whether to read the hot links directly; counts a poll.
+    /// Whether to read the hot links directly. Counts a poll.
     fn direct(&mut self) -> bool {
         self.calm = self.calm.saturating_add(1);
         self.fruitless += 1;
@@ -78,14 +78,14 @@ impl Focus {
         self.calm > Self::CALM && self.hot[0] != Self::NONE
     }
 
-    /// Whether, though hot links are read directly, all are to be asked for. `links`: how many there are.
+    /// Whether all sockets must be polled although hot links are read directly. `links`: the number of links.
     fn ask_all(&self, links: usize) -> bool {
         let hot = self.hot.iter().filter(|&&id| id != Self::NONE).count();
         self.turn.is_multiple_of(if links > hot { Self::ASK_ALL } else { Self::ASK_NEW })
     }
 }
 
-/// Counts the calls that go to a sink.
+/// Counts the calls to a sink.
 struct Tally<'a, S> {
     sink: &'a mut S,
     calls: usize,
@@ -135,7 +135,7 @@ const _: fn() = || {
 };
 
 impl Tcp {
-    /// One real poll. Returns how many sink calls were made.
+    /// Makes a real poll. Returns the number of sink calls.
     pub(super) fn progress<S: Sink>(&mut self, sink: &mut S, now_ms: u64) -> usize {
         let mut tally = Tally { sink, calls: 0 };
         self.report_done(&mut tally);
@@ -157,7 +157,7 @@ impl Tcp {
         if now_ms >= self.next_timer_ms {
             self.run_timers(&mut tally, now_ms);
         }
-        // What this poll has completed is reported in it.
+        // Pushes that this poll has completed are reported in it.
         self.report_done(&mut tally);
         if tally.calls > 0 {
             self.pace.wake();
@@ -173,7 +173,7 @@ impl Tcp {
         }
     }
 
-    /// Reports the links that have ended since the last poll began.
+    /// Reports the links that have ended since the previous poll began.
     #[inline]
     fn report_ends<S: Sink>(&mut self, sink: &mut S) {
         if !self.agenda.is_empty(Task::ReportEnd) {
@@ -186,7 +186,7 @@ impl Tcp {
         }
     }
 
-    /// Asks which descriptors are ready, and serves them.
+    /// Polls epoll and serves the ready descriptors.
     fn take_events<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         self.asked_ms = now_ms;
         self.stats.wait_calls += 1;
@@ -207,7 +207,7 @@ impl Tcp {
                 Token::Listener => self.accept(now_ms, sink),
                 Token::Timer => {
                     let mut count = [0; 8];
-                    // It only has to become unreadable.
+                    // The read only makes the descriptor unreadable again.
                     let _ = rustix::io::read(&self.timer, &mut count);
                 }
             }
@@ -235,11 +235,10 @@ impl Tcp {
         }
     }
 
-    /// Reads a hot link's socket without asking whether it is ready; false: it is better asked for.
+    /// Reads a hot link's socket without an epoll call. False: the link should be polled by epoll.
     #[inline]
     fn read_direct<S: Sink>(&mut self, id: u32, sink: &mut S) -> bool {
-        // The rest of a frame is on its way: whoever tries to read takes the socket's lock, and holds up
-        // those who bring it.
+        // The rest of a frame is arriving. A read would take the socket's lock, and delay the kernel that delivers it.
         if self.links.get(id as usize).is_some_and(|link| link.rx.rx.within()) {
             return false;
         }
@@ -247,7 +246,7 @@ impl Tcp {
         true
     }
 
-    /// Reads what a link has, within the budget.
+    /// Reads the available bytes of a link, within the budget.
     #[inline(always)]
     fn read<S: Sink>(&mut self, id: u32, sink: &mut S) {
         if self.config.encrypt {
@@ -256,7 +255,7 @@ impl Tcp {
         self.read_on::<false, S>(id, sink);
     }
 
-    /// The same of encrypted links, out of the others' way.
+    /// [`Self::read`] for encrypted links, out of line.
     #[cold]
     #[inline(never)]
     fn read_sealed<S: Sink>(&mut self, id: u32, sink: &mut S) {
@@ -281,7 +280,7 @@ impl Tcp {
         if bytes > 0 {
             self.focus.brought(id);
         }
-        // What was heard together with a goodbye counts, too, and is not to be taken for another link's.
+        // Information that arrived together with a goodbye counts, and must not be taken for another link's.
         if (bytes > 0 && link.rx.took(bytes)) || self.stage.has_heard() {
             end = self.account(id).err().or(end);
         }
@@ -292,7 +291,7 @@ impl Tcp {
         }
     }
 
-    /// What has come is more than messages, or the peer is to be told that it came.
+    /// Handles frames other than messages, and acknowledgements that are due.
     #[inline(never)]
     fn account(&mut self, id: u32) -> Result<(), LinkError> {
         let heard = self.stage.heard();
@@ -312,7 +311,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Has the peer told what has come of its stream: now, if there is reason to, or else soon.
+    /// Acknowledges the peer's stream: now, if `now` is set or many bytes are unacknowledged, otherwise by a timer.
     pub(super) fn tell(&mut self, id: u32, now: bool) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         if now || link.rx.owes_much() {
@@ -330,7 +329,7 @@ impl Tcp {
 
     // ---- the end of links ----------------------------------------------------------------------
 
-    /// The next poll reports the end of a link.
+    /// Has the next poll report the end of a link.
     #[cold]
     pub(super) fn report_end(&mut self, id: u32, why: LinkError) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
@@ -340,7 +339,7 @@ impl Tcp {
         self.agenda.add(Task::ReportEnd, id);
     }
 
-    /// A link ends by itself.
+    /// Ends a link and reports it.
     pub(super) fn end<S: Sink>(&mut self, id: u32, why: LinkError, sink: &mut S) {
         if self.links.get(id as usize).is_some_and(Link::is_closed) {
             return self.retire(id);
@@ -360,7 +359,7 @@ impl Tcp {
         sink.down(LinkId(id), why);
     }
 
-    /// Takes a link that has left the table off the lists, and stops watching its socket.
+    /// Removes a link that has left the table from the lists, and stops watching its socket.
     pub(super) fn forget(&mut self, id: u32, link: &Link) {
         self.agenda.forget(id);
         if link.session.is_some() {
@@ -371,7 +370,8 @@ impl Tcp {
         }
     }
 
-    /// A descriptor must be taken out before it is closed: a child process may still hold a copy of it.
+    /// Stops watching a descriptor. This must happen before it is closed, because a child process may still hold a
+    /// copy.
     pub(super) fn unwatch(&self, socket: &Unshared) {
         if let Err(errno) = epoll::delete(&self.epoll, socket) {
             log::debug!("tcp: epoll_ctl: {errno}");
@@ -380,7 +380,7 @@ impl Tcp {
 
     // ---- connecting ----------------------------------------------------------------------------
 
-    /// Starts a connection, or plans when to try again. A failure is reported in the next poll.
+    /// Starts a connection, or plans the next try. The next poll reports a failure.
     pub(super) fn dial(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let State::Calling(attempt) = &mut link.state else { return };
@@ -402,7 +402,7 @@ impl Tcp {
         }
     }
 
-    /// An attempt failed: another one later, or the end.
+    /// Handles a failed try: plans another one, or ends the attempt.
     pub(super) fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let State::Calling(attempt) = &mut link.state else { return };
@@ -420,7 +420,7 @@ impl Tcp {
         }
     }
 
-    /// Goes on with an attempt whose socket reported something.
+    /// Continues an attempt whose socket reported an event.
     pub(super) fn call<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Calling(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
@@ -430,7 +430,7 @@ impl Tcp {
                 if attempt.is_connecting() {
                     return;
                 }
-                // From now on the socket is watched for reading: an attempt waits for the peer.
+                // From now on the socket is watched only for reading, because the attempt waits for the peer.
                 let data = epoll::EventData::new_u64(Token::Link(id, link.generation).pack());
                 if let Err(errno) = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN) {
                     sys::cannot_watch(errno);

@@ -1,28 +1,29 @@
-//! A link outlives its connection: how one that breaks while both endpoints live is made anew, and the stream goes on.
+//! Resumption: a link whose connection breaks while both endpoints live gets another connection, and its stream
+//! continues.
 //!
-//! Place in the data flow: [`super::progress`] calls [`Tcp::lost`] where a connection has ended without a
-//! goodbye. The link keeps all its state but the socket; both sides dial ([`super::redial`]), because either
-//! may be the one who has noticed, or who can reach the other. Whoever is called answers in a half-open
-//! connection, as for new links ([`Tcp::answer_return`], [`Tcp::take_back`]).
+//! Place in the data flow: [`super::progress`] calls [`Tcp::lost`] when a connection has ended without a goodbye. The
+//! link keeps all its state except the socket. Both sides dial ([`super::redial`]), because only one of them may have
+//! noticed the break, or may be able to reach the other. The called side answers in a half-open connection, as for new
+//! links ([`Tcp::answer_return`], [`Tcp::take_back`]).
 //!
 //! ```text
 //!  dialler                                                        the other
 //!     | ── Hello   { nonce, session }                         ──► |
 //!     | ◄─ Answer  { nonce, epoch, proof }                     ── |   or Answer { status } and the end
-//!     | ── Finish  { epoch, position, proof }                 ──► |   here the other lets go of its own connection
+//!     | ── Finish  { epoch, position, proof }                 ──► |   here the other drops its own connection
 //!     | ◄─ Verdict { status, position }                        ── |   frames follow, each side's from the other's position
 //! ```
-//! The proofs are keyed by a secret that both sides made of the first handshake, so they show the same
-//! capability, job key and dialogue.
+//! The key of the proofs is a secret that both sides derived from the first handshake. The proofs therefore confirm the
+//! same capability, job key and dialogue.
 //!
-//! Invariants: a position is told only when no connection is left from which more could come. Each finish has
-//! an epoch above all that its side has given or taken, and is taken only if it is above all that the other
-//! has (or equal, from the side that made the link): so what an abandoned attempt has said counts for nothing
-//! once a later one has succeeded, and of two that meet one succeeds.
+//! Invariants: a side states its position only when no connection is left on which more bytes could arrive. Each finish
+//! has an epoch above all that its side has sent or accepted. It is accepted only if the epoch is also above all that
+//! the other side has, or equal and from the side that made the link. The messages of an abandoned attempt are
+//! therefore void once a later one has succeeded, and one of two simultaneous attempts succeeds.
 //!
-//! Errors: the link ends with `Gone` when the peer's host says that nobody listens, when another endpoint
-//! does, when the peer does not know the session; with `Cut` when `resume_ms` is over; with `Protocol` if a
-//! peer that has proven itself breaks the rules.
+//! Errors: the link ends with `Gone` when no process listens at the peer's address, when another endpoint does, or when
+//! the peer does not know the session. It ends with `Cut` when `resume_ms` is over, and with `Protocol` if a proven
+//! peer breaks the rules.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -42,7 +43,7 @@ use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
 use super::{Link, State, Task, Tcp, Token, sys};
 use crate::handshake::{self, Role};
 
-/// What was said in a half-open connection that is to carry a link on.
+/// The dialogue of a half-open connection that resumes a link.
 #[derive(Debug)]
 pub(super) struct Returning {
     link: u32,
@@ -50,12 +51,12 @@ pub(super) struct Returning {
     answer: Answer,
 }
 
-/// What is done about a connection that broke, and what may be.
+/// The end of log messages about a broken connection: the action, and the remedy.
 const CALLING: &str = "calling again, nothing is lost; where it happens often, look at the network and its firewalls";
 
 impl Tcp {
-    /// A link's connection has ended without a goodbye. True: it is being made anew. `silent_ms`: for so long
-    /// nothing had been heard of the peer's host.
+    /// Handles the end of a link's connection without a goodbye. True: the link is being resumed. `silent_ms`: the time
+    /// in milliseconds for which the peer's host has been silent.
     pub(super) fn lost(&mut self, id: u32, silent_ms: u64) -> bool {
         if self.config.resume_ms == 0 {
             return false;
@@ -93,7 +94,7 @@ impl Tcp {
         true
     }
 
-    /// Lets go of a link's connection; no position is told before.
+    /// Drops a link's connection. The position must not be stated before.
     fn drop_socket(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         self.agenda.remove(Task::AwaitWritable, id);
@@ -110,7 +111,7 @@ impl Tcp {
         }
     }
 
-    /// Dials if it is time to, and gives up an attempt that has taken too long and has nothing to say.
+    /// Dials when it is time, and gives up an attempt whose time is over without a message from the peer.
     pub(super) fn redial_when_due(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Broken(redial), Some(session)) = (&mut link.state, &link.session) else { return };
@@ -165,7 +166,7 @@ impl Tcp {
         }
     }
 
-    /// The link's end is reported in the next poll.
+    /// Has the next poll report the link's end.
     fn fail(&mut self, id: u32, why: LinkError) {
         if self.links.get(id as usize).is_some_and(Link::is_closed) {
             return self.retire(id);
@@ -173,7 +174,7 @@ impl Tcp {
         self.report_end(id, why);
     }
 
-    /// Goes on with an attempt whose socket reported something.
+    /// Continues an attempt whose socket reported an event.
     pub(super) fn call_again(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Broken(redial), Some(socket), Some(session)) = (&mut link.state, &link.socket, &mut link.session)
@@ -201,7 +202,7 @@ impl Tcp {
         }
     }
 
-    /// The link has a connection again, on which the peer expects our stream from `position` on.
+    /// Continues a link on its new connection. The peer expects this side's stream from `position` on.
     fn resumed(&mut self, id: u32, position: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let before = std::mem::replace(&mut link.state, State::Up);
@@ -219,7 +220,7 @@ impl Tcp {
             return self.fail(id, why);
         }
         link.tx.ack_due |= link.rx.owes();
-        // While there was no connection, nothing was found that could be sent.
+        // While there was no connection, no queued message was written, and no thread was notified.
         let unattended = link.tx.queued() > 0 && self.config.unsent.as_ref().is_some_and(|unsent| !unsent.note());
         if let Some(socket) = &link.socket {
             sys::keep_little_unsent(socket.as_fd());
@@ -234,9 +235,9 @@ impl Tcp {
         self.pace.wake();
     }
 
-    // ---- the side that is called ---------------------------------------------------------------
+    // ---- the called side ------------------------------------------------------------------------
 
-    /// Answers a hello that wants to carry a link on; nothing has been proven yet.
+    /// Answers a hello that resumes a link. The peer has not proven anything yet.
     #[inline(never)]
     pub(super) fn answer_return(&self, hello: &Hello, socket: BorrowedFd<'_>) -> Result<Box<Returning>, LinkError> {
         let mut answer = Answer::new_zeroed();
@@ -255,7 +256,7 @@ impl Tcp {
             return Ok(Box::new(Returning { link: id, hello: *hello, answer }));
         }
         if well_formed && here && self.will_know(hello, from_initiator) {
-            // The verdict may have come and not been read: whoever calls does so again.
+            // The verdict may have arrived and not been read; the caller tries again.
             return Err(LinkError::Gone);
         }
         let refusal = match (well_formed, here) {
@@ -264,10 +265,10 @@ impl Tcp {
             (true, true) => wire::UNKNOWN,
         };
         answer.status = refusal;
-        // It may not arrive; the connection is refused all the same.
+        // The answer may not arrive; the connection is refused nevertheless.
         let _ = say(socket, answer.as_bytes());
-        // It is no intruder: of two attempts that meet, one side drops its own, of which the other may
-        // believe that it broke.
+        // The peer is no intruder. If two attempts meet, one side drops its own, and the other may take that for a
+        // break.
         Err(if refusal == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Gone })
     }
 
@@ -284,12 +285,12 @@ impl Tcp {
         self.links.get(id as usize)?.session.as_ref().map(|session| session.key())
     }
 
-    /// Where in [`Tcp::sessions`] a key stands, or would.
+    /// The index of a key in [`Tcp::sessions`], or the one where it would be inserted.
     fn place_of(&self, key: u64) -> usize {
         self.sessions.partition_point(|&id| self.session_key(id).is_some_and(|other| other < key))
     }
 
-    /// The link that a hello names, which the other side of it made, or we.
+    /// The link that a hello names. `from_initiator`: the peer made it, otherwise this side did.
     fn session_of(&self, hello: &Hello, from_initiator: bool) -> Option<(u32, &Session)> {
         let (number, _) = U64::read_from_prefix(&hello.name).ok()?;
         let id = *self.sessions.get(self.place_of(Session::key_of(number.get(), !from_initiator)))?;
@@ -297,7 +298,7 @@ impl Tcp {
         (session.number == number.get() && session.initiator != from_initiator).then_some((id, session))
     }
 
-    /// Whether a hello names a link that is coming up, and whose connection broke on the peer's side already.
+    /// Whether a hello names a link that is coming up here, and whose connection has already broken on the peer's side.
     fn will_know(&self, hello: &Hello, from_initiator: bool) -> bool {
         let Ok((number, _)) = U64::read_from_prefix(&hello.name) else { return false };
         !from_initiator
@@ -307,8 +308,8 @@ impl Tcp {
             })
     }
 
-    /// Checks the proof of who wants to carry a link on. Gives the link and the position from which on our
-    /// stream is wanted, or what to say instead.
+    /// Checks the proof of a peer that resumes a link. Returns the position from which it expects this side's stream,
+    /// or the status of the refusal.
     fn judge_return(&mut self, returning: &Returning, finish: &Finish) -> Result<u64, u8> {
         let link = self.links.get_mut(returning.link as usize).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;
@@ -320,7 +321,7 @@ impl Tcp {
             return Err(wire::DENIED);
         }
         let [epoch, position] = <[U64; 2]>::read_from_bytes(&finish.sealed).map_err(|_| wire::DENIED)?;
-        // Of two attempts that meet, that of the side that made the link goes first.
+        // Of two attempts that meet, that of the side that made the link takes precedence.
         let epoch = u32::try_from(epoch.get()).map_err(|_| wire::DENIED)?;
         let later = epoch > session.epoch || (epoch == session.epoch && !session.initiator);
         if !planted!(Bug::EpochIgnored, later, true) {
@@ -330,7 +331,7 @@ impl Tcp {
         Ok(position.get())
     }
 
-    /// The exchange of new keys for a link that goes on, if it is encrypted.
+    /// The exchange of new keys for a resumed link; `None` if it is not encrypted.
     fn agree_again(&self, index: usize, returning: &Returning, finish: &Finish) -> Result<Option<Noise>, LinkError> {
         let session = self.links.get(returning.link as usize).and_then(|link| link.session.as_ref());
         let (Some(half), Some(session)) = (self.halves.get(index), session) else { return Err(LinkError::Gone) };
@@ -338,7 +339,7 @@ impl Tcp {
         self.config.encrypt.then(|| half.agree(&session.key, &dialogue)).transpose()
     }
 
-    /// A half-open connection has said all; it carries a link on if its proof is right.
+    /// Handles the finish of a half-open connection that resumes a link: the link takes it over if the proof is right.
     #[inline(never)]
     pub(super) fn take_back(&mut self, index: usize, finish: &Finish) {
         let Some(returning) = self.halves.get_mut(index).and_then(|half| half.returning.take()) else { return };
@@ -361,7 +362,7 @@ impl Tcp {
             let why = if status == wire::DENIED { LinkError::Denied } else { LinkError::Gone };
             return self.refuse(index, why);
         }
-        // Nothing may come by the old connection after the position has been told.
+        // No byte may arrive on the old connection after the position has been stated.
         self.drop_socket(id);
         let Half { socket, .. } = self.halves.remove(index);
         let generation = self.next_generation();
@@ -370,7 +371,7 @@ impl Tcp {
         verdict.position = planted!(Bug::PositionShort, position, position.saturating_sub(1)).into();
         let mut bytes = verdict.as_bytes().to_vec();
         let keys = agreed.map(|mut noise| noise.write(verdict.as_bytes()).map(|message| (message, noise.keys())));
-        // If it does not arrive, the peer dials again.
+        // If the verdict does not arrive, the peer dials again.
         let said = match keys.transpose() {
             Ok(keys) => {
                 bytes.extend(keys.iter().flat_map(|(message, _)| message));

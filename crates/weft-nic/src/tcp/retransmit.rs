@@ -1,25 +1,25 @@
-//! The messages of a link that have been accepted and that the peer has not yet acknowledged.
+//! The accepted messages of a link that the peer has not acknowledged.
 //!
-//! Place in the data flow: [`super::tx`] puts frames in at the tail and writes them to the socket from here;
-//! what has been written stays until the peer's endpoint (not its system) has said that it has it, because
-//! the connection may break before. Then it is written once more, to the next connection.
+//! Place in the data flow: [`super::tx`] appends frames and writes them to the socket from here. Written bytes stay
+//! until the peer's endpoint, not its system, has acknowledged them, because the connection may break before. Then they
+//! are written again to the next connection.
 //!
-//! A ring whose size is a power of two and grows with its contents. Positions count the bytes of messages since the
-//! link came up. An empty buffer holds no memory.
+//! The buffer is a ring, whose size is a power of two and grows with its contents. Positions count the bytes of
+//! messages since the link came up. An empty buffer holds no memory.
 
 use weft_engine::mem::{self, Iov};
 
 use super::wire::{self, HEAD_BYTES};
 
-/// The smallest ring.
+/// The size of the smallest ring.
 const LEAST_BYTES: usize = 512;
-/// A ring that is too small is replaced by one so many times as large, or by as large a one as is needed.
+/// The factor by which a ring grows, up to [`COMMON_BYTES`]. Beyond that it grows to the needed size.
 const GROWTH: usize = 8;
-/// Up to this size.
+/// The largest size to which rings grow by [`GROWTH`].
 const COMMON_BYTES: usize = 256 * 1024;
-/// Rings that wait for the next link that sends.
+/// Limit of unused rings.
 const SPARE_RINGS: usize = 8;
-/// The bytes of all of them.
+/// Limit of bytes in unused rings.
 const SPARE_BYTES: usize = 2 * 1024 * 1024;
 
 /// The messages of one link that the peer has not acknowledged.
@@ -67,21 +67,21 @@ impl RetransmitBuffer {
     /// The index in the ring of the byte that lies `offset` bytes behind the first one.
     #[inline]
     fn index(&self, offset: u32) -> usize {
-        // The index is cut to the ring's size anyway.
+        // The mask reduces the index to the ring's size in any case.
         #[allow(clippy::cast_possible_truncation)]
         let at = self.acked as usize + offset as usize;
         at & self.ring.len().saturating_sub(1)
     }
 
-    /// The kernel has taken `n` more bytes.
+    /// Notes that the kernel has accepted `n` more bytes.
     #[inline]
     pub(super) fn mark_sent(&mut self, n: usize) {
         debug_assert!(n <= self.unsent_len());
         self.sent += small(n);
     }
 
-    /// All bytes before `position` are acknowledged, which must have been sent. False: they were not, or the position
-    /// has been passed already.
+    /// Releases the bytes before `position`, which the peer has acknowledged. False: they were not sent, or the
+    /// position was passed before.
     pub(super) fn acknowledge(&mut self, position: u64) -> bool {
         let more = position.checked_sub(self.acked).and_then(|more| u32::try_from(more).ok());
         let Some(more) = more.filter(|&more| more <= self.sent) else { return false };
@@ -91,19 +91,19 @@ impl RetransmitBuffer {
         true
     }
 
-    /// A planted bug: the bytes from `position` on are sent again, though they were acknowledged.
+    /// A planted bug: marks the bytes from `position` on as unacknowledged, if the buffer is not empty.
     pub(super) fn take_back_acknowledgement(&mut self, position: u64) {
         if self.len == 0 {
             return;
         }
-        // Less than the size of the ring.
+        // The difference is less than the size of the ring.
         #[allow(clippy::cast_possible_truncation)]
         let more = (self.acked - position) as u32;
         self.len += more;
         self.acked = position;
     }
 
-    /// The bytes from `position` on count as unsent. False: they are not in the buffer.
+    /// Marks the bytes from `position` on as unsent. False: they are not in the buffer.
     pub(super) fn rewind(&mut self, position: u64) -> bool {
         let sent = position.checked_sub(self.acked).and_then(|sent| u32::try_from(sent).ok());
         let Some(sent) = sent.filter(|&sent| sent <= self.len) else { return false };
@@ -111,15 +111,15 @@ impl RetransmitBuffer {
         true
     }
 
-    /// Whether a frame of so many bytes can be appended now. False: there is no memory for it.
+    /// Makes room for a frame of `frame_bytes` bytes. False: there is no memory.
     #[inline]
     pub(super) fn make_room(&mut self, frame_bytes: usize, spare: &mut SpareRings) -> bool {
         self.ring.len() - self.len() >= frame_bytes || self.grow(frame_bytes, spare)
     }
 
-    /// Appends a message's frame, for which there is room; `len` is that of `head` and `body` together.
-    /// Returns it, if it lies in one piece.
-    #[inline(always)] // for a plain and for an encrypted link: two callers
+    /// Appends a message's frame, for which there must be room. `len` is that of `head` and `body` together. Returns
+    /// the frame if it is contiguous.
+    #[inline(always)] // Plain and encrypted links: two callers.
     pub(super) fn append(&mut self, head: &[u8], body: &[Iov], len: usize) -> Option<&[u8]> {
         let frame_bytes = HEAD_BYTES + len;
         let at = self.index(self.len);
@@ -137,7 +137,7 @@ impl RetransmitBuffer {
         Some(frame)
     }
 
-    /// The same across the ring's end.
+    /// [`Self::append`] across the ring's end.
     #[cold]
     fn append_around(&mut self, head: &[u8], body: &[Iov], len: usize) {
         for part in [&wire::message_head(len)[..], head] {
@@ -154,7 +154,7 @@ impl RetransmitBuffer {
         self.len += small(rest);
     }
 
-    /// The next `len` bytes behind the tail, which are free.
+    /// The free space of the next `len` bytes after the tail.
     fn area(&mut self, len: usize) -> (&mut [u8], &mut [u8]) {
         let at = self.index(self.len);
         let (start, end) = self.ring.split_at_mut(at);
@@ -162,7 +162,7 @@ impl RetransmitBuffer {
         (&mut end[..first], &mut start[..len - first])
     }
 
-    /// What has not been handed to the kernel.
+    /// The bytes that have not been handed to the kernel.
     #[inline]
     pub(super) fn unsent(&self) -> (&[u8], &[u8]) {
         let (at, len) = (self.index(self.sent), self.unsent_len());
@@ -179,7 +179,7 @@ impl RetransmitBuffer {
         let roomy = (self.ring.len() * GROWTH).clamp(LEAST_BYTES, COMMON_BYTES);
         let Some(mut ring) = spare.take((held + more).next_power_of_two().max(roomy)) else { return false };
         if held > 0 {
-            // Cut to the ring's size.
+            // The mask reduces the index to the ring's size.
             #[allow(clippy::cast_possible_truncation)]
             let (from, to) = (self.index(0), self.acked as usize & (ring.len() - 1));
             let mask = (self.ring.len() - 1, ring.len() - 1);
@@ -195,14 +195,14 @@ impl RetransmitBuffer {
         true
     }
 
-    /// Gives the ring back, if nothing is in it.
+    /// Releases the ring if it is empty.
     pub(super) fn release(&mut self, spare: &mut SpareRings) {
         if self.len == 0 {
             spare.put(std::mem::take(&mut self.ring));
         }
     }
 
-    /// Forgets everything.
+    /// Drops all messages.
     pub(super) fn clear(&mut self, spare: &mut SpareRings) {
         self.acked += u64::from(self.len);
         (self.len, self.sent) = (0, 0);
@@ -210,7 +210,7 @@ impl RetransmitBuffer {
     }
 }
 
-/// A number of bytes in a ring, whose size is bounded by what a link may keep.
+/// Converts a number of bytes in a ring, whose size is bounded by the unacknowledged bytes of a link.
 #[inline]
 #[allow(clippy::cast_possible_truncation)]
 const fn small(bytes: usize) -> u32 {
@@ -248,11 +248,11 @@ mod tests {
     use weft_engine::mem::Owned;
 
     proptest! {
-        /// Whatever is put in, written, acknowledged and written again, the bytes are those of the frames, in order.
+        /// After any appending, writing, acknowledging and rewinding, the bytes are those of the frames, in order.
         #[test]
         fn bytes_stay_in_order(steps in prop::collection::vec((0usize..4, 0usize..700, any::<u8>()), 1..200)) {
             let (mut kept, mut spare) = (RetransmitBuffer::default(), SpareRings::default());
-            // Everything since the start.
+            // All bytes since the start.
             let mut all = Vec::new();
             for (what, size, byte) in steps {
                 match what {

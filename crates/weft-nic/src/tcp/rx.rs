@@ -1,19 +1,19 @@
 //! The receiving half of a link: from the socket to the [`Sink`].
 //!
-//! Place in the data flow: [`super::Tcp`] calls [`Stage::read`] for a link that may have something. Small
-//! frames come in many at a time through one staging buffer per device and are handed to the sink as slices
-//! of it. The payload of a push segment that has only begun to arrive is received straight into the memory
-//! that the sink names, and whatever follows it comes along in the same call.
+//! Place in the data flow: [`super::Tcp`] calls [`Stage::read_all`] for a link whose socket may have bytes. Small
+//! frames are received many at a time through one staging buffer per device, and passed to the sink as slices of it.
+//! The payload of a push segment that has arrived in part is received directly into the sink's memory. The frames after
+//! it are received by the same call.
 //!
-//! The bytes of frames are counted ([`Intake`]): that is what the peer is told with acknowledgements, and
-//! where the stream goes on when the connection breaks. Acknowledgements themselves do not count, because
-//! nobody repeats them.
+//! [`Intake`] counts the bytes of frames. Acknowledgements tell the peer this count, and the stream continues there
+//! when the connection breaks. Acknowledgements themselves do not count, because they are not sent again.
 //!
-//! Invariants: between two reads a link keeps nothing but its [`Intake`]: no bytes of it are left in the
-//! staging buffer, and no memory of the sink's is kept. A link that is between frames holds no buffer. Every
-//! length was checked by [`super::wire`] before it is used; a frame of a peer allocates at most one mailbox.
+//! Invariants: between two reads a link keeps only its [`Intake`]. None of its bytes are in the staging buffer, and no
+//! memory of the sink is referenced. A link that is between frames holds no buffer. [`super::wire`] checks every length
+//! before it is used. A peer's frame allocates at most one mailbox.
 //!
-//! Errors: `Closed` after a goodbye, `Gone` for an end of stream or a socket error, `Protocol` for nonsense.
+//! Errors: `Closed` after a goodbye, `Gone` for an end of stream or a socket error, `Protocol` for a frame that breaks
+//! a rule.
 
 use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
@@ -24,39 +24,39 @@ use super::stream::Wire;
 use super::sys::Pieces;
 use super::wire::{self, ACK_BYTES, Frame, HEAD_BYTES, MAILBOX_BYTES, PUSH_HEAD_BYTES};
 
-/// Bytes that one link may bring in one poll while others wait.
+/// Limit of bytes that one poll receives from a link while others wait.
 pub(super) const READ_BUDGET_BYTES: usize = 1024 * 1024;
-/// The staging buffer of a device.
+/// The size of a device's staging buffer.
 const STAGE_BYTES: usize = 128 * 1024;
-/// How far the first read of a poll looks when it may meet anything: an eager message of the default size fits.
+/// The length of the first read of a poll, if any frame may follow: an eager message of the default size fits.
 const LOOK_BYTES: usize = 20 * 1024;
-/// How far a read looks behind the payload of a segment, or after one: small messages may stand there, or the next
-/// segment, of which as little as possible shall be copied.
+/// The length of a read after the payload of a segment. Small messages may follow, or the next segment, of which as
+/// little as possible should be copied.
 const LOOK_BEHIND_BYTES: usize = 1024;
-/// Mailbox buffers that are kept for the next partial message.
+/// Limit of unused mailbox buffers.
 const SPARE_MAILBOXES: usize = 8;
-/// Bytes of messages after which the peer is told that they have come.
+/// Bytes of messages after which an acknowledgement is sent.
 const TELL_BYTES: i32 = 256 * 1024;
 
-/// Where a link stands in its incoming stream.
+/// The state of a link's incoming stream.
 #[derive(Debug)]
 pub(super) enum Rx {
-    /// Within a header, of which the first `have` bytes have come.
+    /// Within a header; the first `have` bytes have been received.
     Head { bytes: [u8; PUSH_HEAD_BYTES], have: u8 },
-    /// Within a message of `need` bytes, of which the first `have` bytes are in `buffer`.
+    /// Within a message of `need` bytes; the first `have` bytes are in `buffer`.
     Body { buffer: Box<[u8; MAILBOX_BYTES]>, have: usize, need: usize },
-    /// Within a push segment's payload: `left` bytes to come, the next one for `offset`.
+    /// Within a push segment's payload; `left` bytes are missing, and the next one belongs to `offset`.
     Push { window: u64, offset: u64, left: usize, ack_wanted: bool },
 }
 
 impl Rx {
-    /// Whether more bytes of a frame that has begun must come.
+    /// Whether a frame has begun and is incomplete.
     #[inline]
     pub(super) fn within(&self) -> bool {
         !matches!(self, Self::Head { have: 0, .. })
     }
 
-    /// Between frames.
+    /// The state between frames.
     pub(super) const START: Self = Self::Head { bytes: [0; PUSH_HEAD_BYTES], have: 0 };
 }
 
@@ -64,39 +64,40 @@ impl Rx {
 #[derive(Debug)]
 pub(super) struct Intake {
     pub(super) rx: Rx,
-    /// Bytes taken from the stream so far, with those of a header that has only begun.
+    /// Bytes received from the stream, including those of an incomplete header.
     taken: u64,
-    /// Bytes of messages that the peer does not know to have come. Negative after an acknowledgement that was sent
-    /// while half of one from the peer had come, which counted as a message until then.
+    /// Bytes of messages that the device has not acknowledged. The number is negative after an acknowledgement that was
+    /// sent while half of one from the peer had arrived: the half counted as a message until then.
     unacked: i32,
-    /// The number of those bytes at which the device acts: one, or [`TELL_BYTES`] while the agenda has the link.
+    /// The number of unacknowledged bytes at which the device acts: one, or [`TELL_BYTES`] while the agenda has the
+    /// link.
     act_at: i32,
 }
 
 impl Intake {
     pub(super) const START: Self = Self { rx: Rx::START, taken: 0, unacked: 0, act_at: 1 };
 
-    /// Accounts for bytes that have come. Returns whether something is to be done about telling the peer.
+    /// Accounts for received bytes. Returns whether the device must act upon the unacknowledged bytes.
     #[inline]
     pub(super) fn took(&mut self, bytes: usize) -> bool {
         self.taken += bytes as u64;
-        // A read brings less than 2 GiB.
+        // A read returns less than 2 GiB.
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
         let bytes = bytes as i32;
         self.unacked = self.unacked.saturating_add(bytes);
         self.unacked >= self.act_at
     }
 
-    /// Corrects the account: what came was partly acknowledgements, which are not of the stream, and pushes,
-    /// whose sender asks.
+    /// Corrects the account: some of the received bytes were acknowledgements, which are not part of the stream, or
+    /// pushes, whose sender requests acknowledgements.
     pub(super) fn discount(&mut self, heard: &Heard) {
-        // Where the link ends, what came with the end has not been added.
+        // If the link ends, the bytes received together with the end have not been added.
         self.taken = self.taken.saturating_sub(heard.acks as u64);
         let others = i32::try_from(heard.acks + heard.pushed).unwrap_or(i32::MAX);
         self.unacked = self.unacked.saturating_sub(others);
     }
 
-    /// The agenda has the link from now on, or has it no more: the acknowledgement comes with time.
+    /// Notes whether the agenda has the link, so that a timer acknowledges.
     pub(super) fn on_agenda(&mut self, listed: bool) {
         self.act_at = if listed { TELL_BYTES } else { 1 };
     }
@@ -106,23 +107,23 @@ impl Intake {
         self.unacked >= TELL_BYTES
     }
 
-    /// Whether the peer keeps messages that have come.
+    /// Whether received messages are unacknowledged.
     pub(super) fn owes(&self) -> bool {
         self.unacked > 0
     }
 
-    /// An acknowledgement of [`Self::position`] has been sent.
+    /// Notes that an acknowledgement of [`Self::position`] has been sent.
     pub(super) fn told(&mut self) {
         self.unacked = 0;
     }
 
-    /// Memory that a message takes of which a part has come.
+    /// Bytes of memory for an incomplete message.
     pub(super) fn held_bytes(&self) -> usize {
         if let Rx::Body { .. } = self.rx { MAILBOX_BYTES } else { 0 }
     }
 
-    /// Where the stream goes on if the connection breaks now: a header that has only begun comes again whole,
-    /// because what began may be no frame of the stream.
+    /// The position at which the stream continues if the connection breaks now. An incomplete header is received again
+    /// as a whole, because it may belong to a frame that is not part of the stream.
     pub(super) fn position(&self) -> u64 {
         match self.rx {
             Rx::Head { have, .. } => self.taken - u64::from(have),
@@ -130,7 +131,7 @@ impl Intake {
         }
     }
 
-    /// The connection has broken: the stream goes on at [`Self::position`].
+    /// Prepares for another connection, on which the stream continues at [`Self::position`].
     pub(super) fn rewind(&mut self) {
         self.taken = self.position();
         if let Rx::Head { .. } = self.rx {
@@ -139,16 +140,16 @@ impl Intake {
     }
 }
 
-/// How far the stream of the peer had come when our side closed the link.
+/// The state of the peer's stream when this side closed the link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heeded {
     position: u64,
-    /// Bytes to come of the frame at the position.
+    /// Missing bytes of the frame at the position.
     left: usize,
 }
 
 impl Intake {
-    /// What comes from now on is thrown away.
+    /// The current state, for a link whose later bytes are discarded.
     pub(super) fn heeded(&self) -> Heeded {
         let left = match self.rx {
             Rx::Head { .. } => 0,
@@ -158,38 +159,38 @@ impl Intake {
         Heeded { position: self.position(), left }
     }
 
-    /// The connection has broken, and what came since then was thrown away: the stream goes on there, or else
-    /// it would count as taken. Returns where it stood.
+    /// Prepares for another connection, on which the stream continues where it was when the link was closed. Bytes that
+    /// were discarded since then must not count as received. Returns the former state.
     pub(super) fn rewind_to(&mut self, heeded: Heeded) -> Rx {
         self.taken = heeded.position;
         let rx = match heeded.left {
             0 => Rx::START,
-            // A window that nobody has.
+            // No peer has this window.
             left => Rx::Push { window: 0, offset: 0, left, ack_wanted: false },
         };
         std::mem::replace(&mut self.rx, rx)
     }
 }
 
-/// What was found between the frames that go to the sink.
+/// Information for the device from frames that do not go to the sink.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
-    /// The peer has so many bytes of our stream.
+    /// The position up to which the peer has received this side's stream.
     pub(super) ack: Option<u64>,
-    /// The peer waits for an acknowledgement.
+    /// The peer requests an acknowledgement.
     pub(super) ack_wanted: bool,
     /// Bytes of acknowledgements.
     acks: usize,
-    /// Bytes of pushes that went to their place.
+    /// Bytes of pushes that were placed.
     pushed: usize,
 }
 
-/// What one read brought.
+/// The result of one read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     /// Bytes received.
     pub(super) bytes: usize,
-    /// The buffers were filled: there is probably more.
+    /// The buffers are full, so more bytes are probable.
     pub(super) more: bool,
 }
 
@@ -201,13 +202,13 @@ pub(super) struct Stage {
     pub(super) calls: u64,
 }
 
-/// What frames leave behind in the device.
+/// The state that frames leave in the device.
 #[derive(Default)]
 struct Notes {
-    /// How far the next first read looks: little after a long push (what comes of the next one shall be received into
-    /// its place), further when that has cut a message.
+    /// The length of the next first read. It is short after a long push, so that the next push is received into its
+    /// place, and longer if that has cut a message.
     look: usize,
-    /// Mailbox buffers of messages that have become whole.
+    /// Unused mailbox buffers.
     spare: Vec<Box<[u8; MAILBOX_BYTES]>>,
     heard: Option<Heard>,
 }
@@ -225,18 +226,19 @@ impl Stage {
         Self { bytes: vec![0; STAGE_BYTES].into_boxed_slice(), notes, calls: 0 }
     }
 
-    /// Whether [`Self::heard`] has anything.
+    /// Whether [`Self::heard`] returns anything.
     #[inline]
     pub(super) fn has_heard(&self) -> bool {
         self.notes.heard.is_some()
     }
 
-    /// What has been found beside frames for the sink since the last call.
+    /// The information from frames that did not go to the sink since the last call.
     pub(super) fn heard(&mut self) -> Option<Heard> {
         self.notes.heard.take()
     }
 
-    /// Reads what there is, within the budget. Gives the bytes that came, and why the link ends, if it does.
+    /// Reads the available bytes, within the budget. Returns their number, and the error with which the link ends, if
+    /// any.
     #[inline(always)]
     pub(super) fn read_all<W: Wire, S: Sink>(
         &mut self,
@@ -250,8 +252,8 @@ impl Stage {
             match self.read(wire, rx, bytes > 0, link, sink) {
                 Ok(Some(progress)) => {
                     bytes += progress.bytes;
-                    // What has come through an encrypted connection is taken all the same: the socket does
-                    // not tell of it.
+                    // Bytes that an encrypted connection has received are read beyond the budget: the socket does not
+                    // announce them.
                     if !progress.more || (bytes >= READ_BUDGET_BYTES && !wire.has_more()) {
                         break None;
                     }
@@ -263,8 +265,8 @@ impl Stage {
         (bytes, end)
     }
 
-    /// One system call on a link's socket, and everything that follows from what it brought. `again`: an earlier
-    /// one in this poll filled all it had. `None`: nothing was there.
+    /// Makes one receive call on a link's socket, and processes the bytes. `again`: an earlier call in this poll filled
+    /// its buffers. `None`: no bytes were available.
     #[inline]
     pub(super) fn read<W: Wire, S: Sink>(
         &mut self,
@@ -282,7 +284,7 @@ impl Stage {
         }
     }
 
-    /// Gives back what a link that has ended held.
+    /// Releases the memory of a link that has ended.
     pub(super) fn recycle(&mut self, rx: Rx) {
         if let Rx::Body { buffer, .. } = rx
             && self.notes.spare.len() < SPARE_MAILBOXES
@@ -291,7 +293,7 @@ impl Stage {
         }
     }
 
-    // Every look at a socket that has nothing comes here, so it is not left to the compiler whether it is a call.
+    // Every poll of an idle socket calls this function, so its inlining must not depend on the compiler.
     #[inline(always)]
     fn read_frames<W: Wire, S: Sink>(
         &mut self,
@@ -311,7 +313,7 @@ impl Stage {
         Ok(Some(Progress { bytes: n, more }))
     }
 
-    /// The rest of a message, and what follows it.
+    /// Receives the rest of a message, and the frames after it.
     fn read_body<W: Wire, S: Sink>(
         &mut self,
         wire: W,
@@ -335,7 +337,7 @@ impl Stage {
         Ok(Some(Progress { bytes: n, more: n == asked }))
     }
 
-    /// The rest of a segment's payload straight into the sink's memory, and what follows it.
+    /// Receives the rest of a segment's payload directly into the sink's memory, and the frames after it.
     fn read_push<W: Wire, S: Sink>(
         &mut self,
         wire: W,
@@ -347,7 +349,7 @@ impl Stage {
         let placed = sink.place(link, *window, *offset, *left);
         let placed = placed.as_deref().map(|iov| mem::slice(iov, 0, *left)).unwrap_or_default();
         let mut pieces = Pieces::new();
-        // If the memory has more pieces than one call takes, nothing may be received behind them.
+        // If the memory has more pieces than one call accepts, no other bytes may be received after them.
         let whole = pieces.client(&placed, 1);
         let room = pieces.len();
         if whole {
@@ -357,7 +359,7 @@ impl Stage {
         let n = match check(wire.receive(&mut pieces)) {
             Ok(Some(n)) => n,
             nothing => {
-                // Whoever was asked for memory is told that it is not used any more.
+                // The sink must learn that its memory is no longer used.
                 sink.placed(link, *window, *offset, 0);
                 return nothing.map(|_| None);
             }
@@ -378,24 +380,24 @@ impl Stage {
     }
 }
 
-/// Sorts the outcomes of a receive call: bytes, nothing, or the end of the link.
+/// Converts the outcome of a receive call: a number of bytes, none available, or the end of the link.
 #[inline]
 fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
     match outcome {
         Ok(0) => Err(LinkError::Gone),
         Ok(n) => Ok(Some(n)),
         Err(Errno::AGAIN) => Ok(None),
-        // A record that is not genuine.
+        // A record was not genuine.
         Err(Errno::BADMSG) => Err(LinkError::Protocol),
-        // Memory that was offered to the peer is not there: no other connection would change that.
+        // The client's memory is not accessible; another connection would not change that.
         Err(Errno::FAULT) => Err(LinkError::Access),
-        // No memory for a record.
+        // There was no memory for a record.
         Err(Errno::NOMEM) => Err(LinkError::Resources),
         Err(_) => Err(LinkError::Gone),
     }
 }
 
-/// Hands over the whole frames in `bytes`; returns how far the frame that is cut off has come.
+/// Passes the complete frames in `bytes` to the sink. Returns the state within the incomplete frame at the end.
 #[inline]
 fn parse<S: Sink>(mut bytes: &[u8], notes: &mut Notes, link: LinkId, sink: &mut S) -> Result<Rx, LinkError> {
     loop {
@@ -442,7 +444,7 @@ fn parse<S: Sink>(mut bytes: &[u8], notes: &mut Notes, link: LinkId, sink: &mut 
     }
 }
 
-/// Part of a push that lies in the staging buffer already.
+/// Copies the part of a push that is in the staging buffer.
 fn scatter<S: Sink>(bytes: &[u8], link: LinkId, window: u64, offset: u64, sink: &mut S) {
     let placed = sink.place(link, window, offset, bytes.len());
     mem::scatter(placed.as_deref().unwrap_or(&[] as &[Iov]), 0, bytes);
@@ -452,7 +454,7 @@ fn scatter<S: Sink>(bytes: &[u8], link: LinkId, window: u64, offset: u64, sink: 
 fn cut_head(bytes: &[u8]) -> Rx {
     let mut kept = [0; PUSH_HEAD_BYTES];
     kept[..bytes.len()].copy_from_slice(bytes);
-    // A whole header is never kept: it is shorter than 24 bytes.
+    // An incomplete header is shorter than 24 bytes.
     #[allow(clippy::cast_possible_truncation)]
     let have = bytes.len() as u8;
     Rx::Head { bytes: kept, have }
@@ -476,7 +478,7 @@ fn cut_message<S: Sink>(
     Ok(Rx::Body { buffer, have: bytes.len(), need })
 }
 
-/// `None`: there is no memory for it.
+/// Allocates a mailbox; `None`: there is no memory.
 #[cold]
 fn new_mailbox() -> Option<Box<[u8; MAILBOX_BYTES]>> {
     let mut bytes = Vec::new();
@@ -498,7 +500,7 @@ mod tests {
 
     const LINK: LinkId = LinkId(7);
 
-    /// What came, messages and pushed bytes each in order. Every other piece of a push finds room.
+    /// The received messages and pushed bytes, each in order.
     struct Heard {
         messages: Vec<Vec<u8>>,
         pushed: Vec<(u64, u64, usize)>,
@@ -517,7 +519,7 @@ mod tests {
             if window == 0 {
                 return None;
             }
-            // In pieces, and now and then too short.
+            // The memory has two pieces, and may be too short.
             let len = if self.short > 0 { len.min(self.short) } else { len };
             Some(mem::slice(
                 &[self.memory.iov().slice(0, len / 2), self.memory.iov().slice(len / 2, len - len / 2)],
@@ -545,7 +547,7 @@ mod tests {
         }
     }
 
-    /// Feeds bytes in chunks; returns why the link ended, if it did.
+    /// Feeds bytes in chunks. Returns the error with which the link ended, if any.
     fn feed(bytes: &[u8], chunks: &[usize], heard: &mut Heard) -> Option<LinkError> {
         let (mut near, far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
@@ -588,7 +590,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-        /// However the stream is cut, the same frames come out of it.
+        /// The frames do not depend on the boundaries of the reads.
         #[test]
         fn frames_survive_any_cut(
             items in prop::collection::vec(item(), 1..12),
@@ -614,7 +616,7 @@ mod tests {
                 }
             }
             let mut chunks = chunks;
-            // Not a million system calls for a stream of megabytes.
+            // A large chunk limits the system calls for a stream of megabytes.
             chunks.push(bytes.len() / 200 + 1);
             let mut heard = heard(0);
             prop_assert_eq!(feed(&bytes, &chunks, &mut heard), None);
@@ -640,7 +642,7 @@ mod tests {
             prop_assert_eq!(pieces.next(), None);
         }
 
-        /// Memory that is too short swallows the rest, and the stream goes on behind it.
+        /// If the memory is too short, the rest of the push is discarded, and the stream continues after it.
         #[test]
         fn short_memory_loses_nothing_else(len in 1usize..60_000, short in 1usize..50, chunk in 20usize..20_000) {
             let mut bytes = wire::push_head(len, 1, 0, false).to_vec();
@@ -653,9 +655,9 @@ mod tests {
             prop_assert_eq!(heard.messages, vec![b"after".to_vec()]);
         }
 
-        /// Nonsense ends the link, or is a message; nothing else happens.
+        /// Random bytes are messages, or end the link.
         #[test]
-        fn nonsense_is_refused(bytes in prop::collection::vec(any::<u8>(), 8..400), chunk in 1usize..100) {
+        fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 8..400), chunk in 1usize..100) {
             let mut heard = heard(0);
             let end = feed(&bytes, &[chunk], &mut heard);
             prop_assert!(matches!(end, None | Some(LinkError::Protocol | LinkError::Closed)), "{:?}", end);

@@ -1,9 +1,9 @@
-//! What the TCP device does by the clock: attempts, acknowledgements, hosts that have fallen silent.
+//! The timers of the TCP device: attempts, acknowledgements, silent hosts.
 //!
-//! Place in the data flow: [`super::progress`] calls [`Tcp::run_timers`] when the next of them is due.
+//! Place in the data flow: [`super::progress`] calls [`Tcp::run_timers`] when the next timer is due.
 //!
-//! Invariants: nobody is late before its socket has been asked. The process may have been away, and a poll is
-//! told of [`super::EVENTS`] sockets only.
+//! Invariants: no peer is considered late before its socket has been read. This process may not have polled for a
+//! while, and a poll reports at most [`super::EVENTS`] sockets.
 
 use std::os::fd::AsFd;
 
@@ -12,13 +12,13 @@ use weft_engine::nic::{LinkError, Sink};
 use super::initiator::Failure;
 use super::{Link, State, Task, Tcp, sys};
 
-/// A connection is suspected after this part of the time after which a silent host is given up.
+/// The part of the time limit for a silent host after which its connection is suspected.
 const STALLS: u64 = 6;
-/// An acknowledgement may be missing for so many tries before a host is suspected.
+/// The number of unanswered retransmissions before a host is suspected.
 const UNANSWERED: u32 = 2;
 
 impl Tcp {
-    /// Does what is due, and finds out when something is due next.
+    /// Runs the timers that are due, and computes the time of the next one.
     pub(super) fn run_timers<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         self.next_timer_ms = u64::MAX;
         self.time_listener(now_ms);
@@ -54,7 +54,7 @@ impl Tcp {
         }
     }
 
-    /// Peers whose messages have come for a while are told, so that they need not keep them.
+    /// Acknowledges messages that were received a while ago, so that the peers can release them.
     fn time_acks(&mut self, now_ms: u64) {
         if now_ms < self.next_ack_ms {
             return self.set_timer(self.next_ack_ms);
@@ -70,7 +70,7 @@ impl Tcp {
         }
     }
 
-    /// Has [`Self::scan`] look at hosts from now on.
+    /// Starts the periodic [`Self::scan`].
     pub(super) fn plan_scan(&mut self) {
         if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
             self.next_scan_ms = sys::now_ms() + self.scan_ms();
@@ -78,10 +78,11 @@ impl Tcp {
         }
     }
 
-    /// Looks for hosts that have vanished with our bytes under way, those of a handshake among them:
-    /// keep-alive probes are not sent then, and the kernel's own limit is a quarter of an hour. A peer that
-    /// merely does not read answers the kernel's window probes and is left alone, however long it computes
-    /// (TCP_USER_TIMEOUT would end its link).
+    /// Finds hosts that have vanished while bytes, also those of a handshake, were unacknowledged.
+    ///
+    /// Keep-alive probes are not sent in this case, and the kernel's own limit is a quarter of an hour. A peer that
+    /// merely does not read answers the kernel's window probes and is left alone, however long it computes.
+    /// (TCP_USER_TIMEOUT would end its link.)
     fn scan<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         let patience_ms = self.patience_ms();
         let mut silent: Vec<(u32, u64)> = Vec::new();
@@ -90,7 +91,7 @@ impl Tcp {
                 State::Calling(attempt) => attempt.awaits_peer(),
                 State::Broken(redial) => redial.awaits_peer(),
                 State::Up | State::Closed(_) => link.tx.unproven,
-                // The next poll tells of it.
+                // The next poll reports the end.
                 State::Failed(_) => false,
             };
             let Some(socket) = link.socket.as_ref().filter(|_| watched) else { continue };
@@ -122,13 +123,13 @@ impl Tcp {
         self.next_scan_ms = if self.links.is_empty() { u64::MAX } else { now_ms + self.scan_ms() };
     }
 
-    /// How long a host may be silent with our bytes under way. Where a new connection can be tried, in vain
-    /// at worst, it is tried earlier: something between may have forgotten the old one.
+    /// The time in milliseconds for which a host may leave bytes unacknowledged. If the link can be resumed, the limit
+    /// is shorter: a device in the network may have forgotten the old connection, and a new one does no harm.
     fn patience_ms(&self) -> u64 {
         self.config.dead_peer_ms / if self.config.resume_ms > 0 { STALLS } else { 1 }
     }
 
-    /// How often hosts are looked at.
+    /// The interval in milliseconds between two scans.
     fn scan_ms(&self) -> u64 {
         (self.patience_ms() / 2).clamp(10, (self.config.dead_peer_ms / 4).max(10))
     }

@@ -1,22 +1,27 @@
 //! The sending half of a link: from `send` and `push` to the socket.
 //!
-//! Place in the data flow: [`super::Tcp`] calls [`Writer::message`] and [`Writer::push`] for the engine, and
-//! [`Writer::pump`] when it flushes or when a socket can take more. Messages are copied once, into what the
-//! link keeps ([`super::retransmit`]), and written from there. The first one after a flush or poll goes to the
-//! kernel at once; what follows before the next flush leaves in one call, or with a long message. A push is
-//! cut into segments, each sent from the client's memory behind its header ([`super::pushes`]); between two
-//! segments the messages have their turn, so that a message never waits for more than one segment.
+//! Place in the data flow: [`super::Tcp`] calls [`Writer::message`] and [`Writer::push`] for the engine. It calls
+//! [`Writer::pump`] when it flushes, or when a socket becomes writable. A message is copied once, into the link's
+//! [`super::retransmit`] buffer, and written from there. The first message after a flush or poll goes to the kernel
+//! immediately. Later ones leave with the next flush, in one call, or with a long message. A push is cut into segments,
+//! each of which is sent from the client's memory after its header ([`super::pushes`]). Messages are sent between
+//! segments, so that a message waits for one segment at most.
 //!
-//! Both stay until the peer's endpoint has acknowledged them ([`Writer::acknowledged`]), so that they can be
-//! written once more ([`Writer::rewind`]) when the connection breaks: it is then that a push is done.
+//! Messages and pushes are kept until the peer's endpoint has acknowledged them ([`Writer::acknowledged`]), so that
+//! they can be written again ([`Writer::rewind`]) after the connection has broken. A push is done when it is
+//! acknowledged.
 //!
-//! Invariants: a frame that has begun is finished before another begins. `blocked` is set exactly while the
-//! socket has refused bytes and no writability has been seen since. What is kept is bounded by `KEPT_BYTES`,
-//! of which `queue_bytes` may wait for the socket, and pushes by their number. A link with nothing
-//! unacknowledged holds no buffer.
+//! Invariants:
 //!
-//! Errors: a socket error sets `broken`; the receiving half then finds the cause. Where there is none
-//! (`unreadable`), the caller ends the link. A peer that acknowledges what was not sent breaks the protocol.
+//! - A frame that has begun is finished before another begins.
+//! - [`SocketState`] is full exactly while the socket has refused bytes and has not been reported as writable since.
+//! - The unacknowledged messages of a link are bounded by `KEPT_BYTES`, its unsent ones by `queue_bytes`, and its
+//!   pushes by their number.
+//! - A link without unacknowledged bytes holds no buffer.
+//!
+//! Errors: a socket error sets [`SocketState::Broken`]; the receiving half then finds the cause. In the state
+//! [`SocketState::Unreadable`] the socket has no error, so the caller ends the link. A peer that acknowledges unsent
+//! bytes breaks the protocol.
 
 use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
@@ -30,17 +35,17 @@ use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::wire::{self, ACK_BYTES, HEAD_BYTES, MAILBOX_BYTES};
 
-/// A message at least so long does not wait for a flush, and takes with it what was gathered before it.
+/// Messages of at least this length do not wait for a flush, and earlier gathered messages leave with them.
 const DIRECT_BYTES: usize = 8 * 1024;
-/// Gathered bytes from which on they are written without waiting for the flush.
+/// Gathered bytes of this number are written without waiting for a flush.
 const FLUSH_BYTES: usize = 64 * 1024;
-/// Bytes of messages that may be without acknowledgement.
+/// Limit of unacknowledged bytes of messages.
 const KEPT_BYTES: usize = 1024 * 1024;
 
-/// Lists of pushes kept for the next link that has any.
+/// Limit of unused lists of pushes.
 const SPARE_PUSHES: usize = 4;
 
-/// Whether the socket takes bytes, as far as the device knows.
+/// The state of a socket, as far as the device knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SocketState {
     #[default]
@@ -92,39 +97,39 @@ impl SocketState {
     }
 }
 
-/// What a link still has to send, and what it may have to send again.
+/// The unsent and unacknowledged bytes of a link.
 #[derive(Debug, Default)]
 pub(super) struct Tx {
     messages: RetransmitBuffer,
     pushes: Option<Box<Pushes>>,
-    /// Bytes of the stream that are not messages, as far as they are acknowledged.
+    /// Acknowledged bytes of the stream that are not messages.
     others: u64,
-    /// The rest of an acknowledgement that the socket has cut.
+    /// An acknowledgement that the socket has accepted in part, and the number of bytes accepted.
     cut_ack: Option<Box<(usize, [u8; ACK_BYTES])>>,
-    /// The round in which a message last went out at once.
+    /// The last round in which a message was sent immediately.
     round: u32,
     pub(super) socket: SocketState,
-    /// Bytes have been handed to the kernel since somebody looked whether the peer acknowledges them.
+    /// Bytes have been sent since the last check whether the peer acknowledges them.
     pub(super) unproven: bool,
-    /// An acknowledgement is to be sent.
+    /// An acknowledgement must be sent.
     pub(super) ack_due: bool,
-    /// What has been written may end within a message.
+    /// The written bytes may end within a message.
     within: bool,
 }
 
 impl Tx {
-    /// Whether everything accepted has been handed to the kernel.
+    /// Whether all accepted bytes have been handed to the kernel.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         !self.is_unsent() && self.pushes.as_ref().is_none_or(|pushes| pushes.written())
     }
 
-    /// Whether messages have not been handed to the kernel.
+    /// Whether any byte of a message has not been handed to the kernel.
     pub(super) fn is_unsent(&self) -> bool {
         self.queued() > 0 || self.socket.is_within_record()
     }
 
-    /// Whether the socket could be given anything.
+    /// Whether there is anything to write.
     #[inline]
     pub(super) fn has_more(&self) -> bool {
         self.queued() > 0
@@ -134,18 +139,18 @@ impl Tx {
             || self.socket.is_within_record()
     }
 
-    /// Bytes of messages not yet handed to the kernel.
+    /// Bytes of messages that have not been handed to the kernel.
     #[inline]
     pub(super) fn queued(&self) -> usize {
         self.messages.unsent_len()
     }
 
-    /// Pushes that are not done.
+    /// The number of pushes that are not done.
     pub(super) fn pushes(&self) -> usize {
         self.pushes.as_ref().map_or(0, |pushes| pushes.len())
     }
 
-    /// How far the peer's endpoint has acknowledged the stream.
+    /// The position up to which the peer's endpoint has acknowledged the stream.
     pub(super) fn acknowledged(&self) -> u64 {
         self.others + self.messages.acked()
     }
@@ -155,12 +160,12 @@ impl Tx {
         self.messages.len()
     }
 
-    /// Lets go of all pushes; returns their contexts in order.
+    /// Drops all pushes; returns their contexts in order.
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = u64> {
         self.pushes.take().into_iter().flat_map(|mut pushes| pushes.abandon())
     }
 
-    /// A closed link's stream from `position` on; none if that is not there any more, or never was.
+    /// A closed link's stream from `position` on. `None`: the bytes are no longer kept, or were never sent.
     pub(super) fn end_from(&mut self, position: u64, rest: &Rest) -> Option<Vec<u8>> {
         let at = position.checked_add(rest.bytes.len() as u64)?.checked_sub(self.others + rest.before)?;
         let into_rest = usize::try_from(at).ok()?.min(rest.bytes.len());
@@ -172,19 +177,19 @@ impl Tx {
         Some([&rest.bytes[into_rest..], front, back].concat())
     }
 
-    /// A frame that has begun is neither a message nor finished.
+    /// Whether a frame other than a message has begun and is not finished.
     #[inline]
     fn is_cut(&self) -> bool {
         self.cut_ack.is_some() || self.pushes.as_ref().is_some_and(|pushes| pushes.segment.is_some())
     }
 }
 
-/// What is left of the pushes of a closed link.
+/// The rest of a closed link's pushes.
 #[derive(Debug)]
 pub(super) struct Rest {
-    /// The rest of the segment that was under way.
+    /// The rest of the segment that was being written.
     bytes: Vec<u8>,
-    /// Bytes of messages before it: of the stream before that, nothing can be said once more.
+    /// Bytes of messages before the segment. The stream before that position cannot be sent again.
     before: u64,
 }
 
@@ -194,16 +199,16 @@ impl Rest {
     }
 }
 
-/// What became of a pump.
+/// The result of a pump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pumped {
-    /// Nothing is left, or nothing can be done before the socket reports something.
+    /// No byte is left, or the socket must report an event first.
     Rest,
-    /// The budget is used up; the socket would take more.
+    /// The budget is used up, but the socket accepts more.
     More,
 }
 
-/// What all links of a device share for sending.
+/// The part of sending that all links of a device share.
 pub(super) struct Writer {
     /// Counts flushes and polls.
     pub(super) round: u32,
@@ -212,7 +217,7 @@ pub(super) struct Writer {
     /// System calls made.
     pub(super) calls: u64,
     spare: SpareRings,
-    // They go from link to link in their boxes.
+    // The boxes move between links.
     #[allow(clippy::vec_box)]
     spare_pushes: Vec<Box<Pushes>>,
     segment_bytes: usize,
@@ -232,7 +237,7 @@ impl Writer {
         }
     }
 
-    /// Takes one message: copies it, and hands it to the kernel at once if it does not follow another.
+    /// Accepts a message and copies it. It is sent immediately if it is the first one after a flush or poll.
     #[inline]
     pub(super) fn message<W: Wire>(
         &mut self,
@@ -271,7 +276,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Takes one push, which begins to leave at the next pump.
+    /// Accepts a push. The next pump begins to send it.
     pub(super) fn push(
         &mut self,
         link: LinkId,
@@ -292,7 +297,7 @@ impl Writer {
         tx.pushes.get_or_insert_with(|| spare.pop().unwrap_or_default()).add(window, offset, src, ctx)
     }
 
-    /// Keeps the lists of a link whose pushes are done for the next that has any.
+    /// Keeps the lists of a link without pushes for the next link that pushes.
     fn recycle(&mut self, tx: &mut Tx) {
         if let Some(pushes) = tx.pushes.take()
             && self.spare_pushes.len() < SPARE_PUSHES
@@ -301,7 +306,7 @@ impl Writer {
         }
     }
 
-    /// Hands to the kernel what it takes, up to about `budget` bytes and one segment.
+    /// Sends as much as the kernel accepts, up to about `budget` bytes and one segment.
     pub(super) fn pump<W: Wire>(&mut self, wire: W, tx: &mut Tx, rx: &mut Intake, mut budget: usize) -> Pumped {
         while tx.socket.takes() && tx.has_more() {
             if budget == 0 {
@@ -320,7 +325,7 @@ impl Writer {
         Pumped::Rest
     }
 
-    /// Bytes that a write of `asked` bytes brought on their way; `None` if the socket has failed.
+    /// The number of bytes that the kernel accepted of a write of `asked` bytes; `None` if the socket has failed.
     #[inline]
     fn judge<W: Wire>(&mut self, wire: W, tx: &mut Tx, outcome: Result<usize, Errno>, asked: usize) -> Option<usize> {
         self.calls += 1;
@@ -346,7 +351,7 @@ impl Writer {
         }
     }
 
-    /// The peer's endpoint has all bytes of the stream before `position`.
+    /// Releases the stream before `position`, which the peer's endpoint has acknowledged.
     pub(super) fn acknowledged(&mut self, link: LinkId, tx: &mut Tx, position: u64) -> Result<(), LinkError> {
         let mut head = position.checked_sub(tx.others).ok_or(LinkError::Protocol)?;
         if let Some(pushes) = &mut tx.pushes {
@@ -365,8 +370,8 @@ impl Writer {
         Ok(())
     }
 
-    /// The stream goes on at `position` on another connection: what the peer's endpoint has not got is to be
-    /// sent again.
+    /// Continues the stream at `position` on another connection. The bytes that the peer's endpoint lacks are sent
+    /// again.
     pub(super) fn rewind(&mut self, link: LinkId, tx: &mut Tx, position: u64) -> Result<(), LinkError> {
         let before = tx.messages.acked();
         self.acknowledged(link, tx, position)?;
@@ -375,14 +380,14 @@ impl Writer {
         if let Some(pushes) = &mut tx.pushes {
             pushes.rewind(position - tx.others);
         }
-        // It may have ended anywhere.
+        // The previous connection may have ended at any byte.
         tx.within = true;
         tx.ack_due |= planted!(Bug::AckGoesOn, tx.cut_ack.take().is_some(), false);
         tx.socket = SocketState::Writable;
         Ok(())
     }
 
-    /// The link is closed: lets go of all pushes, and gives a copy of what has not left of the segment under way.
+    /// Drops all pushes of a closed link. Returns a copy of the rest of the current segment.
     pub(super) fn part(&mut self, tx: &mut Tx) -> Rest {
         let Some(pushes) = tx.pushes.take() else { return Rest { bytes: Vec::new(), before: tx.messages.acked() } };
         let mut bytes = Vec::new();
@@ -395,8 +400,8 @@ impl Writer {
         Rest { bytes, before: before.max(tx.messages.acked()) }
     }
 
-    /// Everything that must still leave before a closed link's connection may end, copied: the rest of the
-    /// frame under way, the messages, an acknowledgement, and the goodbye.
+    /// A copy of the last bytes of a closed link's connection: the rest of the current frame, the messages, an
+    /// acknowledgement, and the goodbye.
     pub(super) fn farewell(&mut self, tx: &mut Tx, rx: &Intake, rest: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(rest.len() + tx.queued() + 2 * ACK_BYTES + HEAD_BYTES);
         if let Some(cut) = tx.cut_ack.take() {
@@ -413,14 +418,14 @@ impl Writer {
         bytes
     }
 
-    /// Takes back what a link that has ended held.
+    /// Releases the memory of a link that has ended.
     pub(super) fn forget(&mut self, tx: &mut Tx) {
         tx.pushes = None;
         tx.messages.clear(&mut self.spare);
     }
 }
 
-/// Accounts for `n` bytes that have left, in the order in which [`write_once`] wrote them.
+/// Accounts for `n` sent bytes, in the order in which [`write_once`] wrote them.
 fn advance(tx: &mut Tx, rx: &mut Intake, n: usize, ack: Option<[u8; ACK_BYTES]>, fresh: Option<Segment>) {
     let mut left = n;
     let mut take = |most: usize| {
@@ -467,13 +472,13 @@ fn advance(tx: &mut Tx, rx: &mut Intake, n: usize, ack: Option<[u8; ACK_BYTES]>,
     }
 }
 
-/// Whether an acknowledgement may be written before the messages that wait: nothing that has begun is unfinished.
+/// Whether an acknowledgement may be written before the unsent messages: no frame is unfinished.
 fn acknowledges_first(tx: &Tx) -> bool {
     !tx.within && tx.pushes.as_ref().is_none_or(|pushes| pushes.segment.is_none())
 }
 
-/// One vectored write: the frame under way, the messages, an acknowledgement before or behind them, and the
-/// segment `fresh`, which begins. Returns how many bytes it tried to write.
+/// One vectored write: the current frame, the messages, an acknowledgement before or after them, and the new segment
+/// `fresh`. Returns the result, and the number of bytes that it tried to write.
 fn write_once<W: Wire>(
     wire: W,
     tx: &Tx,
@@ -484,7 +489,7 @@ fn write_once<W: Wire>(
     if let Some(cut) = &tx.cut_ack {
         pieces.bytes(&cut.1[cut.0..]);
     }
-    // Nothing may follow a segment whose pieces did not all find a place.
+    // No piece may follow a segment whose pieces did not all fit.
     let mut whole = true;
     let rest = tx.pushes.as_ref().and_then(|pushes| pushes.rest());
     if let Some((head, payload)) = &rest {
