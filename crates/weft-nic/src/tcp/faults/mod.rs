@@ -1,9 +1,10 @@
-//! Devices over a network that cuts, delays and breaks their byte streams as a seed says ([`net`]), and what
-//! must hold all the same: every message once, in order and byte for byte; every push in its place, and done
-//! when it is there; each end told once; nothing left over at rest.
+//! Devices over a simulated network that cuts, delays and breaks their byte streams as a seed determines ([`net`]).
 //!
-//! `cargo test -p weft-nic --lib tcp::faults` plays [`SEEDS`] runs, plain and encrypted by turns;
-//! `WEFT_TCP_SEEDS=100000` more, `WEFT_TCP_SEED=7` one of them. A failure prints its seed.
+//! The runs check that every message arrives once, in order and byte for byte. Every push arrives in its place, and is
+//! done after that. Each end is reported once, and no state is left at rest.
+//!
+//! `cargo test -p weft-nic --lib tcp::faults` makes [`SEEDS`] runs, plain and encrypted in turn.
+//! `WEFT_TCP_SEEDS=100000` makes more, and `WEFT_TCP_SEED=7` makes one of them. A failure prints its seed.
 
 #![allow(clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -16,13 +17,13 @@ pub(crate) mod net;
 mod verdict;
 mod world;
 
-/// Runs of an ordinary test.
+/// The number of runs in an ordinary test.
 const SEEDS: u64 = 400;
-/// So many a planted bug may survive.
-const MUTANT_SEEDS: u64 = 2000;
+/// Limit of runs until a planted bug must be caught.
+const BUG_SEEDS: u64 = 2000;
 
-/// What is wrong with a run, if anything is; a panic is, too.
-fn complaint(seed: u64) -> Result<world::Report, String> {
+/// Makes a run. An error is a violation or a panic.
+fn checked_run(seed: u64) -> Result<world::Report, String> {
     let outcome = catch_unwind(AssertUnwindSafe(|| world::run(seed)));
     net::install(None);
     outcome.unwrap_or_else(|panic| {
@@ -34,10 +35,10 @@ fn complaint(seed: u64) -> Result<world::Report, String> {
     })
 }
 
-/// Tells what the devices and the network of a single run log.
-struct Teller;
+/// Prints the log of the devices and the network in a single run.
+struct Printer;
 
-impl log::Log for Teller {
+impl log::Log for Printer {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
@@ -52,10 +53,10 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn byte_streams_survive_what_befalls_them() {
+fn byte_streams_survive_all_faults() {
     let (first, count) = match number("WEFT_TCP_SEED") {
         Some(seed) => {
-            log::set_logger(&Teller).expect("there is no other");
+            log::set_logger(&Printer).expect("there is no other logger");
             log::set_max_level(log::LevelFilter::Trace);
             (seed, 1)
         }
@@ -63,16 +64,16 @@ fn byte_streams_survive_what_befalls_them() {
     };
     let mut sum = world::Report::default();
     for seed in first..first + count {
-        match complaint(seed) {
+        match checked_run(seed) {
             Ok(report) => sum.add(&report),
             Err(why) => panic!(
-                "seed {seed}: {why}\nplay it again: WEFT_TCP_SEED={seed} cargo test -p weft-nic --lib tcp::faults::byte"
+                "seed {seed}: {why}\nrun it again: WEFT_TCP_SEED={seed} cargo test -p weft-nic --lib tcp::faults::byte"
             ),
         }
     }
     println!("{count} runs: {sum:?}");
     if count >= SEEDS {
-        // What shall be tried has been tried.
+        // The runs must have exercised breaks and resumptions.
         assert!(
             sum.breaks > count && sum.resumed > count && sum.messages > 50 * count && sum.pushes > 5 * count,
             "{sum:?}"
@@ -83,7 +84,7 @@ fn byte_streams_survive_what_befalls_them() {
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for seed in 0..20 {
-        assert_eq!(complaint(seed), complaint(seed), "{seed}");
+        assert_eq!(checked_run(seed), checked_run(seed), "{seed}");
     }
 }
 
@@ -94,7 +95,7 @@ fn every_planted_bug_is_caught() {
     std::panic::set_hook(Box::new(|_| {}));
     for &bug in Bug::ALL {
         activate(Some(bug));
-        let caught = (0..MUTANT_SEEDS).find_map(|seed| complaint(seed).err().map(|why| (seed, why)));
+        let caught = (0..BUG_SEEDS).find_map(|seed| checked_run(seed).err().map(|why| (seed, why)));
         activate(None);
         match caught {
             Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
@@ -102,5 +103,5 @@ fn every_planted_bug_is_caught() {
         }
     }
     std::panic::set_hook(loud);
-    assert!(alive.is_empty(), "not caught in {MUTANT_SEEDS} runs: {alive:?}");
+    assert!(alive.is_empty(), "not caught in {BUG_SEEDS} runs: {alive:?}");
 }

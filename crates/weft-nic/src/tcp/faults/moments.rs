@@ -1,4 +1,4 @@
-//! Moments that the runs come to seldom or never, each brought about by hand.
+//! Moments that the random runs reach rarely or never, each constructed on purpose.
 //!
 //! Place in the data flow: beside [`super::world`], on the network of [`super::verdict`].
 
@@ -14,16 +14,16 @@ use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
 use super::world::{contexts, device};
 
-/// So long both sides take to read a verdict, or a link to be made anew where nothing hinders it.
+/// Time in milliseconds for reading a verdict, or for resuming a link without obstacles.
 const SOON_MS: u64 = 300;
-/// A host is suspected after so long by default, and some looks more.
+/// Time in milliseconds until a host is suspected by default, plus some scans.
 const SUSPECTED_MS: u64 = 8000;
-/// For so long a caller computes who comes back after all time-outs by default, but for that of an answer.
+/// Time in milliseconds for which a caller computes. It exceeds all default time limits except that of an answer.
 const AWAY_MS: u64 = 11_000;
-/// More links than one poll is told of.
+/// More links than one epoll call reports.
 const CROWD: usize = EVENTS + 36;
 
-/// Calls, and lets both sides learn that the link is up. Gives the link at either.
+/// Connects, and polls until both sides know that the link is up. Returns the link's number at either.
 fn joined(quiet: &mut Quiet, from: usize, to: usize) -> [LinkId; 2] {
     let near = quiet.call(from, to);
     quiet.pass(STEP_MS);
@@ -35,7 +35,7 @@ fn lose(index: usize, side: usize) {
     net::with(|net| net.lose(index, side, true));
 }
 
-/// The network carries all that has been said.
+/// Has the network carry all bytes.
 fn settle() {
     while net::with(Net::step) == Some(true) {}
 }
@@ -44,7 +44,7 @@ fn made() -> usize {
     net::with(|net| net.made()).expect("a network")
 }
 
-/// The acceptor of a transmit context's link cannot call back: it waits, as long as the endpoint lives.
+/// The acceptor of a transmit context's link cannot call back. It waits as long as the endpoint lives.
 #[test]
 fn a_link_of_a_transmit_context_waits_to_be_called() {
     for (encrypt, to) in [(false, 0), (false, 1), (true, 1)] {
@@ -52,7 +52,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         let mut quiet = Quiet::new(&config);
         quiet.0.extend(contexts(&config, 1).map(|tcp| (tcp, Default::default())));
         let links = joined(&mut quiet, 3, to);
-        // Only the acceptor notices.
+        // Only the acceptor notices the break.
         lose(0, 1);
         quiet.pass(15_000);
         assert_eq!((quiet.0[to].0.stats().breaks, &quiet.0[to].1.down[..]), (1, &[][..]), "{to}");
@@ -66,7 +66,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         quiet.pass(STEP_MS);
         assert_eq!(quiet.0[to].1.messages, [[3; 9]]);
         assert_eq!(quiet.0[3].1.messages, [[to as u8; 9]]);
-        // Both notice while the initiator computes, for longer than a host may be silent.
+        // Both sides notice the break while the initiator computes, for longer than a host may be silent.
         let last = made() - 1;
         lose(last, 1);
         lose(last, 0);
@@ -74,7 +74,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         assert_eq!(quiet.0[to].1.down, []);
         quiet.pass(SOON_MS);
         assert_eq!((quiet.0[3].0.stats().resumed, quiet.0[to].0.stats().resumed), (2, 2));
-        // It has left the link for good, and nobody says so.
+        // The initiator has dropped the link without telling the acceptor.
         let link = &mut quiet.0[3].0.links[links[0].0 as usize];
         link.session = None;
         quiet.0[3].0.sessions.clear();
@@ -88,8 +88,8 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
     }
 }
 
-/// A link ends with nonsense in the poll in which its host would have been suspected: it ends once, for the
-/// first reason, and the next link of the same number is another.
+/// A link fails by a protocol error in the poll in which its host would have been suspected. It ends once, for the
+/// first reason, and the next link of the same number is unaffected.
 #[test]
 fn a_link_that_has_failed_ends_once() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -119,7 +119,7 @@ fn a_link_that_has_failed_ends_once() {
     assert_eq!(quiet.0[0].1.up, [links[0], next]);
 }
 
-/// So many links have said something and been closed; none of it has arrived.
+/// A number of links that have sent a message and been closed. No byte has arrived.
 fn closed(links: usize) -> Quiet {
     let mut quiet = Quiet::new(&TcpConfig::default());
     let links: Vec<LinkId> = (0..links).map(|_| quiet.call(0, 1)).collect();
@@ -131,7 +131,7 @@ fn closed(links: usize) -> Quiet {
     quiet
 }
 
-/// The caller notices what has come to pass, and the network does nothing.
+/// Polls the caller until it has noticed all events. The network carries nothing.
 fn notice(quiet: &mut Quiet) -> &Tcp {
     let (tcp, heard) = &mut quiet.0[0];
     for _ in 0..ROUNDS {
@@ -140,9 +140,9 @@ fn notice(quiet: &mut Quiet) -> &Tcp {
     tcp
 }
 
-/// Of links that our side has closed, those with a connection do not count against those without.
+/// Closed links with a connection do not count against the limit of those without one.
 #[test]
-fn healthy_partings_crowd_nobody_out() {
+fn closed_links_with_a_connection_leave_room_for_others() {
     const LINKS: usize = 300;
     let mut quiet = closed(LINKS);
     lose(LINKS / 2, 0);
@@ -158,19 +158,18 @@ fn healthy_partings_crowd_nobody_out() {
     assert!(quiet.0[1].1.down.len() == LINKS && quiet.0[1].1.down.iter().all(|end| end.1 == LinkError::Closed));
 }
 
-/// Those without a connection are limited in number.
+/// Closed links without a connection are limited in number.
 #[test]
-fn partings_without_a_connection_are_bounded() {
+fn closed_links_without_a_connection_are_bounded() {
     let mut quiet = closed(300);
     (0..280).for_each(|index| lose(index, 0));
     let tcp = notice(&mut quiet);
     assert_eq!((tcp.agenda.len(Task::Close), tcp.agenda.len(Task::Connect)), (256 + 20, 256));
 }
 
-/// A peer that reads nothing more is given up by a link that our side has closed, 5 s after its system took
-/// something for the last time.
+/// A closed link gives up a peer that reads nothing, 5 s after the peer's system last accepted bytes.
 #[test]
-fn a_parting_without_progress_ends() {
+fn a_closed_link_without_progress_ends() {
     let mut quiet = Quiet::new(&TcpConfig::default());
     let [link, _] = joined(&mut quiet, 0, 1);
     let mut words = Owned::new(vec![7; 60_000]);
@@ -182,8 +181,8 @@ fn a_parting_without_progress_ends() {
     assert_eq!(quiet.0[0].0.agenda.len(Task::Close), 0);
 }
 
-/// The caller's host reached the other, and then no more: it is called again. One that lives and computes is
-/// waited for.
+/// The caller reached the host, which then fell silent: it is called again. A host that lives and computes is waited
+/// for.
 #[test]
 fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -195,7 +194,7 @@ fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     assert_eq!(quiet.0[0].1.up, [link]);
     assert_eq!(made(), 2);
 
-    // The same when it is made anew, and the other side does not know yet.
+    // A link that is resumed behaves equally. The other side does not know of the break yet.
     lose(1, 0);
     while made() == 2 {
         quiet.poll(0);
@@ -204,7 +203,7 @@ fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     quiet.pass(SUSPECTED_MS);
     assert_eq!((quiet.0[0].0.stats().resumed, made()), (1, 4));
 
-    // The other side is busy.
+    // The other side computes.
     let second = quiet.0[0].0.connect(&there).expect("a call");
     quiet.pass_without(1, 50_000);
     lose(3, 0);
@@ -215,7 +214,7 @@ fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     assert_eq!(quiet.0[0].0.stats().resumed, 2);
 }
 
-/// A host that vanishes in the handshake, and does not come back, is given up.
+/// A host that vanishes in the handshake, and does not return, is given up.
 #[test]
 fn a_host_that_vanishes_in_the_handshake_is_given_up() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -230,7 +229,7 @@ fn a_host_that_vanishes_in_the_handshake_is_given_up() {
     assert_eq!(quiet.0[0].1.down, [(link, LinkError::Timeout)]);
 }
 
-/// Who is refused calls again for as long as it was told to.
+/// A refused caller tries again for the configured time.
 #[test]
 fn a_late_listener_is_waited_for() {
     let (connect_retry_ms, connect_timeout_ms) = (12_000, 12_000);
@@ -245,10 +244,9 @@ fn a_late_listener_is_waited_for() {
     assert_eq!(quiet.0[0].1.up, [link]);
 }
 
-/// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be
-/// sent meanwhile.
+/// Messages that must be sent again are noted as unsent, although a thread found that nothing could be sent meanwhile.
 #[test]
-fn what_is_said_once_more_is_noted() {
+fn messages_that_are_sent_again_are_noted() {
     let unsent = Arc::new(Unsent::new(|| true));
     let mut quiet = Quiet::new(&TcpConfig { unsent: Some(Arc::clone(&unsent)), ..TcpConfig::default() });
     let links = joined(&mut quiet, 0, 1);
@@ -266,8 +264,8 @@ fn what_is_said_once_more_is_noted() {
     assert!(unsent.kept().is_some());
 }
 
-/// Who was refused and computes then, for longer than calls are tried again, calls once more: whether it had
-/// heard of it or not.
+/// A refused caller that computes for longer than the retry time tries once more, whether it has seen the refusal or
+/// not.
 #[test]
 fn a_listener_that_came_while_the_caller_was_away_is_called() {
     for heard in [false, true] {
@@ -282,7 +280,7 @@ fn a_listener_that_came_while_the_caller_was_away_is_called() {
         come_back(&mut quiet);
         assert_eq!((&quiet.0[0].1.up[..], &quiet.0[0].1.down[..]), (&[link][..], &[][..]), "{heard}");
         assert_eq!(made(), 2);
-        // If it is refused that time, too, that was it.
+        // If that try is refused, too, the attempt ends.
         net::with(|net| net.refuses = true);
         quiet.0[0].0.connect(&there).expect("a call");
         if heard {
@@ -293,7 +291,7 @@ fn a_listener_that_came_while_the_caller_was_away_is_called() {
     }
 }
 
-/// A crowd of calls by name or by service name; nobody has been polled since.
+/// Many attempts by name or by service name, without polls since.
 fn crowd(by_service: bool) -> Quiet {
     let mut quiet = Quiet::new(&TcpConfig { open: by_service, ..TcpConfig::default() });
     let name = quiet.0[1].0.name();
@@ -304,20 +302,20 @@ fn crowd(by_service: bool) -> Quiet {
     quiet
 }
 
-/// The network does its part while all are away, for too long but for that.
+/// Has the network carry everything while all devices compute, for longer than the time limits.
 fn come_back(quiet: &mut Quiet) {
     settle();
     net::with(|net| net.now_ms += AWAY_MS);
     quiet.pass(20 * STEP_MS);
 }
 
-/// Who comes back after the time-out to more connections than one poll is told of finds them made, not late;
-/// and so with each answer.
+/// A caller returns after the time limit to more connections than one epoll call reports. It finds them made and not
+/// late. The same holds for each answer.
 #[test]
 fn connections_made_while_the_caller_was_away_are_not_late() {
     for by_service in [false, true] {
         let mut quiet = crowd(by_service);
-        // It says its hello, and the finish, when it has been away.
+        // The caller sends its hellos, and then the finishes, after it has been away.
         for _ in 0..2 {
             settle();
             net::with(|net| net.now_ms += AWAY_MS);
@@ -329,7 +327,7 @@ fn connections_made_while_the_caller_was_away_are_not_late() {
     }
 }
 
-/// The same of the side that is called: hellos that came while it was away are not late.
+/// For the called side, hellos that came while it was away are not late.
 #[test]
 fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
     let mut quiet = crowd(false);
@@ -341,9 +339,9 @@ fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
     assert_eq!(quiet.0[1].0.stats().refused, 0);
 }
 
-/// The same of links that are made anew, which would end with all that they have kept.
+/// Links that are resumed are not late either. Otherwise they would end with all their unacknowledged messages.
 #[test]
-fn links_made_anew_while_the_caller_was_away_are_not_late() {
+fn links_resumed_while_the_caller_was_away_are_not_late() {
     let mut quiet = Quiet::new(&TcpConfig::default());
     for _ in 0..CROWD {
         quiet.call(0, 1);
@@ -357,8 +355,8 @@ fn links_made_anew_while_the_caller_was_away_are_not_late() {
     }
 }
 
-/// Nobody listens any more where a device was, and its address is free, though a copy of the descriptor is
-/// left. (On the system's own network.)
+/// A closed device does not listen, and its address is free, though a copy of the descriptor exists. The test uses the
+/// system's own network.
 #[test]
 fn a_copy_of_the_listener_does_not_listen() {
     let there = device(&TcpConfig::default(), 1).local_addr();

@@ -1,13 +1,13 @@
-//! A network in virtual time under the devices of one thread, in the place of the kernel's: it cuts, delays
-//! and breaks what they say.
+//! A simulated network in virtual time, which replaces the kernel's for the devices of one thread. It cuts, delays and
+//! breaks the byte streams.
 //!
-//! Place in the data flow: the functions of [`super::super::sys`] ask here first. A device's socket is one
-//! end of a socket pair, so that epoll works as it does; the other end is the network's, which carries the
-//! bytes on when [`Net::step`] is called. Nothing depends on real time, other threads or the kernel's
-//! sockets: the same seed gives the same run. Threads without a network get the kernel's.
+//! Place in the data flow: the functions of [`super::super::sys`] call this module first. A device's socket is one end
+//! of a socket pair, so that epoll works as usual. The network has the other end, and carries the bytes when
+//! [`Net::step`] is called. Nothing depends on real time, other threads or the kernel's network: the same seed gives
+//! the same run. A thread without a simulated network uses the kernel's.
 //!
-//! A break is placed in the stream of bytes: a write draws whether one follows, and behind which byte of it.
-//! Beyond the byte nothing arrives.
+//! A break is placed in the stream of bytes: a write draws whether a break follows, and after which of its bytes. Later
+//! bytes do not arrive.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,29 +26,29 @@ thread_local! {
     static NET: RefCell<Option<Net>> = const { RefCell::new(None) };
 }
 
-/// Gives this thread a network, or takes it away.
+/// Installs this thread's network, or removes it.
 pub(super) fn install(net: Option<Net>) {
     NET.set(net);
 }
 
-/// Calls with this thread's network, if it has one.
+/// Calls a function with this thread's network, if there is one.
 pub(super) fn with<T>(call: impl FnOnce(&mut Net) -> T) -> Option<T> {
     NET.with_borrow_mut(|net| net.as_mut().map(call))
 }
 
-/// How much of what it is asked for a call does.
+/// The part of its bytes that a call transfers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cuts {
-    /// Of 100 calls so many do a part only, or nothing.
+    /// The percentage of calls that transfer a part only, or nothing.
     pub(super) percent: usize,
-    /// Of those, so many of 100 do nothing.
+    /// The percentage of those that transfer nothing.
     pub(super) nothing: usize,
-    /// The part has at most so many bytes.
+    /// Limit of bytes in a part.
     pub(super) most: usize,
 }
 
 impl Cuts {
-    /// How many of `len` bytes.
+    /// Draws how many of `len` bytes are transferred.
     fn draw(self, len: usize, random: &mut Random) -> usize {
         if len == 0 || random.below(100) >= self.percent {
             return len;
@@ -60,33 +60,34 @@ impl Cuts {
     }
 }
 
-/// What a run's network does.
+/// The faults of a run's network.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     pub(super) writes: Cuts,
     pub(super) reads: Cuts,
-    /// Of 100 portions so many are small.
+    /// The percentage of portions that are small.
     pub(super) small: usize,
-    /// Bytes under way in one direction.
+    /// Limit of bytes in flight in one direction.
     pub(super) window: usize,
-    /// Of 100 portions so many are held back.
+    /// The percentage of portions that are delayed.
     pub(super) delays: usize,
-    /// For at most so long.
+    /// Limit of a delay.
     pub(super) delay_ms: u64,
-    /// Of 1000 writes so many are followed by a break.
+    /// The number of writes in 1000 that are followed by a break.
     pub(super) breaks: usize,
-    /// The same of the first [`YOUNG_BYTES`] of a connection, where handshakes are.
+    /// The number of writes in 1000 that are followed by a break, within the first [`YOUNG_BYTES`] of a connection,
+    /// where handshakes are.
     pub(super) early_breaks: usize,
-    /// Breaks in all.
+    /// Limit of breaks in a run.
     pub(super) budget: usize,
 }
 
-/// See [`Faults::early_breaks`].
+/// The length of the part of a connection that [`Faults::early_breaks`] applies to.
 const YOUNG_BYTES: u64 = 400;
-/// Bytes around which breaks are frequent: headers of frames, of records, tags.
+/// Offsets at which breaks are frequent: headers of frames and of records, tags.
 const EDGES: [usize; 10] = [0, 1, 4, 5, 7, 8, 9, 16, 23, 24];
 
-/// In the place of a socket's number: there is none yet, and no more.
+/// Instead of a socket's number: the socket does not exist yet, or no longer.
 const UNBORN: RawFd = -1;
 const CLOSED: RawFd = -2;
 
@@ -95,13 +96,13 @@ const CLOSED: RawFd = -2;
 struct End {
     /// The device's socket.
     fd: RawFd,
-    /// What is connected with it; None when the network has let go.
+    /// The network's end of the pair; `None` after the network has closed it.
     ours: Option<OwnedFd>,
-    /// What has arrived and was not read is lost, too.
+    /// Bytes that have arrived and were not read are lost, too.
     reset: bool,
-    /// Its host has not learned yet that the connection broke: since when, and when it will.
+    /// The connection is broken, but the host does not know: the time of the break, and the time at which it learns.
     forsaken: Option<(u64, u64)>,
-    /// The device has closed it, or shut it down.
+    /// The device has closed the socket, or shut it down.
     said_all: bool,
 }
 
@@ -114,19 +115,19 @@ struct Way {
     arrived: u64,
     under_way: VecDeque<u8>,
     held_until_ms: u64,
-    /// The connection breaks when so many have arrived.
+    /// The number of arrived bytes at which the connection breaks.
     break_at: Option<u64>,
-    /// The receiver has been told the end.
+    /// The receiver has seen the end.
     ended: bool,
 }
 
 #[derive(Debug)]
 struct Connection {
-    /// The caller's and the called one's.
+    /// The ends of the caller and of the called device.
     ends: [End; 2],
-    /// From the end of the same number to the other.
+    /// The direction from the end of the same index to the other one.
     ways: [Way; 2],
-    /// When it is made; the called one's end is there from then on.
+    /// The time at which the connection is made. The called end exists from then on.
     up_ms: u64,
     to: u16,
 }
@@ -138,7 +139,7 @@ struct Listener {
     waiting: VecDeque<OwnedFd>,
 }
 
-/// See the module.
+/// The network of one thread.
 pub(super) struct Net {
     pub(super) now_ms: u64,
     pub(super) faults: Faults,
@@ -148,15 +149,15 @@ pub(super) struct Net {
     /// Sockets that are not connected yet.
     fresh: Vec<(RawFd, OwnedFd)>,
     connections: Vec<Connection>,
-    /// Of this connection the caller finds nothing to read.
+    /// The caller of this connection finds no bytes to read.
     pub(super) deaf: Option<usize>,
-    /// No connection is made any more.
+    /// No more connections are made.
     pub(super) vanished: bool,
-    /// Nobody listens.
+    /// Connections are refused.
     pub(super) refuses: bool,
     /// Connections that were broken.
     pub(super) broken: usize,
-    /// A hash of everything that was carried: lengths and times.
+    /// A hash of all transfers: lengths and times.
     pub(super) trace: u64,
 }
 
@@ -183,19 +184,19 @@ impl Net {
         }
     }
 
-    /// Nothing takes long from now on, and little breaks.
+    /// Ends long delays, and limits the remaining breaks.
     pub(super) fn calm(&mut self) {
         self.faults.delays = 0;
         self.faults.window = self.faults.window.max(60_000);
         self.faults.budget = self.faults.budget.min(2);
     }
 
-    /// Tells where everything stands.
+    /// Logs the state of all connections.
     pub(super) fn tell(&self) {
         log::trace!("{} net: {:?}\n{:#?}", self.now_ms, self.faults, self.connections);
     }
 
-    /// Connections that either side still has.
+    /// The number of connections that a side still has.
     pub(super) fn connections(&self) -> usize {
         self.connections.iter().filter(|one| one.ends.iter().any(|end| end.ours.is_some())).count()
     }
@@ -205,8 +206,8 @@ impl Net {
         self.connections.iter().enumerate().find_map(at)
     }
 
-    /// A socket pair for a device and for us. The number of the device's may be one that it has closed
-    /// before, which we have not noticed.
+    /// Creates a socket pair for a device and the network. The device's number may be that of a socket that the device
+    /// has closed without the network's notice.
     fn pair(&mut self) -> (OwnedFd, OwnedFd) {
         let (theirs, ours) = pair();
         self.fresh.retain(|fresh| fresh.0 != theirs.as_raw_fd());
@@ -222,7 +223,7 @@ impl Net {
         self.trace = (self.trace ^ what ^ self.now_ms << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
     }
 
-    // ---- what devices do -----------------------------------------------------------------------
+    // ---- the devices' calls --------------------------------------------------------------------
 
     fn connect(&mut self, fd: RawFd, to: SocketAddr) -> Result<(), Errno> {
         let at = self.fresh.iter().position(|fresh| fresh.0 == fd).ok_or(Errno::BADF)?;
@@ -231,7 +232,7 @@ impl Net {
         let up_ms = self.now_ms + if late { self.random.below(1500) as u64 } else { 0 };
         let up_ms = if self.vanished || self.refuses { u64::MAX } else { up_ms };
         let end = |fd, ours| End { fd, ours, reset: false, forsaken: None, said_all: false };
-        // The refusal is heard when the socket is looked at.
+        // The refusal is reported when the socket is checked.
         let ends = [end(fd, (!self.refuses).then_some(ours)), end(UNBORN, None)];
         log::trace!("{} net: connection {} to port {} by socket {fd}", self.now_ms, self.connections.len(), to.port());
         self.connections.push(Connection { ends, ways: Default::default(), up_ms, to: to.port() });
@@ -269,7 +270,7 @@ impl Net {
             }
             way.written += n as u64;
             self.note(n as u64);
-            // A fast network: the break may be there before the device's next call.
+            // In a fast network the break may precede the device's next call.
             if self.connections[index].ways[side].break_at.is_some() && self.random.below(2) == 0 {
                 while self.take(index, side) | self.carry(index, side) {}
             }
@@ -297,9 +298,9 @@ impl Net {
         Some(outcome)
     }
 
-    // ---- what the network does -----------------------------------------------------------------
+    // ---- the network's steps -------------------------------------------------------------------
 
-    /// Carries what it can. Returns whether anything has moved.
+    /// Carries bytes. Returns whether any have moved.
     pub(super) fn step(&mut self) -> bool {
         let mut moved = false;
         for index in 0..self.connections.len() {
@@ -311,7 +312,7 @@ impl Net {
         moved
     }
 
-    /// When something happens that nobody does.
+    /// The time of the next event that does not depend on a device.
     pub(super) fn next_ms(&self) -> u64 {
         let held = |one: &Connection| {
             let pending = if one.ends[1].fd == UNBORN { one.up_ms } else { u64::MAX };
@@ -322,7 +323,7 @@ impl Net {
         self.connections.iter().map(held).min().unwrap_or(u64::MAX).max(self.now_ms + 1)
     }
 
-    /// A connection that has been under way for long enough reaches its listener.
+    /// Delivers a connection to its listener when its time has come.
     fn make(&mut self, index: usize) -> bool {
         if self.connections[index].ends[1].fd != UNBORN || self.now_ms < self.connections[index].up_ms {
             return false;
@@ -337,7 +338,7 @@ impl Net {
         true
     }
 
-    /// Takes what a device has written, as far as the window allows.
+    /// Reads the bytes that a device has written, as far as the window allows.
     fn take(&mut self, index: usize, side: usize) -> bool {
         let one = &mut self.connections[index];
         if one.ends[1].fd == UNBORN {
@@ -346,7 +347,7 @@ impl Net {
         let (end, way) = (&mut one.ends[side], &mut one.ways[side]);
         let Some(ours) = &end.ours else { return false };
         if end.said_all {
-            // It may be closed by now, after it was shut down.
+            // The socket may have been closed after it was shut down.
             if way.ended && hung_up(ours) {
                 end.ours = None;
             }
@@ -363,8 +364,8 @@ impl Net {
             Ok(n) if forsaken => return n > 0,
             Ok(n) => way.under_way.extend(&bytes[..n]),
             Err(Errno::AGAIN) => return false,
-            // It was closed while unread bytes lay in it: its system answers with a reset, which may overtake
-            // what it has said.
+            // The socket was closed with unread bytes. Its system answers with a reset, which may overtake earlier
+            // bytes.
             Err(_) => {
                 let lost = self.random.below(2) == 0;
                 self.lose(index, 1 - side, lost);
@@ -390,7 +391,7 @@ impl Net {
             return false;
         }
         if one.ends[to].ours.is_none() {
-            // What comes to a socket that has been closed is answered by a reset.
+            // Bytes for a closed socket are answered by a reset.
             if !one.ways[side].under_way.is_empty() {
                 let lost = self.random.below(2) == 0;
                 self.lose(index, side, lost);
@@ -481,24 +482,24 @@ impl Net {
         }
     }
 
-    /// One side learns that its connection is broken; what it has not read is lost or not.
+    /// Reports a break to one side. `unread`: bytes that it has not read are lost.
     pub(super) fn lose(&mut self, index: usize, side: usize, unread: bool) {
         log::trace!("{} net: connection {index} ends for side {side}, unread bytes lost: {unread}", self.now_ms);
         self.note(7 + side as u64);
         let one = &mut self.connections[index];
-        // Linux gives what has arrived before a reset if the other side had said all.
+        // Linux delivers bytes that arrived before a reset if the other side had ended its stream.
         one.ends[side].reset |= unread && !one.ends[1 - side].said_all;
         one.ends[side].ours = None;
         one.ends[side].forsaken = None;
         one.ways[side].under_way.clear();
     }
 
-    /// What a side says from now on arrives nowhere, and nobody answers it.
+    /// From now on the bytes of a side do not arrive, and are not acknowledged.
     pub(super) fn forsake(&mut self, index: usize, side: usize) {
         self.connections[index].ends[side].forsaken = Some((self.now_ms, u64::MAX));
     }
 
-    /// Connections that there have been.
+    /// The number of connections so far.
     pub(super) fn made(&self) -> usize {
         self.connections.len()
     }
@@ -506,7 +507,7 @@ impl Net {
     fn unacknowledged(&mut self, fd: RawFd) -> Option<usize> {
         let (index, side) = self.end(fd)?;
         let way = &self.connections[index].ways[side];
-        // The end counts as a byte, and is only asked for by whoever has said it.
+        // The end of the stream counts as one byte. Only a side that has ended its stream asks for this number.
         Some((way.written - way.arrived) as usize + usize::from(!way.ended))
     }
 
@@ -523,7 +524,7 @@ fn hung_up(socket: &OwnedFd) -> bool {
     rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
-// ---- what `sys` asks -------------------------------------------------------------------------------
+// ---- the replacements of `sys` ---------------------------------------------------------------------
 
 pub(in super::super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Option<Result<usize, Errno>> {
     with(|net| net.write(fd.as_raw_fd(), pieces))?
@@ -549,7 +550,7 @@ pub(in super::super) fn unacknowledged(fd: BorrowedFd<'_>) -> Option<usize> {
     with(|net| net.unacknowledged(fd.as_raw_fd()))?
 }
 
-/// Whether there is a network; what it knows.
+/// The outer `Option`: whether there is a network. The inner one: whether the host is silent.
 #[allow(clippy::option_option)]
 pub(in super::super) fn liveness(fd: BorrowedFd<'_>) -> Option<Option<Liveness>> {
     with(|net| net.liveness(fd.as_raw_fd()))
@@ -602,7 +603,7 @@ pub(in super::super) fn connected(socket: BorrowedFd<'_>) -> Option<Result<bool,
     })?
 }
 
-/// Random bytes that the seed decides.
+/// Random bytes that follow from the seed.
 pub(crate) fn random(bytes: &mut [u8]) -> bool {
     with(|net| bytes.fill_with(|| net.nonces.bits() as u8)).is_some()
 }

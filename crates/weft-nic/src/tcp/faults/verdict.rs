@@ -1,7 +1,8 @@
-//! A link whose acceptor has lost the connection before the caller has read the verdict: neither side may give it up.
+//! A link whose acceptor has lost the connection before the caller has read the verdict: neither side may give the link
+//! up.
 //!
-//! Place in the data flow: beside [`super::world`]'s runs, which seldom come to this moment.
-//! [`super::moments`] has others.
+//! Place in the data flow: beside the runs of [`super::world`], which rarely reach this moment. [`super::moments`] has
+//! other such moments.
 
 use weft_engine::mem::{IovList, Owned};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
@@ -10,14 +11,14 @@ use super::super::{Tcp, TcpConfig};
 use super::net::{self, Cuts, Faults, Net};
 use super::world::device;
 
-/// Polls after which a device has asked for all of its sockets.
+/// The number of polls after which a device has polled all of its sockets.
 pub(super) const ROUNDS: usize = 120;
-/// So long are a step of the clock, the caller's deafness and what is left to it for making the link whole again.
+/// Milliseconds: a step of the clock, the time for which the caller reads nothing, and the time for resuming the link.
 pub(super) const STEP_MS: u64 = 5;
 const DEAF_MS: u64 = 150;
 const MENDING_MS: u64 = 600;
 
-/// What a device has heard.
+/// The reports of a device.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     pub(super) up: Vec<LinkId>,
@@ -42,11 +43,11 @@ impl Sink for Heard {
     fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
 }
 
-/// Some devices on a network that does nothing to them by itself.
+/// Some devices on a network without faults of its own.
 pub(super) struct Quiet(pub(super) Vec<(Tcp, Heard)>);
 
 impl Quiet {
-    /// Two of different hosts: caller and acceptor.
+    /// Two devices of different hosts: caller and acceptor.
     pub(super) fn new(config: &TcpConfig) -> Self {
         let whole = Cuts { percent: 0, nothing: 0, most: 1 };
         let faults = Faults {
@@ -64,7 +65,7 @@ impl Quiet {
         Self([1, 2].map(|host| (device(config, host), Heard::default())).into())
     }
 
-    /// Device `from` calls device `to`; returns when the latter has said the verdict.
+    /// Device `from` calls device `to`. Returns when `to` has sent the verdict.
     pub(super) fn call(&mut self, from: usize, to: usize) -> LinkId {
         let there = self.0[to].0.name();
         let before = self.0[to].1.up.len();
@@ -76,7 +77,7 @@ impl Quiet {
                 return link;
             }
         }
-        panic!("nobody answers");
+        panic!("no answer");
     }
 
     pub(super) fn poll(&mut self, at: usize) {
@@ -85,12 +86,12 @@ impl Quiet {
         net::with(Net::step);
     }
 
-    /// All are polled for so many milliseconds of virtual time.
+    /// Polls all devices for a number of milliseconds of virtual time.
     pub(super) fn pass(&mut self, ms: u64) {
         self.pass_without(usize::MAX, ms);
     }
 
-    /// The same, while one device computes.
+    /// Polls all devices but one, which computes.
     pub(super) fn pass_without(&mut self, busy: usize, ms: u64) {
         let step_ms = (ms / 200).max(STEP_MS);
         for _ in 0..ms.div_ceil(step_ms) {
@@ -109,7 +110,7 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // A device that has panicked may do so again while it says goodbye.
+        // A device that has panicked may panic again while it sends a goodbye.
         match std::thread::panicking() {
             true => std::mem::forget(std::mem::take(&mut self.0)),
             false => self.0.clear(),
@@ -119,11 +120,11 @@ impl Drop for Quiet {
 }
 
 #[test]
-fn a_verdict_may_lie_unread_while_the_acceptor_calls_again() {
+fn an_unread_verdict_survives_a_call_of_the_acceptor() {
     for encrypt in [false, true] {
         let mut two = Quiet::new(&TcpConfig { encrypt, ..TcpConfig::default() });
         two.call(0, 1);
-        assert_eq!((two.0[0].1.up.len(), two.0[1].1.up.len()), (0, 1), "the verdict has just been said");
+        assert_eq!((two.0[0].1.up.len(), two.0[1].1.up.len()), (0, 1), "the verdict has just been sent");
 
         net::with(|net| {
             net.deaf = Some(0);

@@ -1,9 +1,9 @@
-//! One run: some devices on a network of their own, what they say to each other, and whether all of it arrives.
+//! One run: some devices on a simulated network, their messages and pushes, and the check that all of them arrive.
 //!
-//! Place in the data flow: [`super`] calls [`run`] with a seed, which decides everything. Each link carries
-//! messages and pushes both ways while the network's faults last; all content follows from link, direction
-//! and number, so what is lost, doubled, changed or out of order is noticed at once. Then some links are
-//! closed, and all must come to rest.
+//! Place in the data flow: [`super`] calls [`run`] with a seed, which determines everything. Each link carries messages
+//! and pushes in both directions while the network's faults last. All contents follow from link, direction and number,
+//! so that lost, repeated, changed or misordered bytes are noticed immediately. Then some links are closed, and all
+//! devices must come to rest.
 
 use std::collections::HashMap;
 
@@ -15,18 +15,18 @@ use weft_fuzz::Random;
 use super::super::{State, Task, Tcp, TcpConfig};
 use super::net::{self, Cuts, Faults, Net};
 
-/// A run takes no longer, in rounds.
+/// Limit of rounds in a run.
 const ROUNDS: usize = 400_000;
-/// Devices come to rest within this time.
+/// Time limit in milliseconds until the devices come to rest.
 const REST_MS: u64 = 300_000;
-/// After so many rounds without anything the next is what somebody waits for.
+/// Rounds without an event after which the clock jumps to the next timer.
 const IDLE_ROUNDS: usize = 100;
-/// Link and number in front of every message.
+/// Bytes of link and number at the beginning of a message.
 const HEAD_BYTES: usize = 8;
-/// Pushes of a link have numbers below.
+/// Limit of the numbers of a link's pushes.
 const PUSHES: usize = 1000;
 
-/// What a run has seen.
+/// The counts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
     pub(super) messages: u64,
@@ -48,7 +48,7 @@ impl Report {
     }
 }
 
-/// What the n-th message or push of a stream says.
+/// The contents of the n-th message or push of a stream.
 fn contents(stream: u64, n: usize, len: usize) -> Vec<u8> {
     let mut random = Random(stream << 40 ^ (n as u64) << 20);
     let mut bytes = vec![0; len];
@@ -58,29 +58,29 @@ fn contents(stream: u64, n: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What one side of a link says.
+/// The messages and pushes of one side of a link.
 struct Script {
     /// Distinguishes all streams of a run.
     stream: u64,
-    /// Lengths of the messages, and of the pushes.
+    /// Lengths in bytes of the messages, and of the pushes.
     messages: Vec<usize>,
     pushes: Vec<usize>,
     sent: usize,
     pushed: usize,
     /// Messages that were sent before each push.
     after: Vec<usize>,
-    /// What the pushes are read from; each is the client's again when it is done.
+    /// The memory of the pushes. It belongs to the client again when the push is done.
     sources: Vec<Option<Owned>>,
     done: Vec<bool>,
-    /// Messages that have come to the other side.
+    /// Messages that have arrived at the other side.
     got: usize,
-    /// Where pushes go there, and how far they have come.
+    /// The windows of the pushes at the other side, and the bytes placed in each.
     windows: Vec<Owned>,
     placed: Vec<usize>,
 }
 
 impl Script {
-    /// `bulk`: mainly long pushes.
+    /// Draws the messages and pushes. `bulk`: most pushes are long.
     fn draw(stream: u64, bulk: bool, random: &mut Random) -> Self {
         let count = |random: &mut Random, most| if random.below(4) == 0 { 0 } else { random.below(most) };
         let messages = 1 + count(random, 50);
@@ -112,12 +112,12 @@ impl Script {
         bytes
     }
 
-    /// Whether everything has been said, and the pushes are done.
+    /// Whether everything has been sent, and the pushes are done.
     fn said(&self) -> bool {
         self.sent == self.messages.len() && self.done.iter().all(|&done| done)
     }
 
-    /// Whether everything has been said and has come.
+    /// Whether everything has been sent and has arrived.
     fn over(&self) -> bool {
         self.got == self.messages.len() && self.done.iter().all(|&done| done)
     }
@@ -139,32 +139,32 @@ fn push_bytes(random: &mut Random) -> usize {
     }
 }
 
-/// What becomes of a link when everything has been said.
+/// The end of a link after everything has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Stays,
-    /// Side 0 or 1 closes it, when everything has come.
+    /// Side 0 or 1 closes the link after everything has arrived.
     Closed(usize),
-    /// The same, as soon as it has said all, and its pushes are done.
+    /// Side 0 or 1 closes the link as soon as it has sent everything and its pushes are done.
     Early(usize),
 }
 
 struct Link {
-    /// The caller's and the called one's node, and its number there.
+    /// The nodes of the caller and of the called device, and the link's number at each.
     nodes: [usize; 2],
     ids: [Option<LinkId>; 2],
     scripts: [Script; 2],
     end: End,
-    /// By which side.
+    /// Whether each side has closed the link.
     closed: [bool; 2],
     heard_down: [Option<LinkError>; 2],
 }
 
-/// All links of a run, as the sink of one node.
+/// The sink of one node: it checks all links of a run.
 struct Book<'a> {
     node: usize,
     links: &'a mut [Link],
-    /// Links that came up at this node and that no message has told apart yet.
+    /// Links that came up at this node and have not been identified by a message.
     strangers: &'a mut Vec<LinkId>,
     known: &'a mut HashMap<LinkId, (usize, usize)>,
     wrong: &'a mut Vec<String>,
@@ -175,11 +175,11 @@ impl Book<'_> {
         self.wrong.push(format!("node {}: {what}", self.node));
     }
 
-    /// The link, and our side of it.
+    /// The link, and this node's side of it.
     fn at(&mut self, id: LinkId) -> Option<(usize, usize)> {
         let at = self.known.get(&id).copied();
         if at.is_none() {
-            self.wrong(format!("something comes by {id:?}, which nobody knows"));
+            self.wrong(format!("unknown link {id:?}"));
         }
         at
     }
@@ -205,7 +205,7 @@ impl Sink for Book<'_> {
             // The verdict did not arrive, and the caller has called again.
             self.strangers.swap_remove(at);
             if why != LinkError::Gone {
-                self.wrong(format!("a link that its caller does not know ended: {why}"));
+                self.wrong(format!("a link that its caller abandoned ended: {why}"));
             }
             return;
         }
@@ -224,7 +224,7 @@ impl Sink for Book<'_> {
             let link = bytes.first_chunk().map_or(usize::MAX, |bytes| u32::from_le_bytes(*bytes) as usize);
             match self.links.get_mut(link) {
                 Some(one) if one.nodes[1] == self.node && one.ids[1].is_none() => one.ids[1] = Some(id),
-                _ => return self.wrong(format!("the first message is none: {bytes:?}")),
+                _ => return self.wrong(format!("the first message has no valid header: {bytes:?}")),
             }
             self.known.insert(id, (link, 1));
         }
@@ -284,7 +284,7 @@ impl Sink for Book<'_> {
             let placed = script.placed[n];
             return self.wrong(format!("link {link}: push {n} is done, {placed} of {len} bytes have come"));
         }
-        // Its owner may do with it what it likes.
+        // The owner may now overwrite the memory.
         if let Some(source) = &mut script.sources[n] {
             source.iov().write(&vec![0xdd; len]);
         }
@@ -298,7 +298,7 @@ struct Node {
     tcp: Tcp,
     strangers: Vec<LinkId>,
     known: HashMap<LinkId, (usize, usize)>,
-    /// Not polled until then.
+    /// The node is not polled before this time.
     sleeps_until_ms: u64,
 }
 
@@ -307,14 +307,14 @@ struct World {
     nodes: Vec<Node>,
     links: Vec<Link>,
     wrong: Vec<String>,
-    /// Of 100 rounds so many pass over a node.
+    /// The percentage of rounds that skip a node.
     lazy: usize,
-    /// Of 1000 rounds so many send it to sleep.
+    /// The number of rounds in 1000 that suspend a node.
     sleepy: usize,
 }
 
 impl Drop for World {
-    /// A device that has panicked may do so again while it says goodbye.
+    /// A device that has panicked may panic again while it sends a goodbye.
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::mem::forget(std::mem::take(&mut self.nodes));
@@ -356,7 +356,7 @@ impl World {
         let hosts = 1 + random.below(2) as u64;
         let mut nodes: Vec<Node> =
             (0..2 + random.below(2) as u64).map(|n| node(device(&config, 1 + n % hosts))).collect();
-        // The last one of some runs is a transmit context: it calls, and cannot be called.
+        // In some runs the last node is a transmit context, which calls and cannot be called.
         let transmits = seed % 5 == 4;
         if transmits {
             nodes.extend(contexts(&config, 1).map(node));
@@ -385,7 +385,7 @@ impl World {
         }
     }
 
-    /// One side of a link says something, if it has anything to say.
+    /// Sends a message or push of one side of a link, if any is left.
     fn speak(&mut self, index: usize, side: usize) -> bool {
         let link = &mut self.links[index];
         let Some(id) = link.ids[side].filter(|_| !link.closed[side] && link.heard_down[side].is_none()) else {
@@ -393,7 +393,7 @@ impl World {
         };
         let (tcp, script) = (&mut self.nodes[link.nodes[side]].tcp, &mut link.scripts[side]);
         let n = script.pushed;
-        // The first message says which link it is.
+        // The first message identifies the link.
         if script.sent > 0
             && n < script.pushes.len()
             && (script.sent == script.messages.len() || self.random.below(5) == 0)
@@ -423,7 +423,7 @@ impl World {
         accepted
     }
 
-    /// Some links are closed when everything has been said.
+    /// Closes some links after everything has been sent.
     fn close(&mut self) {
         for link in &mut self.links {
             let (side, ready) = match link.end {
@@ -437,7 +437,7 @@ impl World {
             if let Some(id) = link.ids[side] {
                 let node = &mut self.nodes[link.nodes[side]];
                 link.closed[side] = true;
-                // Its end is waited for no longer than a while.
+                // The wait for the link's end is limited.
                 net::with(Net::calm);
                 node.known.remove(&id);
                 node.tcp.close(id);
@@ -463,7 +463,7 @@ impl World {
         tcp.poll(&mut book) > 0
     }
 
-    /// One round of everything. Returns whether anything has moved.
+    /// One round of all links, nodes and the network. Returns whether anything has moved.
     fn round(&mut self, idle: usize) -> bool {
         let mut moved = false;
         for index in 0..self.links.len() {
@@ -482,11 +482,11 @@ impl World {
         moved | net::with(Net::step).unwrap_or(false)
     }
 
-    /// What has not come to an end, if anything has not.
+    /// The first link that is not finished, if any.
     fn unfinished(&self) -> Option<String> {
         for (index, link) in self.links.iter().enumerate() {
             for (side, script) in link.scripts.iter().enumerate() {
-                // Whoever closes early does not listen any more.
+                // A side that closes early does not receive any more.
                 if !script.over() && link.end != End::Early(1 - side) {
                     let done = script.done.iter().filter(|&&done| done).count();
                     return Some(format!(
@@ -508,7 +508,7 @@ impl World {
         None
     }
 
-    /// What is left over, if anything is.
+    /// State that is left at rest, if any.
     fn leftover(&self) -> Option<String> {
         let mut left = Vec::new();
         let lasting = self.links.iter().filter(|link| link.end == End::Stays);
@@ -544,7 +544,7 @@ impl World {
         (!left.is_empty()).then(|| left.join("; "))
     }
 
-    /// Plays until nothing is `open`.
+    /// Runs rounds until `open` returns `None`.
     fn until(&mut self, open: impl Fn(&Self) -> Option<String>, patience_ms: u64) -> Result<(), String> {
         let start_ms = net::with(|net| net.now_ms).unwrap_or(0);
         let mut idle = 0;
@@ -561,11 +561,11 @@ impl World {
                 for node in &self.nodes {
                     node.tcp.links.iter().for_each(|(id, link)| log::trace!("{} link {id}: {link:?}", node.tcp.addr));
                 }
-                return Err(format!("does not come to an end in {} ms: {why}", now_ms - start_ms));
+                return Err(format!("not finished after {} ms: {why}", now_ms - start_ms));
             }
             let timers = self.nodes.iter().map(|node| node.tcp.next_timer_ms.max(node.sleeps_until_ms)).min();
             net::with(|net| {
-                // By then every device has asked for all of its sockets.
+                // By then every device has polled all of its sockets.
                 if idle > 2 && idle % IDLE_ROUNDS == 0 {
                     net.now_ms = net.next_ms().min(timers.unwrap_or(u64::MAX)).clamp(now_ms + 1, now_ms + 10_000);
                 } else if idle > 2 || round % 16 == 0 {
@@ -593,7 +593,7 @@ fn node(tcp: Tcp) -> Node {
     Node { tcp, strangers: Vec::new(), known: HashMap::new(), sleeps_until_ms: 0 }
 }
 
-/// The name of an endpoint, but for its port.
+/// The parts of an endpoint's name, with port 0.
 fn parts(host_id: u64) -> NameParts {
     let capability = crate::handshake::random().expect("the network's own");
     NameParts {
@@ -612,7 +612,7 @@ pub(super) fn device(config: &TcpConfig, host_id: u64) -> Tcp {
     Tcp::new(config, &parts(host_id)).expect("a device")
 }
 
-/// The devices of a scalable endpoint's first receive context and of a transmit context, whose name has the
+/// The devices of a scalable endpoint's first receive context and of a transmit context, whose name contains the
 /// other's socket.
 pub(super) fn contexts(config: &TcpConfig, host_id: u64) -> [Tcp; 2] {
     let me = parts(host_id);
@@ -623,7 +623,7 @@ pub(super) fn contexts(config: &TcpConfig, host_id: u64) -> [Tcp; 2] {
     [receive, transmit]
 }
 
-/// Plays the run of a seed. The error says what was wrong.
+/// Runs a seed. The error is the first violation.
 pub(super) fn run(seed: u64) -> Result<Report, String> {
     let mut world = World::draw(seed);
     world.connect();
