@@ -59,6 +59,16 @@ bugs! {
 }
 
 #[cfg(test)]
+pub(super) use active::{activate, is_active};
+
+/// Outside of unit tests no bug is active.
+#[cfg(not(test))]
+#[inline(always)]
+pub(super) const fn is_active(_: Bug) -> bool {
+    false
+}
+
+#[cfg(test)]
 mod active {
     use std::cell::Cell;
 
@@ -76,14 +86,4 @@ mod active {
     pub(in super::super) fn is_active(bug: Bug) -> bool {
         ACTIVE.get() == Some(bug)
     }
-}
-
-#[cfg(test)]
-pub(super) use active::{activate, is_active};
-
-/// Outside of unit tests no bug is active.
-#[cfg(not(test))]
-#[inline(always)]
-pub(super) const fn is_active(_: Bug) -> bool {
-    false
 }

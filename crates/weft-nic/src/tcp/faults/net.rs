@@ -421,8 +421,16 @@ impl Net {
             }
             return false;
         }
+        self.deliver(index, side)
+    }
+
+    /// Delivers the next bytes to the other end, unless a delay begins.
+    fn deliver(&mut self, index: usize, side: usize) -> bool {
+        let to = 1 - side;
+        let one = &mut self.connections[index];
+        let way = &mut one.ways[side];
         if self.random.below(100) < self.faults.delays {
-            way.held_until_ms = now_ms + 1 + self.random.below(self.faults.delay_ms as usize) as u64;
+            way.held_until_ms = self.now_ms + 1 + self.random.below(self.faults.delay_ms as usize) as u64;
             return false;
         }
         let most = match self.random.below(100) < self.faults.small {
