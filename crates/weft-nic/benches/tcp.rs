@@ -1,8 +1,8 @@
-//! How long the TCP device takes over loopback, plain and encrypted, against bare sockets in the same run.
+//! Times of the TCP device over loopback, plain and encrypted, beside bare sockets in the same run.
 //!
-//! `cargo bench -p weft-nic --bench tcp [-- ROUNDS]`. Both ends run in one thread, so that the figures are
-//! processor time and not the scheduler's. The two contestants take turns, and each figure is the best of all
-//! rounds, because the machine may be shared.
+//! `cargo bench -p weft-nic --bench tcp [-- ROUNDS]`. Both ends run in one thread, so that the figures are processor
+//! time without the scheduler. The contestants take turns. Each figure is the best of all rounds, because the machine
+//! may be shared.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_precision_loss, missing_docs)]
 
 use std::io::{ErrorKind, Read, Write};
@@ -143,7 +143,7 @@ fn hand_over<N: Nic>(from: &mut End<N>, to: &mut End<N>, bytes: &[u8]) {
     }
 }
 
-/// Bursts of messages, each taken whole before the next.
+/// Nanoseconds per message of bursts, each of which is received completely before the next.
 fn raw_stream(pair: &mut (TcpStream, TcpStream), size: usize, burst: u32) -> f64 {
     let one = vec![1; size];
     let mut all = vec![0; size * burst as usize];
@@ -178,7 +178,7 @@ fn per_message(start: Instant, messages: u32) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(messages)
 }
 
-/// Nanoseconds to carry so many bytes from one buffer to another.
+/// Nanoseconds for carrying the bytes of one buffer to another.
 fn raw_bulk(pair: &mut (TcpStream, TcpStream), source: &[u8], target: &mut [u8]) -> f64 {
     let start = Instant::now();
     let (mut sent, mut have) = (0, 0);
@@ -191,7 +191,7 @@ fn raw_bulk(pair: &mut (TcpStream, TcpStream), source: &[u8], target: &mut [u8])
     per_message(start, 1)
 }
 
-/// The same as a push.
+/// Nanoseconds for carrying the bytes of one buffer to another by a push.
 fn bulk(a: &mut End<Tcp>, b: &mut End<Tcp>, source: &mut Owned, target: &mut Owned) -> f64 {
     let start = Instant::now();
     let before = b.sink.bytes;
@@ -205,7 +205,7 @@ fn bulk(a: &mut End<Tcp>, b: &mut End<Tcp>, source: &mut Owned, target: &mut Own
     per_message(start, 1)
 }
 
-/// What a quiet TCP side costs an endpoint that talks by shared memory.
+/// The cost of an idle TCP device for an endpoint that uses shared memory.
 fn beside_shm(tcp: bool, tcp_links: usize, rounds: u32) -> f64 {
     let config = Config { tcp, listen: Some("127.0.0.1:0".parse().unwrap()), ..Config::default() };
     let open = || Devices::new(&config).unwrap();

@@ -1,4 +1,5 @@
-//! Both devices under one roof: who goes by shared memory, who by TCP, and how the one takes over from the other.
+//! Both devices of an endpoint: the choice between shared memory and TCP for each peer, and the change from one to the
+//! other.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -60,8 +61,8 @@ fn one_side_without_tcp_means_shared_memory() {
     assert_eq!(devices(&world, (1, near), (0, far)), ["shm", "shm"]);
 }
 
-/// Shared memory is tried and refused (here: the peer's host identity is ours by accident): TCP takes over
-/// under the same number, and nobody hears a `down`.
+/// The attempt over shared memory is refused, because the peer's host identity is accidentally that of this host. TCP
+/// takes over under the same link number, without a `down`.
 #[test]
 fn tcp_takes_over_when_shared_memory_fails() {
     let mut world = world(&[config(), Config { shm: false, ..config() }]);
@@ -88,7 +89,7 @@ fn tcp_takes_over_when_shared_memory_fails() {
     world.until("hello", |nodes| nodes[1].inbox.messages.pop_front().is_some());
 }
 
-/// Both ways fail: the reason is TCP's, and it comes once.
+/// Both devices fail: the link ends once, with TCP's error.
 #[test]
 fn when_both_fail_the_reason_is_that_of_tcp() {
     let mut world = world(&[config(), config()]);
@@ -100,7 +101,7 @@ fn when_both_fail_the_reason_is_that_of_tcp() {
     assert!(world.nodes[0].nic.describe(link).is_none());
 }
 
-/// An attempt that is changing the device can be closed at any moment.
+/// An attempt that changes the device can be closed at any moment.
 #[test]
 fn closing_during_the_change_is_silent() {
     let mut world = world(&[config()]);
@@ -119,7 +120,7 @@ fn closing_during_the_change_is_silent() {
     assert!(world.nodes[0].inbox.down.is_empty() && world.nodes[0].inbox.up.is_empty());
 }
 
-/// No common device: an attempt cannot even be made.
+/// Without a common device the attempt fails at once.
 #[test]
 fn nothing_in_common_is_unreachable() {
     let mut world = world(&[Config { shm: false, ..config() }, Config { tcp: false, ..config() }]);
@@ -128,7 +129,7 @@ fn nothing_in_common_is_unreachable() {
     assert!(matches!(Devices::new(&Config { shm: false, tcp: false, ..config() }), Err(NicError::NoDevice)));
 }
 
-/// A service name of this host goes by shared memory; by TCP if that is off at either side.
+/// A service name of this host is reached over shared memory, and over TCP if shared memory is disabled on either side.
 #[test]
 fn services_of_this_host_are_reached_either_way() {
     for (mine, theirs, device) in [(true, true, "shm"), (true, false, "tcp"), (false, true, "tcp")] {
@@ -141,7 +142,7 @@ fn services_of_this_host_are_reached_either_way() {
     }
 }
 
-/// Two endpoints of one host with the same port on different addresses: one of them serves it by shared memory.
+/// Two endpoints of one host have the same port on different addresses. One of them serves it over shared memory.
 #[test]
 fn a_port_that_is_served_twice_still_works() {
     let first = Devices::new(&Config { open: true, ..config() }).unwrap();
@@ -153,7 +154,7 @@ fn a_port_that_is_served_twice_still_works() {
     world.join_and_greet(1, 0);
 }
 
-/// A push and messages over each device of one endpoint at the same time.
+/// One endpoint carries a push and messages over each device at the same time.
 #[test]
 fn both_devices_carry_traffic_together() {
     let mut world = world(&[config(), config(), Config { shm: false, ..config() }]);
@@ -174,7 +175,7 @@ fn both_devices_carry_traffic_together() {
     assert!(order.contains(&"shm") && order.contains(&"tcp"));
 }
 
-/// One descriptor wakes for either device.
+/// One descriptor reports events of both devices.
 #[test]
 fn one_sleep_covers_both_devices() {
     let mut world = world(&[config(), config(), Config { shm: false, ..config() }]);

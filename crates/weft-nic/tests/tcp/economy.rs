@@ -1,4 +1,4 @@
-//! System calls: how many a send, a flush, and an idle poll cost.
+//! System calls: the number that a send, a flush, and an idle poll make.
 
 use std::io::Write;
 use std::thread;
@@ -15,7 +15,7 @@ fn send(node: &mut Node<Tcp>, link: LinkId, n: u32) {
     node.send(link, 4, &n.to_le_bytes()).unwrap();
 }
 
-/// The first message leaves at once; the rest of the burst leaves together; nothing is left for the next flush.
+/// The first message is sent immediately, and the rest of the burst together. The next flush has nothing to send.
 #[test]
 fn a_burst_costs_two_calls() {
     let mut world = world(&config(), 2);
@@ -40,13 +40,13 @@ fn a_burst_costs_two_calls() {
         got.len() == 50
     });
     assert!(got.iter().zip(0u32..).all(|(bytes, n)| bytes[..] == n.to_le_bytes()));
-    // Two segments came, each at most once in vain.
+    // Two segments arrived; each may have been polled once in vain.
     assert!(world.nodes[1].nic.stats().receive_calls - receives <= 4);
 }
 
-/// A long message takes with it what was gathered before it, and is not copied.
+/// A long message leaves immediately with the messages gathered before it, and is not copied.
 #[test]
-fn long_messages_leave_at_once_in_order() {
+fn long_messages_leave_immediately_in_order() {
     let mut world = world(&config(), 2);
     let (near, far) = world.join_and_greet(0, 1);
     let sender = &mut world.nodes[0];
@@ -66,20 +66,21 @@ fn long_messages_leave_at_once_in_order() {
     assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 4, 20_000]);
 }
 
-/// Without any link the kernel is asked seldom.
+/// Without links, the device rarely polls the kernel.
 #[test]
-fn an_endpoint_without_links_asks_seldom() {
+fn an_endpoint_without_links_rarely_polls_the_kernel() {
     let mut world = world(&config(), 1);
     world.rounds(100);
     let before = world.nodes[0].nic.stats();
     world.rounds(64_000);
     let asked = world.nodes[0].nic.stats().wait_calls - before.wait_calls;
-    // One in 64 at first and one in 2048 in the end, and one per tick of the coarse clock (at least a millisecond).
+    // The interval is 64 polls at first and 2048 in the end, plus one poll per tick of the coarse clock (at least a
+    // millisecond).
     assert!((25..1000).contains(&asked), "{asked}");
     assert_eq!(world.nodes[0].nic.stats().receive_calls, before.receive_calls);
 }
 
-/// While the other device is busy and this one is not, system calls become rare; traffic brings them back.
+/// While shared memory delivers and TCP does not, system calls become rare. Traffic makes every poll real again.
 #[test]
 fn quiet_links_beside_a_busy_device_cost_little() {
     let mut world = world(&config(), 2);
@@ -107,7 +108,7 @@ fn quiet_links_beside_a_busy_device_cost_little() {
 
 /// Idle links cost a poll nothing.
 #[test]
-fn idle_links_are_not_looked_at() {
+fn idle_links_cost_a_poll_nothing() {
     let mut world = world(&config(), 3);
     for _ in 0..100 {
         world.join_and_greet(1, 0);
@@ -130,10 +131,10 @@ fn idle_links_are_not_looked_at() {
     assert!(calls < polls_at_most, "{calls} system calls for 200 messages beside 100 idle links");
 }
 
-/// Who joins, breaks the protocol and comes again does not have all sockets asked for in every poll of two
-/// that talk meanwhile.
+/// A stranger that connects, breaks the protocol and returns does not make every poll of two other peers poll all
+/// sockets.
 #[test]
-fn who_comes_again_and_again_changes_little_for_the_others() {
+fn a_returning_stranger_costs_other_links_little() {
     const STRIKES: u64 = 50;
     let mut world = world(&config(), 2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -159,7 +160,8 @@ fn who_comes_again_and_again_changes_little_for_the_others() {
     }
     attacker.join().unwrap();
     let asked = world.nodes[1].nic.stats().wait_calls - before;
-    // One poll in eight, one per tick of the coarse clock (at least a millisecond), and what each end of a link takes.
+    // One poll in eight, one per tick of the coarse clock (at least a millisecond), and the polls for each end of a
+    // link.
     let most = polls / 8 + u64::try_from(start.elapsed().as_millis()).unwrap() + 2 * STRIKES;
     assert!(asked <= most, "{asked} times of {polls} polls, not {most}");
 }

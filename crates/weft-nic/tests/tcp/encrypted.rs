@@ -1,5 +1,5 @@
-//! Encrypted links: what somebody on the path sees and can do. (That they carry everything as others do is checked in
-//! conformance.rs.)
+//! Encrypted links: the view and the abilities of an attacker on the path. conformance.rs checks that encrypted links
+//! carry everything that plain ones do.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,11 +13,11 @@ use weft_nic::TcpConfig;
 
 use super::{Node, World, config, moved, open};
 
-/// Bytes of the handshake that the initiator says: hello, finish, message of the exchange of keys.
+/// The length of the initiator's handshake: hello, finish, message of the key exchange.
 const SAID: usize = 112 + 48 + 48;
 
 fn settings(encrypt: bool) -> TcpConfig {
-    // The end of a connection shall be seen as such.
+    // The end of a connection must end the link.
     TcpConfig { encrypt, resume_ms: 0, ..config() }
 }
 
@@ -25,21 +25,21 @@ fn pair(encrypt: [bool; 2]) -> World<super::Tcp> {
     World { nodes: encrypt.map(|encrypt| Node::new(open(&settings(encrypt)))).into_iter().collect() }
 }
 
-/// Somebody on the path: changes what the initiator says, and writes down what both say.
+/// An attacker on the path, which changes bytes of the initiator and records those of both sides.
 struct Between {
-    heard: Arc<Mutex<Vec<u8>>>,
-    /// Its connections with the two.
+    recorded: Arc<Mutex<Vec<u8>>>,
+    /// The attacker's connections with the two sides.
     ends: Arc<Mutex<Vec<TcpStream>>>,
-    /// The acceptor's name, as if it listened here.
+    /// The acceptor's name with the attacker's address.
     name: EpName,
 }
 
 fn between(target: EpName, change: impl Fn(usize, &mut u8) + Send + 'static) -> Between {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = moved(&target, listener.local_addr().unwrap());
-    let heard = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::new(Mutex::new(Vec::new()));
     let ends = Arc::new(Mutex::new(Vec::new()));
-    let (notes, held) = (Arc::clone(&heard), Arc::clone(&ends));
+    let (notes, held) = (Arc::clone(&recorded), Arc::clone(&ends));
     thread::spawn(move || {
         let (near, _) = listener.accept().unwrap();
         let far = TcpStream::connect(target.socket()).unwrap();
@@ -50,7 +50,7 @@ fn between(target: EpName, change: impl Fn(usize, &mut u8) + Send + 'static) -> 
         pass(near, far, &notes, change);
         back.join().unwrap();
     });
-    Between { heard, ends, name }
+    Between { recorded, ends, name }
 }
 
 fn pass(mut from: TcpStream, mut to: TcpStream, notes: &Mutex<Vec<u8>>, change: impl Fn(usize, &mut u8)) {
@@ -68,13 +68,13 @@ fn pass(mut from: TcpStream, mut to: TcpStream, notes: &Mutex<Vec<u8>>, change: 
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// Nothing of what is said can be read between, in either direction, short or long; unencrypted it can.
+/// An eavesdropper cannot read short or long messages in either direction. Without encryption it can.
 #[test]
-fn a_listener_reads_nothing() {
+fn an_eavesdropper_reads_nothing() {
     for encrypt in [true, false] {
         let mut world = pair([encrypt; 2]);
-        let listener = between(world.nodes[1].name(), |_, _| ());
-        let near = world.nodes[0].connect(&listener.name);
+        let eavesdropper = between(world.nodes[1].name(), |_, _| ());
+        let near = world.nodes[0].connect(&eavesdropper.name);
         world.until("up", |nodes| nodes.iter().all(|node| !node.inbox.up.is_empty()));
         let far = world.nodes[1].inbox.order[0];
         let long: Vec<u8> = b"a long secret ".iter().copied().cycle().take(50_000).collect();
@@ -87,21 +87,21 @@ fn a_listener_reads_nothing() {
         for (node, link) in [(0, near), (1, far)] {
             assert_eq!(world.nodes[node].take_messages(link), [b"a short secret".to_vec(), long.clone()]);
         }
-        let heard = listener.heard.lock().unwrap();
-        assert!(heard.len() > 100_000);
+        let recorded = eavesdropper.recorded.lock().unwrap();
+        assert!(recorded.len() > 100_000);
         for secret in [&b"a short secret"[..], b"long secret", b"hort secret"] {
-            assert_eq!(heard.windows(secret.len()).any(|part| part == secret), !encrypt);
+            assert_eq!(recorded.windows(secret.len()).any(|part| part == secret), !encrypt);
         }
     }
 }
 
-/// One changed bit, in the exchange of keys or in anything after it, ends the link; nothing false is handed on.
+/// One changed bit in the key exchange, or in anything after it, ends the link. No false message is delivered.
 #[test]
 fn changed_bytes_end_the_link() {
     for at in [112 + 48, SAID - 1, SAID, SAID + 3, SAID + 4, SAID + 20, SAID + 60, SAID + 200] {
         let mut world = pair([true; 2]);
-        let liar = between(world.nodes[1].name(), move |place, byte| *byte ^= u8::from(place == at) << 2);
-        let near = world.nodes[0].connect(&liar.name);
+        let attacker = between(world.nodes[1].name(), move |place, byte| *byte ^= u8::from(place == at) << 2);
+        let near = world.nodes[0].connect(&attacker.name);
         let sent: Vec<Vec<u8>> = (0..8_u8).map(|n| vec![n; 40]).collect();
         let mut rest = sent.iter();
         world.until("the end", |nodes| {
@@ -118,15 +118,15 @@ fn changed_bytes_end_the_link() {
             let why = world.nodes[1].inbox.down[0].1;
             assert!(matches!(why, LinkError::Protocol | LinkError::Gone), "{at}: {why}");
         }
-        assert_eq!(up, at >= SAID, "who does not agree on keys gets no link");
+        assert_eq!(up, at >= SAID, "without common keys there is no link");
         let heard: Vec<Vec<u8>> = world.nodes[1].inbox.messages.drain(..).map(|(_, bytes)| bytes).collect();
         assert!(heard.len() < sent.len() && sent.starts_with(&heard), "{at}");
     }
 }
 
-/// Whoever encrypts and whoever does not get no link, and hear why.
+/// An encrypting side and a plain one get no link, and the error names the setting.
 #[test]
-fn both_sides_must_want_it() {
+fn both_sides_must_encrypt() {
     for encrypt in [[true, false], [false, true]] {
         let mut world = pair(encrypt);
         let peer = world.nodes[1].name();
@@ -139,14 +139,13 @@ fn both_sides_must_want_it() {
     }
 }
 
-/// Somebody on the path takes the wish to encrypt out of the hello, or puts one in: no link, plain or
-/// encrypted, comes of it.
+/// An attacker removes the encryption flag from the hello, or adds it. No link results, plain or encrypted.
 #[test]
-fn nobody_on_the_path_changes_that() {
+fn an_attacker_cannot_change_the_encryption_flag() {
     for encrypt in [[true, false], [true, true], [false, true], [false, false]] {
         let mut world = pair(encrypt);
-        let liar = between(world.nodes[1].name(), |place, byte| *byte ^= u8::from(place == 9) << 3);
-        let link: LinkId = world.nodes[0].connect(&liar.name);
+        let attacker = between(world.nodes[1].name(), |place, byte| *byte ^= u8::from(place == 9) << 3);
+        let link: LinkId = world.nodes[0].connect(&attacker.name);
         world.until("refusal", |nodes| !nodes[0].inbox.down.is_empty());
         let (ended, why) = world.nodes[0].inbox.down[0];
         assert_eq!(ended, link);
@@ -155,17 +154,17 @@ fn nobody_on_the_path_changes_that() {
     }
 }
 
-/// A connection that ends without a goodbye is told from one that was closed: nobody on the path can say
-/// goodbye for a peer.
+/// A connection that ends without a goodbye is distinguished from a closed one: no attacker can send a goodbye for a
+/// peer.
 #[test]
 fn a_cut_end_is_no_goodbye() {
     for cut in [true, false] {
         let mut world = pair([true; 2]);
-        let listener = between(world.nodes[1].name(), |_, _| ());
-        let near = world.nodes[0].connect(&listener.name);
+        let eavesdropper = between(world.nodes[1].name(), |_, _| ());
+        let near = world.nodes[0].connect(&eavesdropper.name);
         world.until("up", |nodes| nodes.iter().all(|node| !node.inbox.up.is_empty()));
         if cut {
-            listener.ends.lock().unwrap().iter().for_each(|end| end.shutdown(Shutdown::Both).unwrap());
+            eavesdropper.ends.lock().unwrap().iter().for_each(|end| end.shutdown(Shutdown::Both).unwrap());
         } else {
             world.nodes[0].close(near);
         }
@@ -174,75 +173,30 @@ fn a_cut_end_is_no_goodbye() {
     }
 }
 
-/// What somebody on the path does to the connection that carries a link on.
+/// The action of an attacker on the path against the connection that resumes a link.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Lie {
+enum Attack {
     None,
-    /// Another position than the acceptor's.
+    /// Changes a byte of the acceptor's position.
     Position(u8),
-    /// The records of the first connection once more, in the place of those of the second.
+    /// Replaces records of the second connection by those of the first one.
     Replay,
 }
 
-/// The first connection is cut in the middle of a record: the link goes on over another one, with keys of its
-/// own, and nothing is lost. Whoever changes the position from which on it goes on, or repeats what the first
-/// connection carried, ends it.
+/// The first connection is cut in the middle of a record. The link continues over another one, with keys of its own,
+/// and no message is lost. An attacker that changes the position, or repeats records of the first connection, ends the
+/// link.
 #[test]
 fn an_encrypted_link_outlives_its_connection() {
-    for lie in [Lie::None, Lie::Position(0), Lie::Position(1), Lie::Replay] {
-        carried_on(lie);
+    for attack in [Attack::None, Attack::Position(0), Attack::Position(1), Attack::Replay] {
+        resume_under(attack);
     }
 }
 
-fn carried_on(lie: Lie) {
-    /// Where the acceptor's position is in what it says: behind its answer and the verdict's status.
-    const POSITION: usize = 144 + 8;
-    // As if on different hosts, so that the initiator calls first.
+fn resume_under(attack: Attack) {
+    // The names are those of different hosts, so that the initiator dials first.
     let mut world = super::resume::far_world(&TcpConfig { encrypt: true, ..config() });
-    let target = world.nodes[1].name();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let name = moved(&target, listener.local_addr().unwrap());
-    let lied = Arc::new(AtomicBool::new(false));
-    let tells = Arc::clone(&lied);
-    thread::spawn(move || {
-        let (near, _) = listener.accept().unwrap();
-        let far = TcpStream::connect(target.socket()).unwrap();
-        let (back_from, back_to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
-        let back = thread::spawn(move || pass(back_from, back_to, &Mutex::new(Vec::new()), |_, _| ()));
-        let mut record = Vec::new();
-        while record.len() < SAID + 510 {
-            let mut some = vec![0; SAID + 510 - record.len()];
-            let n = (&near).read(&mut some).unwrap();
-            (&far).write_all(&some[..n]).unwrap();
-            record.extend_from_slice(&some[..n]);
-        }
-        // Both sides see an end without a goodbye.
-        for stream in [&near, &far] {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        back.join().unwrap();
-        for stream in listener.incoming().flatten() {
-            let far = TcpStream::connect(target.socket()).unwrap();
-            let (from, to) = (far.try_clone().unwrap(), stream.try_clone().unwrap());
-            let (record, forth, back) = (record.clone(), Arc::clone(&tells), Arc::clone(&tells));
-            thread::spawn(move || {
-                pass(from, to, &Mutex::new(Vec::new()), |at, byte| {
-                    if matches!(lie, Lie::Position(place) if at == POSITION + usize::from(place)) {
-                        *byte ^= 4;
-                        back.store(true, Ordering::Relaxed);
-                    }
-                });
-            });
-            thread::spawn(move || {
-                pass(stream, far, &Mutex::new(Vec::new()), |at, byte| {
-                    if lie == Lie::Replay && (SAID..record.len()).contains(&at) {
-                        *byte = record[at];
-                        forth.store(true, Ordering::Relaxed);
-                    }
-                });
-            });
-        }
-    });
+    let (name, attacked) = attacker(world.nodes[1].name(), attack);
     let near = world.nodes[0].connect(&name);
     world.until("up", |nodes| nodes.iter().all(|node| !node.inbox.up.is_empty()));
     let far = world.nodes[1].inbox.order[0];
@@ -256,15 +210,77 @@ fn carried_on(lie: Lie) {
         }
         nodes[1].inbox.messages.len() == sent.len() || nodes.iter().any(|node| !node.inbox.down.is_empty())
     });
-    let heard = world.nodes[1].take_messages(far);
-    assert!(sent.starts_with(&heard), "{lie:?}: each once, and in order");
+    let received = world.nodes[1].take_messages(far);
+    assert!(sent.starts_with(&received), "{attack:?}: each once, and in order");
     let down: Vec<LinkError> = world.nodes.iter().flat_map(|node| node.inbox.down.iter().map(|down| down.1)).collect();
-    if lied.load(Ordering::Relaxed) {
-        let why = if lie == Lie::Replay { LinkError::Protocol } else { LinkError::Denied };
-        assert!(down.contains(&why), "{lie:?}: {down:?}");
+    if attacked.load(Ordering::Relaxed) {
+        let why = if attack == Attack::Replay { LinkError::Protocol } else { LinkError::Denied };
+        assert!(down.contains(&why), "{attack:?}: {down:?}");
     } else {
-        // The acceptor may have been faster, past the liar.
-        assert!(down.is_empty() && heard.len() == sent.len(), "{lie:?}: {down:?}");
+        // The acceptor may have dialled first, past the attacker.
+        assert!(down.is_empty() && received.len() == sent.len(), "{attack:?}: {down:?}");
         assert!(world.nodes[1].nic.stats().resumed > 0);
     }
+}
+
+/// Starts an attacker on the path to `target`. Returns the target's name with the attacker's address, and whether the
+/// attacker has changed any byte.
+fn attacker(target: EpName, attack: Attack) -> (EpName, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let name = moved(&target, listener.local_addr().unwrap());
+    let attacked = Arc::new(AtomicBool::new(false));
+    let acts = Arc::clone(&attacked);
+    thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let record = cut_within_a_record(near, target);
+        for stream in listener.incoming().flatten() {
+            let far = TcpStream::connect(target.socket()).unwrap();
+            relay(attack, stream, far, record.clone(), &acts);
+        }
+    });
+    (name, attacked)
+}
+
+/// Carries the first connection up to the middle of a record. Both sides then see an end without a goodbye. Returns the
+/// initiator's bytes.
+fn cut_within_a_record(near: TcpStream, target: EpName) -> Vec<u8> {
+    let far = TcpStream::connect(target.socket()).unwrap();
+    let (back_from, back_to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+    let back = thread::spawn(move || pass(back_from, back_to, &Mutex::new(Vec::new()), |_, _| ()));
+    let mut record = Vec::new();
+    while record.len() < SAID + 510 {
+        let mut some = vec![0; SAID + 510 - record.len()];
+        let n = (&near).read(&mut some).unwrap();
+        (&far).write_all(&some[..n]).unwrap();
+        record.extend_from_slice(&some[..n]);
+    }
+    for stream in [&near, &far] {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+    back.join().unwrap();
+    record
+}
+
+/// Carries a later connection in both directions, with the attack.
+fn relay(attack: Attack, near: TcpStream, far: TcpStream, record: Vec<u8>, acts: &Arc<AtomicBool>) {
+    /// The offset of the acceptor's position in its bytes: after the answer and the verdict's status.
+    const POSITION: usize = 144 + 8;
+    let (from, to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+    let (forth, back) = (Arc::clone(acts), Arc::clone(acts));
+    thread::spawn(move || {
+        pass(from, to, &Mutex::new(Vec::new()), |at, byte| {
+            if matches!(attack, Attack::Position(place) if at == POSITION + usize::from(place)) {
+                *byte ^= 4;
+                back.store(true, Ordering::Relaxed);
+            }
+        });
+    });
+    thread::spawn(move || {
+        pass(near, far, &Mutex::new(Vec::new()), |at, byte| {
+            if attack == Attack::Replay && (SAID..record.len()).contains(&at) {
+                *byte = record[at];
+                forth.store(true, Ordering::Relaxed);
+            }
+        });
+    });
 }

@@ -1,4 +1,4 @@
-//! Strangers who flood the port: descriptors and memory stay bounded, and peers come in all the same.
+//! Strangers that flood the port: descriptors and memory stay bounded, and peers still get links.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -24,9 +24,9 @@ fn patient() -> TcpConfig {
     TcpConfig { connect_timeout_ms: 8000, answer_timeout_ms: 8000, ..config() }
 }
 
-/// From one source: nobody waits for a stranger's grace.
+/// All connections have one source: no peer waits for a stranger's grace period.
 #[test]
-fn silent_connections_of_one_source_are_bounded_and_delay_nobody() {
+fn silent_connections_of_one_source_are_bounded_and_delay_no_peer() {
     let mut world = world(&TcpConfig { half_open: 16, ..patient() }, 2);
     let target = world.nodes[0].name();
     let silent: Vec<_> = (0..300).map(|_| dial_from(1, target.socket())).collect();
@@ -38,7 +38,7 @@ fn silent_connections_of_one_source_are_bounded_and_delay_nobody() {
     drop(silent);
 }
 
-/// From many sources, and each with a valid hello: what one takes from another is bounded by their graces.
+/// Connections with valid hellos from many sources: the grace periods bound the places that they take.
 #[test]
 fn connections_of_many_sources_are_bounded() {
     let mut world = world(&TcpConfig { half_open: 16, ..patient() }, 2);
@@ -52,7 +52,7 @@ fn connections_of_many_sources_are_bounded() {
     drop(silent);
 }
 
-/// Slow readers and writers: one byte of a valid hello at a time holds a place, and only until it is wanted.
+/// A hello that arrives one byte at a time holds a place only until another connection needs it.
 #[test]
 fn slow_hellos_are_cut_off() {
     let settings = TcpConfig { half_open: 8, connect_timeout_ms: 500, ..patient() };
@@ -77,8 +77,8 @@ fn slow_hellos_are_cut_off() {
     world.join_and_greet(1, 0);
 }
 
-/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the
-/// endpoint does: that one keeps few of them, meanwhile carries messages between peers, and takes a new one.
+/// Ten thousand connections arrive in turn. The stranger keeps the last 300 open, which is more than the endpoint does.
+/// Meanwhile the endpoint keeps few of them, carries messages between peers, and accepts a new one.
 #[test]
 fn ten_thousand_connections_cost_few_descriptors() {
     const CONNECTIONS: usize = 10_000;
@@ -87,7 +87,7 @@ fn ten_thousand_connections_cost_few_descriptors() {
     let (link, _) = world.join_and_greet(1, 0);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
-        // Descriptors of this process as well: they are closed again by their maker, as a scanner would.
+        // The connections take descriptors of this process, too; like a scanner, their maker closes them again.
         let mut open = std::collections::VecDeque::new();
         for n in 0..CONNECTIONS {
             let mut stream = dial_from((n % 4) as u8 + 1, target.socket());
@@ -119,9 +119,8 @@ fn ten_thousand_connections_cost_few_descriptors() {
     assert_eq!(world.nodes[0].nic.stats().links, 2);
 }
 
-/// An acceptor that hangs up on a connection as soon as it is made, because it had to make room: the
-/// initiator, which notices only later, calls again for as long as it has tries, not only while refusals are
-/// tried again.
+/// The acceptor hangs up on a fresh connection, because it had to make room. The initiator notices later. It dials
+/// again as long as it has tries, not only while refused connections are tried again.
 #[test]
 fn a_connection_that_had_to_make_room_is_made_again() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -134,7 +133,7 @@ fn a_connection_that_had_to_make_room_is_made_again() {
     while cut < 4 {
         assert!(start.elapsed() < Duration::from_secs(10));
         if let Ok((stream, _)) = listener.accept() {
-            // A reset, which reaches the initiator before it looks again.
+            // The reset reaches the initiator before its next poll.
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
             drop(stream);
             cut += 1;
@@ -149,7 +148,7 @@ fn a_connection_that_had_to_make_room_is_made_again() {
     assert_eq!(world.nodes[0].inbox.down, [(link, LinkError::Refused)]);
 }
 
-/// Hellos without a finish, by connections that end at once.
+/// The connections send a hello without a finish, and end at once.
 #[test]
 fn a_peer_that_says_hello_and_hangs_up_leaves_nothing() {
     let mut world = world(&patient(), 1);
@@ -166,7 +165,7 @@ fn a_peer_that_says_hello_and_hangs_up_leaves_nothing() {
         }
     });
     while_running(&mut world, thread);
-    // The last of them may still be in the listener's queue.
+    // The last connections may still be in the listener's queue.
     world.until("their end", |nodes| nodes[0].nic.stats().refused >= 200 && nodes[0].nic.stats().half_open == 0);
     assert_eq!(world.nodes[0].nic.stats().refused, 200);
 }

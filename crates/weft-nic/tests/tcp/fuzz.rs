@@ -1,8 +1,8 @@
-//! Fuzz targets: what strangers say before they have proven anything, and what a peer says that has.
+//! Fuzz targets: the bytes of strangers without a proof, and those of a proven peer.
 //!
-//! What only this run knows stands in inputs as a mark ([`ID`], [`SESSION`], [`PROOF`]), so that stored
-//! inputs get as far in every run. Each target asserts in the end how far its inputs have come: where seeds
-//! are refused at the first byte, it shows nothing.
+//! Values that only the current run knows are represented in inputs by marks ([`ID`], [`SESSION`], [`PROOF`]), so that
+//! stored inputs reach equally far in every run. Each target finally asserts how far its inputs have come: seeds that
+//! are refused at the first byte would prove nothing.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,35 +17,34 @@ use weft_nic::{Tcp, TcpConfig};
 use super::suite::{Inbox, Window};
 use super::{Node, config, moved, open, parts, raw, world};
 
-/// So many polls look three times at what half-open connections say: beside a link they are asked for in one
-/// poll of 64.
+/// The number of polls that read half-open connections three times: beside a link they are polled once in 64 polls.
 const LOOKS: usize = 3 * 64;
 /// The endpoint's id.
 const ID: [u8; 16] = [b'i'; 16];
-/// The number of the session that is there to be carried on.
+/// The number of the session that can be resumed.
 const SESSION: u64 = u64::from_le_bytes([b's'; 8]);
-/// The proof that is right in this dialogue.
+/// The right proof of the dialogue.
 const PROOF: [u8; 32] = [b'p'; 32];
 
 fn settings() -> TcpConfig {
-    // Inputs that say half a hello shall not last.
+    // Inputs with half a hello must not hold a place for long.
     TcpConfig { half_open: 8, ..config() }
 }
 
-/// The same in every run: its name stands in stored inputs.
+/// A name that is the same in every run, because stored inputs contain it.
 fn stranger() -> EpName {
     let capability = [7; 16];
     EpName::full(&NameParts { capability, ep_id: endpoint_id(&capability), ..parts("127.0.0.1") })
 }
 
-/// Puts `what` in the place of `mark`, if that stands at `at`. Returns whether it did.
+/// Replaces `mark` at offset `at` by `what`. Returns whether the mark was there.
 fn put(bytes: &mut [u8], at: usize, mark: &[u8], what: &[u8]) -> bool {
     let place = bytes.get_mut(at..at + mark.len()).filter(|place| *place == mark);
     place.map(|place| place.copy_from_slice(what)).is_some()
 }
 
-/// What has come, up to `buffer`'s length, without waiting. Nothing: the end, or nothing yet, which `ended`
-/// tells apart.
+/// Reads the available bytes, up to `buffer`'s length, without waiting. Returns their number, and whether the stream
+/// has ended.
 fn heard(stream: &mut TcpStream, buffer: &mut [u8]) -> (usize, bool) {
     stream.set_nonblocking(true).unwrap();
     let outcome = stream.read(buffer);
@@ -53,7 +52,7 @@ fn heard(stream: &mut TcpStream, buffer: &mut [u8]) -> (usize, bool) {
     (outcome.as_ref().map_or(0, |n| *n), matches!(outcome, Ok(0)))
 }
 
-/// Waits for so many bytes and reads them.
+/// Waits for `N` bytes and reads them.
 fn await_bytes<const N: usize>(node: &mut Node<Tcp>, stream: &mut TcpStream) -> [u8; N] {
     let mut bytes = [0; N];
     stream.set_nonblocking(true).unwrap();
@@ -65,7 +64,7 @@ fn await_bytes<const N: usize>(node: &mut Node<Tcp>, stream: &mut TcpStream) -> 
     bytes
 }
 
-/// The handshake of a peer that plays both sides.
+/// Makes the handshake of a peer in the thread that also polls the endpoint.
 fn join(node: &mut Node<Tcp>, me: &EpName, target: &EpName) -> raw::Joined {
     let mut stream = raw::dial(target.socket());
     let hello = raw::hello(me, target);
@@ -79,11 +78,11 @@ fn join(node: &mut Node<Tcp>, me: &EpName, target: &EpName) -> raw::Joined {
     raw::Joined { stream, target: *target, number, key }
 }
 
-/// Frames of a peer: the link ends with the peer, or because of a breach of the protocol; what is pushed
-/// stays in its window.
+/// The frames of a peer: the link ends with the peer, or by a breach of the protocol. Pushed bytes stay within their
+/// window.
 #[test]
 fn frames() {
-    // The first byte says in what pieces the others arrive.
+    // The first byte determines the sizes in which the others arrive.
     let seed = |pieces: u8, frames: &[Vec<u8>]| [vec![pieces], frames.concat()].concat();
     let seeds = [
         seed(255, &[raw::frame(1, b"a message")]),
@@ -130,21 +129,34 @@ fn frames() {
     assert!(depth.iter().all(|&n| n > 0), "messages, whole pushes, goodbyes, breaches after a message: {depth:?}");
 }
 
-/// What comes before a proof: never a link. Nor does it touch the link that is there, which only its own peer
-/// carries on.
+/// Bytes without a proof never make a link. Nor do they affect the existing link, which only its own peer can resume.
 #[test]
 fn hellos() {
     let mut world = world(&settings(), 1);
     let (target, me) = (world.nodes[0].name(), stranger());
-    let mut good = raw::hello(&me, &target);
+    let node = world.nodes.remove(0);
+    let mut hellos = Hellos { node, target, me, session: None, met: 0, depth: Depth::default() };
+    fuzz("tcp-hellos", &hello_seeds(&me, &target), |input| hellos.try_input(input));
+    let Hellos { node, session, depth, .. } = hellos;
+    let reached = [depth.denied, depth.stolen, depth.late, depth.resumed];
+    assert!(reached.iter().all(|&n| n > 0), "{depth:?}");
+    world.nodes.push(node);
+    if let Some((mut joined, link)) = session {
+        joined.stream.write_all(&raw::frame(1, b"still here")).unwrap();
+        world.until("the link's message", |nodes| nodes[0].take_messages(link) == [b"still here"]);
+    }
+}
+
+fn hello_seeds(me: &EpName, target: &EpName) -> [Vec<u8>; 9] {
+    let mut good = raw::hello(me, target);
     good[96..].copy_from_slice(&ID);
     let mut service = good;
     service[9] = 0;
     let again = raw::hello_again(SESSION, &ID);
-    // How far the epoch is raised, the position, and a proof.
+    // The increment of the epoch, the position, and a proof.
     let finish =
         |epoch: u64, position: u64, proof: &[u8]| [&epoch.to_le_bytes(), &position.to_le_bytes(), proof].concat();
-    let seeds = [
+    [
         good.to_vec(),
         [&good[..], &[9; raw::FINISH]].concat(),
         service.to_vec(),
@@ -154,103 +166,134 @@ fn hellos() {
         [&again[..], &finish(u64::MAX, 0, &PROOF)].concat(),
         [&again[..], &finish(1, 1000, &PROOF)].concat(),
         [&raw::hello_again(!SESSION, &ID)[..], &finish(1, 0, &PROOF)].concat(),
-    ];
-    let mut session: Option<(raw::Joined, LinkId)> = None;
-    let mut dialled = 0;
-    // Plain ones and returning ones that were judged by their proof and denied, late ones, and those that
-    // carried the link on.
-    let (mut denied, mut stolen, mut late, mut carried) = (0, 0, 0, 0);
-    fuzz("tcp-hellos", &seeds, |input| {
-        let node = &mut world.nodes[0];
-        let (joined, link) = session.get_or_insert_with(|| {
-            dialled += 1;
-            let joined = join(node, &me, &target);
-            (joined, *node.inbox.order.last().unwrap())
+    ]
+}
+
+/// The numbers of inputs of [`hellos`] that reached a judgement.
+#[derive(Debug, Default)]
+struct Depth {
+    /// New links whose proof was judged and denied.
+    denied: usize,
+    /// Resumptions whose proof was judged and denied.
+    stolen: usize,
+    /// Resumptions with an outdated epoch.
+    late: usize,
+    /// Resumptions of the link.
+    resumed: usize,
+}
+
+/// An endpoint under test, and the peer of its link.
+struct Hellos {
+    node: Node<Tcp>,
+    target: EpName,
+    me: EpName,
+    session: Option<(raw::Joined, LinkId)>,
+    /// Connections that the endpoint must have accepted.
+    met: u64,
+    depth: Depth,
+}
+
+impl Hellos {
+    /// Sends an input on a connection of its own. Returns a hash of the endpoint's behaviour.
+    fn try_input(&mut self, input: &[u8]) -> u64 {
+        let (joined, link) = self.session.get_or_insert_with(|| {
+            self.met += 1;
+            let joined = join(&mut self.node, &self.me, &self.target);
+            (joined, *self.node.inbox.order.last().unwrap())
         });
-        let link = *link;
+        let (key, link) = (joined.key.clone(), *link);
         let mut bytes = input.to_vec();
-        // Whoever has seen the endpoint's public name knows its id, and whoever has seen a handshake the
-        // session's number.
-        put(&mut bytes, 96, &ID, &target.ep_id());
+        // A stranger may have seen the endpoint's public name with its id, and the session's number in a handshake.
+        put(&mut bytes, 96, &ID, &self.target.ep_id());
         put(&mut bytes, 32, &SESSION.to_le_bytes(), &joined.number.to_le_bytes());
         let (hello, finish) = bytes.split_at_mut(input.len().min(raw::HELLO));
-        let mut stream = raw::dial(target.socket());
+        let mut stream = self.offer(hello);
+        let mut answer = [0; raw::ANSWER];
+        let (said, hung_up) = heard(&mut stream, &mut answer);
+        let returns = hello.get(9).is_some_and(|flags| flags & 2 != 0);
+        let answered = returns && said == raw::ANSWER && answer[9] == 0;
+        let proven = answered && finish.len() >= raw::FINISH && prove(&key, hello, &answer, finish);
+        let _ = stream.write_all(finish);
+        self.look();
+        let mut verdict = [9; 16];
+        let (told, _) = heard(&mut stream, &mut verdict);
+        let resumed = returns && told == 16 && verdict[0] == 0;
+        assert!(!resumed || proven, "a link is resumed without a proof");
+        self.depth.denied += usize::from(!returns && verdict[0] == 3);
+        self.depth.stolen += usize::from(returns && verdict[0] == 3);
+        self.depth.late += usize::from(verdict[0] == 5);
+        if resumed {
+            self.resumed(link, stream, finish);
+        } else {
+            assert!(self.node.inbox.up.len() == 1 && self.node.inbox.down.is_empty());
+            drop(stream);
+        }
+        self.look();
+        hash(&[u8::from(hung_up), said as u8, answer[9], told as u8, verdict[0], u8::from(resumed), u8::from(proven)])
+    }
+
+    /// Sends a hello, and polls until the endpoint has read it.
+    fn offer(&mut self, hello: &[u8]) -> TcpStream {
+        let mut stream = raw::dial(self.target.socket());
         let _ = stream.write_all(hello);
-        // While half-open connections crowd, few are accepted at a time; what nobody accepts fills the kernel's queue.
-        dialled += 1;
+        // While half-open connections crowd, few are accepted at a time; the others fill the kernel's queue.
+        self.met += 1;
         let met = |node: &Node<Tcp>| {
             let stats = node.nic.stats();
             stats.refused + stats.half_open as u64 + stats.links_up + stats.resumed
         };
-        while met(node) < dialled {
-            node.poll();
+        while met(&self.node) < self.met {
+            self.node.poll();
         }
+        self.look();
+        stream
+    }
+
+    /// Polls until the endpoint has read all half-open connections.
+    fn look(&mut self) {
         for _ in 0..LOOKS {
-            node.poll();
+            self.node.poll();
         }
-        let mut answer = [0; raw::ANSWER];
-        let (said, hung_up) = heard(&mut stream, &mut answer);
-        let returns = hello.get(9).is_some_and(|flags| flags & 2 != 0);
-        let mut proven = false;
-        if returns && said == raw::ANSWER && answer[9] == 0 && finish.len() >= raw::FINISH {
-            // The endpoint has told the session's epoch.
-            let epoch = u64::from_le_bytes(answer[32..40].try_into().unwrap());
-            let raised = epoch.wrapping_add(u64::from_le_bytes(finish[..8].try_into().unwrap()));
-            finish[..8].copy_from_slice(&raised.to_le_bytes());
-            let proof = joined.key.proof(Role::Initiator, &[&*hello, &answer[..raw::PROOF_AT], &finish[..16]]);
-            proven = put(finish, 16, &PROOF, &proof);
-        }
-        let _ = stream.write_all(finish);
-        for _ in 0..LOOKS {
-            node.poll();
-        }
-        let mut verdict = [9; 16];
-        let (told, _) = heard(&mut stream, &mut verdict);
-        let inbox = &mut node.inbox;
-        let goes_on = returns && told == 16 && verdict[0] == 0;
-        assert!(!goes_on || proven, "a link is carried on without a proof");
-        denied += usize::from(!returns && verdict[0] == 3);
-        stolen += usize::from(returns && verdict[0] == 3);
-        late += usize::from(verdict[0] == 5);
-        if goes_on {
-            // It is this connection's now, and ends if that says what breaks the rules, or goodbye.
-            let ends = |&(of, why): &(LinkId, _)| of == link && matches!(why, LinkError::Protocol | LinkError::Closed);
-            assert!(inbox.down.iter().all(ends), "{:?}", inbox.down);
-            carried += usize::from(inbox.down.is_empty());
-            let simple = finish.len() == raw::FINISH && finish[4..8] == [0; 4] && finish[3] < 128;
-            if simple && inbox.down.is_empty() {
-                std::mem::swap(&mut stream, &mut joined.stream);
-            } else {
-                // Epochs come to their end, and what is behind the finish are frames.
-                node.close(link);
-                node.inbox = Inbox::default();
-                session = None;
+    }
+
+    /// The link belongs to `stream` now. It ends if the bytes after the finish break a rule, or are a goodbye.
+    fn resumed(&mut self, link: LinkId, mut stream: TcpStream, finish: &[u8]) {
+        let down = &self.node.inbox.down;
+        let ends = |&(of, why): &(LinkId, _)| of == link && matches!(why, LinkError::Protocol | LinkError::Closed);
+        assert!(down.iter().all(ends), "{down:?}");
+        let lives = down.is_empty();
+        self.depth.resumed += usize::from(lives);
+        // A high epoch leaves no room for others, and bytes after the finish are frames.
+        let simple = finish.len() == raw::FINISH && finish[4..8] == [0; 4] && finish[3] < 128;
+        match &mut self.session {
+            Some((joined, _)) if simple && lives => std::mem::swap(&mut stream, &mut joined.stream),
+            _ => {
+                self.node.close(link);
+                self.node.inbox = Inbox::default();
+                self.session = None;
             }
-        } else {
-            assert!(inbox.up.len() == 1 && inbox.down.is_empty());
         }
-        drop(stream);
-        for _ in 0..LOOKS {
-            world.nodes[0].poll();
-        }
-        hash(&[u8::from(hung_up), said as u8, answer[9], told as u8, verdict[0], u8::from(goes_on), u8::from(proven)])
-    });
-    let depth = [denied, stolen, late, carried];
-    assert!(depth.iter().all(|&n| n > 0), "denied, denied a link, late, carried on: {depth:?}");
-    if let Some((joined, link)) = &mut session {
-        joined.stream.write_all(&raw::frame(1, b"still here")).unwrap();
-        world.until("the link's message", |nodes| nodes[0].take_messages(*link) == [b"still here"]);
     }
 }
 
-/// What somebody answers who listens at a peer's address: without a proof the attempt fails, says why, and
-/// tells no more of itself.
+/// Completes the finish of a resumption: adds the session's epoch from the answer, and replaces the mark of the proof.
+/// Returns whether it had one.
+fn prove(key: &Key, hello: &[u8], answer: &[u8; raw::ANSWER], finish: &mut [u8]) -> bool {
+    let epoch = u64::from_le_bytes(answer[32..40].try_into().unwrap());
+    let raised = epoch.wrapping_add(u64::from_le_bytes(finish[..8].try_into().unwrap()));
+    finish[..8].copy_from_slice(&raised.to_le_bytes());
+    let proof = key.proof(Role::Initiator, &[hello, &answer[..raw::PROOF_AT], &finish[..16]]);
+    put(finish, 16, &PROOF, &proof)
+}
+
+/// The answers of a program that listens at a peer's address. Without a proof the attempt fails with a reason, and
+/// reveals nothing more.
 #[test]
 fn answers() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = moved(&stranger(), listener.local_addr().unwrap());
     let key = Key::new(&peer.capability(), None);
-    // As long as a verdict, with its status.
+    // A message of a verdict's length with its status.
     let verdict = |status: u8| [status, 0, 0, 0, 0, 0, 0, 0];
     let wrong = raw::answer(&peer);
     let mut right = wrong;
@@ -275,7 +318,7 @@ fn answers() {
         b"220 mail ESMTP\r\n".to_vec(),
     ];
     let mut node = Node::new(open(&TcpConfig { connect_retry_ms: 0, resume_ms: 0, ..settings() }));
-    // Answers with a wrong proof, and with the right one; links.
+    // The numbers of answers with a wrong proof, of answers with the right one, and of links.
     let (mut judged, mut proven, mut links) = (0, 0, 0);
     fuzz("tcp-answers", &seeds, |input| {
         let link = node.connect(&peer);
@@ -290,7 +333,7 @@ fn answers() {
             node.poll();
         }
         let (finish, _) = heard(&mut stream, &mut [0; raw::FINISH]);
-        assert!(is_right || (finish == 0 && node.inbox.order.is_empty()), "it believes who has proven nothing");
+        assert!(is_right || (finish == 0 && node.inbox.order.is_empty()), "a peer without a proof is believed");
         let ups = node.inbox.order.len();
         let outcome = match node.inbox.down.pop() {
             Some((ended, why)) => {
@@ -300,7 +343,7 @@ fn answers() {
                 10 + why as u8
             }
             None => {
-                // It waits for the rest, would call again, or is up.
+                // The attempt waits for the rest, would dial again, or has succeeded.
                 node.close(link);
                 1
             }

@@ -1,4 +1,4 @@
-//! Peers that break the rules: they harm their own connection only.
+//! Peers that break the rules affect only their own connection.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -19,7 +19,7 @@ fn stranger() -> EpName {
     EpName::full(&parts("127.0.0.1"))
 }
 
-/// Random bytes, right beginnings with wrong continuations, hang-ups at every position.
+/// Random bytes, right beginnings with wrong continuations, and hang-ups at every position.
 #[test]
 fn garbage_in_the_handshake_is_refused() {
     let mut world = world(&config(), 2);
@@ -74,7 +74,7 @@ fn a_wrong_proof_is_denied() {
     assert!(world.nodes[0].inbox.up.is_empty());
 }
 
-/// What the endpoints of all tests here have warned of.
+/// The warnings of the endpoints of all tests in this process.
 struct Warnings(Mutex<Vec<String>>);
 
 static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
@@ -91,7 +91,7 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// Of those that are denied the first, second, fourth, … is told, so that nobody fills the log by knocking.
+/// Only the first, second, fourth, … denial is logged, so that repeated attempts do not fill the log.
 #[test]
 fn denials_do_not_fill_the_log() {
     log::set_logger(&WARNINGS).unwrap();
@@ -116,7 +116,7 @@ fn denials_do_not_fill_the_log() {
     assert_eq!(warnings.iter().filter(|text| text.contains("127.0.9.77 ")).count(), 5, "{warnings:?}");
 }
 
-/// What a whole honest initiator said, said again: the acceptor's nonce is another one.
+/// The bytes of an honest initiator are sent again. The acceptor's nonce is a new one.
 #[test]
 fn a_replayed_handshake_is_denied() {
     let mut world = world(&config(), 1);
@@ -142,9 +142,9 @@ fn a_replayed_handshake_is_denied() {
     assert_eq!(world.nodes[0].inbox.order.len(), 1);
 }
 
-/// A peer that may connect, but says that it is another endpoint, of which it has only seen the public name.
+/// A peer that may connect claims to be another endpoint, of which it has only the public name.
 #[test]
-fn nobody_speaks_for_an_endpoint_without_its_capability() {
+fn a_peer_cannot_impersonate_an_endpoint_without_its_capability() {
     let mut world = world(&config(), 1);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
@@ -164,9 +164,9 @@ fn nobody_speaks_for_an_endpoint_without_its_capability() {
     assert!(world.nodes[0].inbox.up.is_empty());
 }
 
-/// An impostor listens at a peer's address: it does not know the capability, and learns nothing of ours.
+/// An impostor listens at a peer's address. It does not know the capability, and learns none.
 #[test]
-fn an_impostor_is_found_out() {
+fn an_impostor_is_detected() {
     let mut world = world(&config(), 1);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = super::moved(&stranger(), listener.local_addr().unwrap());
@@ -187,7 +187,7 @@ fn an_impostor_is_found_out() {
     while_running(&mut world, thread);
 }
 
-/// Something else than an endpoint listens there.
+/// Another service listens at the address.
 #[test]
 fn a_foreign_service_is_a_breach_of_the_protocol() {
     let mut world = world(&config(), 1);
@@ -204,9 +204,9 @@ fn a_foreign_service_is_a_breach_of_the_protocol() {
     assert!(while_running(&mut world, thread));
 }
 
-/// Every wild frame ends its link with `Protocol`, after what came before it, and nothing else.
+/// Each invalid frame ends its link with `Protocol` after the earlier frames were delivered, and no other link.
 #[test]
-fn wild_frames_end_their_link_only() {
+fn invalid_frames_end_only_their_link() {
     let mut world = world(&config(), 2);
     let (good, _) = world.join_and_greet(1, 0);
     let long = |len: u32, kind: u8| [&len.to_le_bytes()[..], &[kind, 0, 0, 0]].concat();
@@ -242,9 +242,9 @@ fn wild_frames_end_their_link_only() {
     world.until("the good link", |nodes| nodes[0].inbox.messages.pop_front().is_some());
 }
 
-/// Frames that arrive byte by byte are the same frames.
+/// Frames that arrive byte by byte are complete.
 #[test]
-fn trickling_bytes_make_whole_frames() {
+fn frames_may_arrive_byte_by_byte() {
     let mut world = world(&config(), 1);
     let target = world.nodes[0].name();
     world.nodes[0].inbox.windows.insert(5, Window::new(300));
@@ -273,7 +273,7 @@ fn trickling_bytes_make_whole_frames() {
     assert_eq!(window.bytes(), [&payload[..200], &payload[..100]].concat());
 }
 
-/// A peer that dies in the middle of a header, a message, or a segment is gone; what was whole is delivered.
+/// A peer dies in the middle of a header, a message, or a segment. The earlier frames are delivered.
 #[test]
 fn a_peer_may_die_in_the_middle_of_a_frame() {
     for reset in [false, true] {
@@ -300,9 +300,9 @@ fn a_peer_may_die_in_the_middle_of_a_frame() {
     }
 }
 
-/// A peer that takes everything and acknowledges nothing: of what it is sent 1 MiB is kept, and then its link is full.
+/// A peer receives everything and acknowledges nothing. At most 1 MiB of its messages is kept; then its link is full.
 #[test]
-fn what_a_peer_does_not_acknowledge_is_bounded() {
+fn unacknowledged_bytes_are_bounded() {
     let mut world = world(&config(), 1);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
@@ -323,10 +323,10 @@ fn what_a_peer_does_not_acknowledge_is_bounded() {
     }
     assert!((900_000..=1 << 20).contains(&kept), "{kept} bytes");
     drop(world);
-    assert!(thread.join().unwrap() >= kept, "they had left: nothing but the peer's word was missing");
+    assert!(thread.join().unwrap() >= kept, "all bytes were sent; only the acknowledgement was missing");
 }
 
-/// Hello but no finish: dropped after the time-out.
+/// A connection with a hello but without a finish is dropped after the time limit.
 #[test]
 fn half_a_handshake_times_out() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 200, answer_timeout_ms: 300, ..config() }, 1);
@@ -343,7 +343,7 @@ fn half_a_handshake_times_out() {
     assert_eq!(world.nodes[0].nic.stats().refused, 2);
 }
 
-/// An endpoint that was not opened for everybody wants the capability.
+/// An endpoint that is not open requires the capability.
 #[test]
 fn a_service_name_is_not_enough_for_a_closed_endpoint() {
     let mut world = world(&config(), 2);

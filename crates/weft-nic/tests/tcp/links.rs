@@ -1,4 +1,4 @@
-//! Links come and go: refusals, time-outs, many at once, IPv6, sleeping, descriptors.
+//! The beginning and the end of links: refusals, time-outs, many at once, IPv6, sleeping, descriptors.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
@@ -13,7 +13,7 @@ use weft_nic::{Tcp, TcpConfig};
 use super::suite::{Node, World};
 use super::{config, moved, open, parts, raw, world};
 
-/// The one link's end, as it came.
+/// The error with which the only link ended.
 fn the_end(world: &mut World<Tcp>) -> LinkError {
     world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
     world.nodes[0].inbox.down[0].1
@@ -30,7 +30,7 @@ fn refusals_are_tried_again_for_a_while() {
     assert!((Duration::from_millis(100)..Duration::from_secs(3)).contains(&took), "{took:?}");
 }
 
-/// The peer begins to listen only after our first attempts.
+/// The peer begins to listen only after the first attempts.
 #[test]
 fn a_late_listener_is_reached() {
     let mut world = world(&TcpConfig { connect_retry_ms: 3000, connect_timeout_ms: 5000, ..config() }, 1);
@@ -46,7 +46,7 @@ fn a_late_listener_is_reached() {
     world.until("both up", |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
 }
 
-/// Accepted by the kernel, answered by nobody.
+/// The kernel accepts the connection, but no process answers.
 #[test]
 fn an_answer_is_waited_for_no_longer_than_configured() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 200, answer_timeout_ms: 600, ..config() }, 1);
@@ -62,7 +62,7 @@ fn an_answer_is_waited_for_no_longer_than_configured() {
     }
 }
 
-/// The listener's queue is full: the kernel does not even connect.
+/// The listener's queue is full, so that the kernel does not connect.
 #[test]
 fn a_full_queue_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -75,7 +75,7 @@ fn a_full_queue_times_out() {
     assert_eq!(the_end(&mut world), LinkError::Timeout);
 }
 
-/// An acceptor that hangs up during the handshake (it had to make room) is called again.
+/// An acceptor that hangs up during the handshake, because it had to make room, is dialled again.
 #[test]
 fn a_dropped_handshake_is_repeated() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 5000, ..config() }, 2);
@@ -84,7 +84,7 @@ fn a_dropped_handshake_is_repeated() {
     let back = world.nodes[1].nic.local_addr();
     let peer = moved(&world.nodes[1].name(), front);
     world.nodes[0].connect(&peer);
-    // Drops two connections, then stands between the two endpoints.
+    // The thread drops two connections, and then relays between the two endpoints.
     let thread = thread::spawn(move || {
         for _ in 0..2 {
             let (mut stream, _) = listener.accept().unwrap();
@@ -98,7 +98,7 @@ fn a_dropped_handshake_is_repeated() {
     thread.join().unwrap();
 }
 
-/// Carries bytes both ways until both sides have closed.
+/// Carries bytes in both directions until both sides have closed.
 fn relay(near: std::net::TcpStream, far: std::net::TcpStream) {
     let (mut near_in, mut far_in) = (near.try_clone().unwrap(), far.try_clone().unwrap());
     let (mut near_out, mut far_out) = (near, far);
@@ -111,7 +111,7 @@ fn relay(near: std::net::TcpStream, far: std::net::TcpStream) {
     there.join().unwrap();
 }
 
-/// The process that had the address is gone, and another endpoint listens there now.
+/// The process with the address has ended, and another endpoint listens there now.
 #[test]
 fn a_stale_name_is_refused() {
     let mut world = world(&config(), 2);
@@ -122,7 +122,7 @@ fn a_stale_name_is_refused() {
 
 #[test]
 fn a_host_without_route_is_unreachable() {
-    // Nobody may connect to the network's own "this host" by IPv6; the kernel says so at once.
+    // No process may connect to the network's own "this host" over IPv6. The kernel refuses at once.
     let mut world = world(&config(), 1);
     world.nodes[0].connect(&EpName::service("[2001:db8:ffff::1]:9".parse().unwrap()));
     let why = the_end(&mut world);
@@ -151,7 +151,7 @@ fn an_address_that_is_taken_is_named() {
     assert_eq!(error.raw_os_error(), libc::EADDRINUSE);
 }
 
-/// A sleeper is woken by a connection, by a message, and in time for its time-outs.
+/// A sleeping thread is woken by a connection, by a message, and in time for its timers.
 #[test]
 fn sleeping_ends_when_there_is_something_to_do() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 300, ..config() }, 2);
@@ -182,14 +182,14 @@ fn sleeping_ends_when_there_is_something_to_do() {
     assert_eq!(world.nodes[0].inbox.down[0].1, LinkError::Timeout);
 }
 
-/// Polls until nothing happens any more.
+/// Polls until no more events occur.
 fn rest(node: &mut Node<Tcp>) {
     for _ in 0..200 {
         node.poll();
     }
 }
 
-/// Sleeps; returns whether something woke it.
+/// Sleeps. Returns whether an event ended the sleep.
 fn sleep(node: &mut Node<Tcp>, at_most_ms: i64) -> bool {
     if !node.nic.park() {
         return true;
@@ -214,7 +214,7 @@ fn is_woken_by(world: &mut World<Tcp>, sleeper: usize, other: usize) -> bool {
     woken
 }
 
-/// A link can be looked at.
+/// A link can be described.
 #[test]
 fn links_can_be_described() {
     let mut world = world(&config(), 2);
@@ -229,7 +229,7 @@ fn free_socket() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// A peer whose whole process is killed is gone, and its listener refuses.
+/// After the kill of a peer's process its links end, and its listener refuses connections.
 #[test]
 fn a_killed_process_is_gone() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 3000, ..config() }, 1);
@@ -276,8 +276,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A link that is closed is drained when its bytes have arrived. It does not wait for the end of the
-/// connection to be acknowledged as well, which the system of a peer that computes does 40 ms late.
+/// A closed link is drained when its bytes have arrived. The end of the connection need not be acknowledged. The system
+/// of a computing peer does that 40 ms late.
 #[test]
 fn a_closed_link_does_not_wait_for_a_peer_that_computes() {
     let mut took = Duration::MAX;

@@ -1,5 +1,5 @@
-//! What only the TCP device promises, and what both devices together promise. The contract that all devices
-//! share is checked in conformance.rs. Loopback only; every wait is bounded.
+//! The guarantees of the TCP device alone, and of both devices together. conformance.rs checks the contract that all
+//! devices share. The tests use loopback only, and every wait is bounded.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
 
 #[path = "../suite/mod.rs"]
@@ -23,7 +23,7 @@ use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::Nic;
 use weft_nic::{Tcp, TcpConfig};
 
-/// Short times, so that no test waits long.
+/// Short time limits, so that no test waits long.
 fn config() -> TcpConfig {
     TcpConfig { connect_timeout_ms: 1000, answer_timeout_ms: 1000, connect_retry_ms: 100, ..TcpConfig::default() }
 }
@@ -36,12 +36,12 @@ fn open(config: &TcpConfig) -> Tcp {
     Tcp::new(config, &parts("127.0.0.1")).unwrap()
 }
 
-/// Some endpoints with one configuration.
+/// A number of endpoints with one configuration.
 fn world(config: &TcpConfig, nodes: usize) -> World<Tcp> {
     World { nodes: (0..nodes).map(|_| Node::new(open(config))).collect() }
 }
 
-/// The same name, but for another port, as if the endpoint listened there.
+/// The same name with another socket, as if the endpoint listened there.
 fn moved(name: &EpName, socket: SocketAddr) -> EpName {
     EpName::full(&NameParts {
         socket,
@@ -54,7 +54,7 @@ fn moved(name: &EpName, socket: SocketAddr) -> EpName {
     })
 }
 
-/// Polls all endpoints until a thread that plays a peer has finished.
+/// Polls all endpoints until a thread that acts as a peer has finished.
 fn while_running<N: Nic, T>(world: &mut World<N>, thread: std::thread::JoinHandle<T>) -> T {
     world.until("the other thread", |_| thread.is_finished());
     thread.join().unwrap()

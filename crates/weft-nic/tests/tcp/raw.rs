@@ -1,4 +1,4 @@
-//! A peer made by hand from docs/protocol.md, which says and does what no device would.
+//! A peer that is implemented from docs/protocol.md, and can send bytes that no device would.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use weft_engine::name::EpName;
 use weft_nic::handshake::{self, Key, Role};
 
-/// The version of docs/protocol.md; that the device speaks it is seen in [`join`].
+/// The version of docs/protocol.md; [`join`] checks that the device has it.
 pub const VERSION: u8 = 2;
 pub const HELLO: usize = 112;
 pub const ANSWER: usize = 144;
@@ -36,7 +36,7 @@ pub fn hello(me: &EpName, peer: &EpName) -> [u8; HELLO] {
     bytes
 }
 
-/// The hello of who made a link to the endpoint with this id, and wants to carry on its session.
+/// The hello of the side that made a link to the endpoint with this id, and resumes its session.
 pub fn hello_again(number: u64, ep_id: &[u8; 16]) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(b"weft-tcp");
@@ -47,7 +47,7 @@ pub fn hello_again(number: u64, ep_id: &[u8; 16]) -> [u8; HELLO] {
     bytes
 }
 
-/// The answer of `me`, still without a proof.
+/// The answer of `me`, without a proof.
 pub fn answer(me: &EpName) -> [u8; ANSWER] {
     let mut bytes = [0; ANSWER];
     bytes[..8].copy_from_slice(b"weft-tcp");
@@ -66,7 +66,7 @@ pub fn finish(me: &EpName, key: &Key, hello: &[u8], answer: &[u8]) -> [u8; FINIS
     bytes
 }
 
-/// The whole handshake as an initiator; the verdict's status, if there is one.
+/// Makes the whole handshake as an initiator. Returns the verdict's status, if there is one.
 pub fn try_join(me: &EpName, peer: &EpName) -> Option<u8> {
     let mut stream = dial(peer.socket());
     let hello = hello(me, peer);
@@ -80,7 +80,7 @@ pub fn try_join(me: &EpName, peer: &EpName) -> Option<u8> {
     Some(verdict[0])
 }
 
-/// The whole handshake as an initiator; frames may follow.
+/// Makes the whole handshake as an initiator. Frames may follow.
 pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
     let mut stream = dial(peer.socket());
     let hello = hello(me, peer);
@@ -120,13 +120,13 @@ pub fn has_ended(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Who is to make a link.
+/// The names of a peer and of its target, before they have a link.
 pub struct Visit {
     pub me: EpName,
     pub target: EpName,
 }
 
-/// A link made by hand, with what it takes to carry it on.
+/// A link of the peer, with the data for its resumption.
 pub struct Joined {
     pub stream: TcpStream,
     pub target: EpName,
@@ -135,7 +135,7 @@ pub struct Joined {
 }
 
 impl Visit {
-    /// The whole handshake as an initiator, and the session that begins with it.
+    /// Makes the whole handshake as an initiator. Returns the session that begins with it.
     pub fn join(&self) -> Joined {
         let Self { me, target } = *self;
         let mut stream = dial(target.socket());
@@ -155,12 +155,12 @@ impl Visit {
 }
 
 impl Joined {
-    /// The same link, as one who has another connection to the endpoint.
+    /// The same session on a new connection to the endpoint.
     pub fn again(&self) -> Self {
         Self { stream: dial(self.target.socket()), target: self.target, number: self.number, key: self.key.clone() }
     }
 
-    /// Wants to carry the link on: a new connection and the endpoint's position, or the status that refuses.
+    /// Resumes the link. Returns the new connection and the endpoint's position, or the status of the refusal.
     pub fn come_back(
         &self,
         key: &Key,

@@ -1,5 +1,4 @@
-//! Connections that break while both endpoints live: nothing is lost, nothing comes twice, and what is really
-//! over is told soon.
+//! Connections that break while both endpoints live: no message is lost or repeated, and a real end is reported soon.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,22 +16,23 @@ use weft_nic::{Tcp, TcpConfig};
 use super::suite::{Node, Random, Window, World, pattern};
 use super::{config, moved, parts, raw, while_running, world};
 
-/// Two endpoints of different hosts, as their names say.
+/// Two endpoints of different hosts, according to their names.
 pub fn far_world(config: &TcpConfig) -> World<Tcp> {
     let node = |host_id| Node::new(Tcp::new(config, &NameParts { host_id, ..parts("127.0.0.1") }).unwrap());
     World { nodes: vec![node(1), node(2)] }
 }
 
-/// What a connection through the forwarder goes through.
+/// The fate of a connection through the forwarder.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
-    /// Bytes that pass from the caller to the endpoint, and the other way. The first to be reached ends it.
+    /// Bytes that pass from the caller to the endpoint, and in the other direction. The first limit that is reached
+    /// ends the connection.
     after: [usize; 2],
-    /// By reset, or by the end of the stream.
+    /// The connection ends by a reset, otherwise by the end of the stream.
     reset: bool,
 }
 
-/// A forwarder to `back`; its n-th connection suffers the n-th cut, later ones none. Stops when told to.
+/// A forwarder to `back`. Its n-th connection suffers the n-th cut; later ones suffer none. The returned flag stops it.
 fn forwarder(back: SocketAddr, cuts: Vec<Cut>) -> (SocketAddr, Arc<AtomicBool>, thread::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let front = listener.local_addr().unwrap();
@@ -58,7 +58,8 @@ fn forwarder(back: SocketAddr, cuts: Vec<Cut>) -> (SocketAddr, Arc<AtomicBool>, 
     (front, stop, thread)
 }
 
-/// Carries bytes one way; false: both connections are to end, and if by a cut with a reset they have been told so.
+/// Carries bytes in one direction. False: both connections must end. For a cut with a reset, their sockets are
+/// prepared.
 fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [usize; 2]) -> bool {
     let most = cut.map_or(1 << 16, |cut| cut.after[way] - passed[way]);
     let over = |ends: &[TcpStream; 2]| {
@@ -76,7 +77,7 @@ fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [
     match ends[way].read(&mut bytes) {
         Ok(0) => false,
         Ok(n) => {
-            // Little is under way, so the other end takes it.
+            // Few bytes are in flight, so the other end accepts them.
             let mut rest = &bytes[..n];
             while !rest.is_empty() {
                 match ends[1 - way].write(rest) {
@@ -92,8 +93,7 @@ fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [
     }
 }
 
-/// Both sides say some short messages and push something; everything arrives once and in order, and all
-/// pushes are done.
+/// Both sides send some short messages and a push. Everything arrives once and in order, and all pushes are done.
 fn dialogue(world: &mut World<Tcp>, links: [LinkId; 2]) {
     let push = pattern(7, 40);
     let mut memory = Owned::new(push.clone());
@@ -122,7 +122,7 @@ fn dialogue(world: &mut World<Tcp>, links: [LinkId; 2]) {
     }
 }
 
-/// Links two endpoints through a forwarder with these cuts, has them talk, and returns how often a link went on.
+/// Links two endpoints through a forwarder with these cuts, and makes them talk. Returns the number of resumptions.
 fn talk_through(cuts: Vec<Cut>) -> u64 {
     let mut world = far_world(&TcpConfig { connect_timeout_ms: 20_000, answer_timeout_ms: 20_000, ..config() });
     let (front, stop, thread) = forwarder(world.nodes[1].nic.local_addr(), cuts);
@@ -138,16 +138,16 @@ fn talk_through(cuts: Vec<Cut>) -> u64 {
 }
 
 const NEVER: usize = usize::MAX;
-/// What each side says before frames follow.
+/// The bytes that each side sends before frames.
 const SHAKEN: [usize; 2] = [raw::HELLO + raw::FINISH, raw::ANSWER + 8];
-/// The frames of one side's part of the dialogue, without acknowledgements.
+/// The frames of one side in the dialogue, without acknowledgements.
 const SAID: usize = 13 + 14 + 64 + 13;
 
-/// Cut behind each byte of either side's part, by reset or by an end of the stream.
+/// Cuts after each byte of either side's part, by a reset or by an end of the stream.
 #[test]
 fn a_dialogue_survives_a_cut_at_every_byte() {
     for way in 0..2 {
-        // With the first byte from the initiator its link is up for certain.
+        // After the initiator's first byte its link is certainly up.
         for n in usize::from(way == 0)..SAID {
             let mut after = [NEVER; 2];
             after[way] = SHAKEN[way] + n;
@@ -157,7 +157,7 @@ fn a_dialogue_survives_a_cut_at_every_byte() {
     }
 }
 
-/// The same while the link is being made anew, and in what follows.
+/// Cuts during the resumption of a link, and in the bytes after it.
 fn cut_resumptions(way: usize) {
     let first = Cut { after: [SHAKEN[0] + 50, NEVER], reset: true };
     let shaken = [SHAKEN[0], raw::ANSWER + 16];
@@ -178,31 +178,31 @@ fn a_resumption_survives_a_cut_at_every_byte_of_the_called() {
     cut_resumptions(1);
 }
 
-/// Ends a link's connection as if both hosts had forgotten it: nothing that lies in their buffers arrives.
+/// Ends a link's connection as if both hosts had forgotten it: bytes in their buffers are lost.
 fn break_connection(node: &Node<Tcp>, link: LinkId) -> bool {
     let Some(info) = node.nic.describe(link) else { return false };
     let (Some(local), Some(remote)) = (info.local, info.remote) else { return false };
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let Ok(fd) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
-        // The listing's own descriptor is closed soon; no other is, while this thread is here.
+        // Only the listing's own descriptor is closed soon, while this thread is here.
         if !std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")) {
             continue;
         }
-        // SAFETY: it is a socket of this process, and lives: the endpoint that owns it is borrowed, or it is
+        // SAFETY: the descriptor is a socket of this process and lives: the endpoint that owns it is borrowed, or it is
         // another's whose addresses differ.
         let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         let addr = |of: rustix::net::SocketAddrAny| SocketAddr::try_from(of).ok();
         let here = rustix::net::getsockname(socket).ok().and_then(addr);
         let there = rustix::net::getpeername(socket).ok().flatten().and_then(addr);
         if (here, there) == (Some(local), Some(remote)) {
-            // Back to a fresh socket: the kernel throws away what it has, and resets the other end.
+            // The socket becomes a fresh one: the kernel drops its buffers, and resets the other end.
             return rustix::net::connect_unspec(socket).is_ok();
         }
     }
     false
 }
 
-/// Messages of all sizes and pushes, both ways, while connections break again and again in the middle.
+/// Messages of all sizes and pushes, in both directions, while connections break repeatedly in the middle.
 #[test]
 fn a_mixed_stream_survives_many_breaks() {
     for buffer_bytes in [Some(4608), None] {
@@ -279,12 +279,12 @@ fn mixed_stream(mut world: World<Tcp>, breaks: usize) {
     assert!(stats.resumed >= 5 && stats.resumed <= stats.breaks + broken as u64, "{stats:?}");
 }
 
-/// Something between lets handshakes pass and nothing else: a link is not made anew as fast as that goes.
+/// A device in the network passes handshakes and nothing else: resumptions then slow down.
 #[test]
-fn connections_that_carry_nothing_come_ever_later() {
+fn connections_without_progress_come_ever_later() {
     let settings = TcpConfig { connect_timeout_ms: 20_000, answer_timeout_ms: 20_000, ..config() };
     let mut world = far_world(&settings);
-    // The other end cannot call: its peer's name leads nowhere.
+    // The other end cannot call: its peer's name has an unreachable address.
     let nowhere = NameParts { host_id: 1, ..parts("255.255.255.255") };
     let everywhere = TcpConfig { bind: Some("0.0.0.0:0".parse().unwrap()), ..settings };
     world.nodes[0] = Node::new(Tcp::new(&everywhere, &nowhere).unwrap());
@@ -307,9 +307,9 @@ fn connections_that_carry_nothing_come_ever_later() {
     assert!((3..30).contains(&breaks), "{breaks} connections in a second and a half");
 }
 
-/// Memory of the client that is not there ends the link that it was to be sent on, and no other.
+/// Inaccessible client memory ends the link of the push, and no other link.
 #[test]
-fn memory_that_is_not_there_ends_the_link() {
+fn inaccessible_memory_ends_the_link() {
     const BYTES: usize = 1 << 20;
     let mut world = far_world(&config());
     let (near, far) = world.join_and_greet(0, 1);
@@ -319,8 +319,7 @@ fn memory_that_is_not_there_ends_the_link() {
     let first = (address + BYTES / 2).next_multiple_of(page);
     let last = (address + BYTES) & !(page - 1);
     let protect = |how: rustix::mm::MprotectFlags| {
-        // SAFETY: whole pages inside the buffer, which nobody of this process touches meanwhile but the
-        // system, which says so.
+        // SAFETY: whole pages inside the buffer. Meanwhile only the system accesses them, and it reports an error.
         unsafe { rustix::mm::mprotect(first as *mut _, last - first, how) }.unwrap();
     };
     world.nodes[1].inbox.windows.insert(1, Window::new(BYTES));
@@ -334,7 +333,7 @@ fn memory_that_is_not_there_ends_the_link() {
     world.join_and_greet(0, 1);
 }
 
-/// What is acknowledged is let go of: soon, even if nothing more is said.
+/// Acknowledged bytes are released soon, even without further traffic.
 #[test]
 fn an_idle_link_keeps_nothing() {
     let mut world = world(&config(), 2);
@@ -346,7 +345,7 @@ fn an_idle_link_keeps_nothing() {
     world.until("messages", |nodes| nodes[1].inbox.messages.len() == 50);
     world.until("nothing kept", |nodes| nodes[0].nic.describe(near).unwrap().kept_bytes == 0);
     assert_eq!(world.nodes[1].nic.describe(far).unwrap().kept_bytes, 0);
-    // What a peer leaves unread stays bounded.
+    // The unread bytes of a peer are bounded.
     let mut accepted = 0;
     while world.nodes[0].send(near, 4, &[0; 10_000]).is_ok() {
         accepted += 1;
@@ -357,13 +356,13 @@ fn an_idle_link_keeps_nothing() {
     world.until("room", |nodes| nodes[0].send(near, 4, &[0; 10_000]).is_ok());
 }
 
-/// A peer made by hand has made a link to the endpoint, and has gone. Its name leads to `at`.
+/// The handshake of a simulated peer whose name has the address `at`.
 fn visitor(world: &World<Tcp>, at: SocketAddr, host_id: u64) -> raw::Visit {
     let me = EpName::full(&NameParts { socket: at, host_id, ..parts("127.0.0.1") });
     raw::Visit { me, target: world.nodes[0].name() }
 }
 
-/// Time from the break of a visitor's connection until its link has ended.
+/// The end of a visitor's link, and the time from the break of its connection.
 fn time_to_end(settings: &TcpConfig, at: SocketAddr, host_id: u64) -> (LinkError, Duration) {
     let world = world(settings, 1);
     let visit = visitor(&world, at, host_id);
@@ -382,13 +381,13 @@ fn time_to_end_of(mut world: World<Tcp>, visit: raw::Visit) -> (LinkError, Durat
     drop(joined);
     let start = Instant::now();
     world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
-    assert!(world.nodes[0].inbox.done[&5].is_err(), "what was not acknowledged fails");
+    assert!(world.nodes[0].inbox.done[&5].is_err(), "an unacknowledged push fails");
     (world.nodes[0].inbox.down[0].1, start.elapsed())
 }
 
-/// Nobody listens where a peer of this host did; of another host that is believed after a moment.
+/// No process listens at a peer's address. On this host that is believed at once, on another host after a moment.
 #[test]
-fn the_dead_are_told_from_the_cut_off() {
+fn a_dead_peer_is_distinguished_from_a_cut_link() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (why, took) = time_to_end(&config(), nobody, 1);
     assert_eq!(why, LinkError::Gone);
@@ -398,7 +397,7 @@ fn the_dead_are_told_from_the_cut_off() {
     assert!((Duration::from_millis(300)..Duration::from_millis(1000)).contains(&took), "{took:?}");
 }
 
-/// Another endpoint listens there now, or another program.
+/// Another endpoint or another program listens at the peer's address.
 #[test]
 fn a_successor_is_not_the_peer() {
     let mut other = world(&config(), 1);
@@ -423,9 +422,8 @@ fn a_successor_is_not_the_peer() {
     thread.join().unwrap();
 }
 
-/// A transmit context cannot be called. Whether its endpoint lives is asked where the first receive context
-/// listens: nobody may listen there, another endpoint, or the endpoint, whose transmit context has
-/// `answer_timeout_ms` to call.
+/// A transmit context cannot be called. The address of the first receive context decides whether its endpoint lives.
+/// There may be no listener, another endpoint, or the endpoint, whose transmit context has `answer_timeout_ms` to call.
 #[test]
 fn the_end_of_a_transmit_context_is_noticed() {
     for host_id in [1, 2] {
@@ -458,8 +456,8 @@ fn the_end_of_a_transmit_context_is_noticed() {
     }
 }
 
-/// A link that was closed in the middle of a segment, and whose peer asks for its end from an impossible
-/// position on, is forgotten.
+/// A closed link is removed if it was closed in the middle of a segment, and its peer requests the end from an
+/// impossible position.
 #[test]
 fn a_closed_link_has_no_end_at_an_impossible_position() {
     let settings = TcpConfig { send_buffer_bytes: Some(4608), segment_bytes: 1 << 20, ..config() };
@@ -478,15 +476,14 @@ fn a_closed_link_has_no_end_at_an_impossible_position() {
         raw::has_ended(&mut carried)
     });
     assert!(while_running(&mut world, thread));
-    // The endpoint has come through it.
+    // The endpoint still works.
     world.nodes.push(Node::new(Tcp::new(&settings, &parts("127.0.0.1")).unwrap()));
     world.join_and_greet(0, 1);
 }
 
-/// A host that says nothing is called again until the time is over, and no longer. The link then ends as cut,
-/// not as hung up.
+/// A silent host is dialled until the time is over, and no longer. The link then ends as cut, not as hung up.
 #[test]
-fn retries_end() {
+fn resumption_ends_after_its_time_limit() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let at = listener.local_addr().unwrap();
@@ -502,7 +499,7 @@ fn retries_end() {
     assert!(took < Duration::from_millis(300), "{took:?}");
 }
 
-/// The same endpoint, opened anew at the same address with the same name, knows nothing of earlier links.
+/// An endpoint that is opened anew at the same address with the same name knows no earlier links.
 #[test]
 fn a_reopened_endpoint_does_not_know_the_session() {
     let mut world = world(&config(), 1);
@@ -512,7 +509,7 @@ fn a_reopened_endpoint_does_not_know_the_session() {
     world.nodes.push(Node::new(first));
     let (near, _) = world.join_and_greet(0, 1);
     let before = world.nodes[0].nic.stats();
-    // As if its process had died: no goodbye.
+    // There is no goodbye, as if its process had died.
     let gone = world.nodes.pop().unwrap();
     break_connection(&gone, gone.inbox.order[0]);
     drop(gone);
@@ -525,10 +522,10 @@ fn a_reopened_endpoint_does_not_know_the_session() {
     assert_eq!(world.nodes[0].nic.stats().resumed, before.resumed);
 }
 
-/// Whoever has seen a session's number, or a whole dialogue, cannot take a link over: it goes on with its own
-/// connection.
+/// A stranger that has seen a session's number, or a whole dialogue, cannot take a link over. The link continues on its
+/// own connection.
 #[test]
-fn nobody_else_carries_a_link_on() {
+fn a_stranger_cannot_resume_a_link() {
     let mut world = world(&config(), 1);
     let visit = visitor(&world, "127.0.0.1:9".parse().unwrap(), 2);
     let target = world.nodes[0].name();
@@ -542,11 +539,11 @@ fn nobody_else_carries_a_link_on() {
         let frame = raw::frame(1, b"still here");
         joined.stream.write_all(&frame).unwrap();
         let (stream, position) = joined.come_back(&joined.key.clone(), 5, 0, Some(&mut record)).unwrap();
-        // It may have been read, or have been lost with the old connection.
+        // The message may have been read, or lost with the old connection.
         assert!([0, 18].contains(&position));
         assert!(raw::has_ended(&mut joined.stream), "the old connection is over");
         assert_eq!(joined.come_back(&joined.key.clone(), 4, 0, None).err(), Some(5), "an epoch of the past");
-        // A dialogue that was recorded: the nonce of the other side is another one now.
+        // A recorded dialogue fails because the acceptor's nonce is a new one.
         let mut replay = raw::dial(target.socket());
         replay.write_all(&record[..raw::HELLO]).unwrap();
         let mut answer = [0; raw::ANSWER];
@@ -565,7 +562,7 @@ fn nobody_else_carries_a_link_on() {
     let link = world.nodes[0].inbox.order[0];
     assert_eq!(world.nodes[0].take_messages(link), [&b"still here"[..], b"and here"]);
     assert!(world.nodes[0].inbox.down.is_empty());
-    // Positions that were never sent end the link.
+    // An acknowledged position that was never sent ends the link.
     stream.write_all(&raw::frame(4, &1000u64.to_le_bytes())).unwrap();
     world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
     assert_eq!(world.nodes[0].inbox.down[0].1, LinkError::Protocol);

@@ -1,4 +1,4 @@
-//! Bytes in bulk: long pushes, small buffers, messages between segments.
+//! Bulk transfers: long pushes, small buffers, messages between segments.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use weft_nic::TcpConfig;
 use super::suite::{Window, pattern};
 use super::{config, while_running, world};
 
-/// 64 MiB, sender and receiver in threads of their own, every byte compared.
+/// A push of 64 MiB between two threads arrives unchanged in every byte.
 #[test]
 fn a_long_push_arrives_intact() {
     const SIZE: usize = 64 << 20;
@@ -36,7 +36,7 @@ fn a_long_push_arrives_intact() {
     assert!(receiver.inbox.windows.get_mut(&1).unwrap().bytes() == bytes);
 }
 
-/// Socket buffers of a few kilobytes: every frame is cut many times on both sides.
+/// Socket buffers of a few kilobytes cut every frame many times on both sides.
 #[test]
 fn small_socket_buffers_cut_frames_anywhere() {
     let tiny = TcpConfig {
@@ -81,7 +81,7 @@ fn small_socket_buffers_cut_frames_anywhere() {
     assert!(world.nodes[0].inbox.windows.get_mut(&2).unwrap().bytes() == bytes);
 }
 
-/// A message that is sent while a long push is under way overtakes nearly all of it.
+/// A message that is sent during a long push overtakes nearly all of it.
 #[test]
 fn a_message_waits_for_one_segment_at_most() {
     let mut world = world(&TcpConfig { send_buffer_bytes: Some(64 * 1024), ..config() }, 2);
@@ -98,7 +98,7 @@ fn a_message_waits_for_one_segment_at_most() {
     world.until("the rest", |nodes| nodes[1].inbox.windows[&1].placed == size);
 }
 
-/// Several pushes on several links share the time.
+/// Pushes on several links progress at the same time.
 #[test]
 fn pushes_of_several_links_progress_together() {
     let mut world = world(&config(), 4);
@@ -116,7 +116,8 @@ fn pushes_of_several_links_progress_together() {
     world.until("drained", |nodes| nodes[0].nic.drained());
 }
 
-/// Closed in the middle of a segment with messages behind it: the messages arrive, and the peer sees a clean end.
+/// The link is closed in the middle of a segment, with messages after it. The messages arrive, and the peer sees a
+/// clean end.
 #[test]
 fn closing_within_a_segment_keeps_the_framing() {
     let mut world = world(&TcpConfig { send_buffer_bytes: Some(16 * 1024), ..config() }, 2);
