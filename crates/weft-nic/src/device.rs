@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: weft-fi opens one `Device` per endpoint and gives it to the engine, which drives it through
 //! [`Nic`]. The methods here are the ones that weft-fi itself calls: to open a device, to sleep on it, and to report on
-//! it. Implementations: [`crate::Devices`] (shared memory and TCP), and the simulated fabric in weft-fi-sim.
+//! it. Implementations: [`crate::Devices`] (shared memory and TCP), and the simulated fabric in weft-sim-device.
 //!
 //! # Sleep
 //! All calls come from the thread that holds the endpoint's lock; none blocks. Several threads may use one device in

@@ -1,15 +1,15 @@
 //! The simulated fabric (weft-sim) as a [`Device`] of the provider.
 //!
-//! Place in the data flow: `Engine` → [`SimDevice`] → `SimNic` → fabric. The provider library over this device
-//! (weft-fi-sim) is loaded by tests only: clients' calls meet devices that are unordered, can neither get nor put, have
-//! tiny mailboxes, or are always full.
+//! Place in the data flow: `Engine` → [`SimDevice`] → `SimNic` → fabric. Only tests load the provider library over this
+//! device (weft-fi-sim). It gives clients' calls devices that reorder messages, can neither get nor put, have tiny
+//! mailboxes, or are always full.
 //!
-//! The variable `FI_WEFT_SIM` names the kind of the one fabric of this process. All its endpoints are in this process,
-//! so an address in a peer is an address here.
+//! The variable `FI_WEFT_SIM` names the kind of the only fabric of this process. All its endpoints are in this process,
+//! so a peer's addresses are valid here.
 //!
 //! Virtual time advances when a poll finds nothing. Therefore only manual progress is possible: no thread can sleep.
 //!
-//! Invariant: the fabric is made for one thread. It is touched only under [`FABRIC`]'s lock.
+//! Invariant: the fabric is made for one thread. It is accessed only under the lock [`FABRIC`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,52 +28,52 @@ static FABRIC: Mutex<Option<Shared>> = Mutex::new(None);
 
 struct Shared(Fabric);
 
-// SAFETY: it is reached through the lock only, and so are the devices that share its state.
+// SAFETY: the fabric is accessed only under the lock, and so are the devices that share its state.
 unsafe impl Send for Shared {}
 
 /// An endpoint's device.
 pub struct SimDevice {
-    /// `None` while it is dropped.
+    /// `None` while the device is dropped.
     nic: Option<SimNic>,
     /// Never readable.
     fd: OwnedFd,
-    /// Reports of unmapped client memory, where the device demands registration.
+    /// Reports of unmapped client memory, if the device demands registration.
     unmaps: Option<UnmapWatch>,
 }
 
-// SAFETY: the device is reached under the fabric's lock only.
+// SAFETY: the device is accessed only under the fabric's lock.
 unsafe impl Send for SimDevice {}
 
-/// What there is to choose from.
+/// The configuration of a kind of fabric; `None` if the kind is unknown.
 fn config(name: &str) -> Option<FabricConfig> {
     let mut config = FabricConfig::new(1);
-    // A peer that is not polled while virtual time flies is no peer that is gone.
+    // Virtual time advances fast, so a peer that is not polled for long must not count as gone.
     config.connect_timeout_ns = u64::MAX / 4;
     let (caps, faults) = (&mut config.caps, &mut config.faults);
     match name {
-        // Reads and writes the peer's memory, keeps order.
+        // Gets and puts reach the peer's memory, and messages keep their order.
         "direct" => {}
         // Neither gets nor puts; pushes do not follow.
         "push" => (caps.get, caps.put, caps.push_follows) = (false, false, false),
-        // Messages overtake each other, gets fail now and then.
+        // Messages overtake each other, and some gets fail.
         "unordered" => {
             (caps.ordered, caps.push_follows, caps.put) = (false, false, false);
             (faults.reorder_permille, faults.reorder_ns, faults.access_fail_permille) = (500, 20_000, 100);
         }
-        // As little room as the contract allows, for everything.
+        // The smallest sizes that the contract allows.
         "tiny" => {
             (caps.mailbox_bytes, caps.inline_bytes, caps.eager_bytes) = (256, 0, 100);
             (caps.get, caps.push_follows) = (false, false);
             (config.queue_depth, config.transfer_depth, config.segment_bytes, config.poll_budget) = (1, 1, 333, 1);
         }
-        // Full without need, late, in bits and pieces.
+        // The device is often full, late, and transfers small parts.
         "rough" => {
             (caps.ordered, caps.get, caps.put, caps.push_follows) = (false, false, false, false);
             (faults.full_permille, faults.gather_permille, faults.short_place_permille) = (300, 500, 500);
             (faults.stall_permille, faults.stall_ns, faults.idle_poll_permille) = (50, 200_000, 300);
             (faults.reorder_permille, faults.reorder_ns) = (300, 20_000);
         }
-        // Gets and puts touch registered memory only, which takes long and is possible for some of it at a time.
+        // Gets and puts access only registered memory. Registration takes long, and the amount is limited.
         "registered" => {
             let demands = Demands { cost_ns: 10_000, align_bytes: 4096, regions: 16, bytes: 1 << 20 };
             config.registration = Some(Registration { demands, end_ns: 5_000, observed: true });
@@ -83,14 +83,14 @@ fn config(name: &str) -> Option<FabricConfig> {
     Some(config)
 }
 
-/// Memory of a peer: its address space is ours.
+/// A peer's memory, which is in this process's address space.
 fn resolve(piece: RemoteIov) -> Iov {
     let (addr, len) = (usize::try_from(piece.addr).unwrap_or(0), usize::try_from(piece.len).unwrap_or(0));
-    // SAFETY: the engine names only memory that its client has left to it.
+    // SAFETY: the engine names only memory that its client has lent to it.
     unsafe { Iov::new(std::ptr::with_exposed_provenance_mut(addr), len) }
 }
 
-/// The fabric, made on first use; `None` if it is of no known kind.
+/// The fabric, created on first use; `None` if its kind is unknown.
 fn fabric(slot: &mut Option<Shared>) -> Option<&Fabric> {
     if slot.is_none() {
         let fabric = Fabric::new(config(&std::env::var("FI_WEFT_SIM").unwrap_or_default())?);
@@ -153,7 +153,7 @@ impl Registrar for SimDevice {
 }
 
 impl Device for SimDevice {
-    /// Of the configuration only `observe_unmap` has a meaning here.
+    /// Only `observe_unmap` of the configuration has an effect.
     fn open(config: &Config) -> Result<Box<Self>, NicError> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?;
         let mut slot = FABRIC.lock();
@@ -171,7 +171,7 @@ impl Device for SimDevice {
         self.fd.as_fd()
     }
 
-    /// No thread may sleep: virtual time stands still between polls.
+    /// No thread may sleep, because virtual time does not advance between polls.
     fn park(&mut self) -> bool {
         false
     }
@@ -200,7 +200,7 @@ impl Device for SimDevice {
         true
     }
 
-    /// The fabric is memory, of which a forked child has its own copy.
+    /// The fabric is memory. A forked child has a copy of its own.
     fn is_ours(&self) -> bool {
         true
     }
@@ -209,7 +209,7 @@ impl Device for SimDevice {
         Some("sim")
     }
 
-    /// The fabric counts nothing.
+    /// The fabric has no counters.
     fn stats(&self) -> Stats {
         Stats::default()
     }
