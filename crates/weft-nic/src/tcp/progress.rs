@@ -47,7 +47,7 @@ impl Focus {
     const CALM: u32 = 32;
     /// The interval in real polls at which all sockets are polled while two are read directly.
     const ASK_ALL: u32 = 8;
-    /// The same interval if there are no other links: only new connections can be missed.
+    /// The interval if there are no other links: only new connections can be missed.
     const ASK_NEW: u32 = 64;
     /// Polls without bytes after which all sockets are polled again.
     const FRUITLESS: u32 = 16 * 1024;

@@ -11,7 +11,7 @@
 //!     | ── Hello   { nonce, session }                         ──► |
 //!     | ◄─ Answer  { nonce, epoch, proof }                     ── |   or Answer { status } and the end
 //!     | ── Finish  { epoch, position, proof }                 ──► |   here the other drops its own connection
-//!     | ◄─ Verdict { status, position }                        ── |   frames follow, each side's from the other's position
+//!     | ◄─ Verdict { status, position }                        ── |   frames follow, from the stated positions
 //! ```
 //! The key of the proofs is a secret that both sides derived from the first handshake. The proofs therefore confirm the
 //! same capability, job key and dialogue.

@@ -41,7 +41,7 @@ fn world(config: &TcpConfig, nodes: usize) -> World<Tcp> {
     World { nodes: (0..nodes).map(|_| Node::new(open(config))).collect() }
 }
 
-/// The same name with another socket, as if the endpoint listened there.
+/// An endpoint's name with another socket, as if the endpoint listened there.
 fn moved(name: &EpName, socket: SocketAddr) -> EpName {
     EpName::full(&NameParts {
         socket,

@@ -155,7 +155,7 @@ impl Visit {
 }
 
 impl Joined {
-    /// The same session on a new connection to the endpoint.
+    /// The session on a new connection to the endpoint.
     pub fn again(&self) -> Self {
         Self { stream: dial(self.target.socket()), target: self.target, number: self.number, key: self.key.clone() }
     }
