@@ -50,10 +50,10 @@ const SPARE_PUSHES: usize = 4;
 pub(super) enum SocketState {
     #[default]
     Writable,
-    /// As `Writable`, but the rest of an encrypted record is written first.
-    WritableWithinRecord,
     /// The socket has refused bytes and has not been reported as writable since.
     Full,
+    /// As `Writable`, but the rest of an encrypted record is written first.
+    WritableWithinRecord,
     /// As `Full`, and the rest of an encrypted record waits for the socket.
     FullWithinRecord,
     /// The socket has failed; the receiving half finds the cause.
@@ -258,7 +258,7 @@ impl Writer {
         {
             return Err(Full);
         }
-        let first = queued == 0 && !tx.socket.is_full() && !tx.ack_due && !tx.is_cut();
+        let first = queued == 0 && tx.socket.takes() && !tx.ack_due && !tx.is_cut();
         let begins = first && tx.round != self.round;
         let frame = tx.messages.append(head, body, len);
         if (begins || first && len >= DIRECT_BYTES)
@@ -270,7 +270,7 @@ impl Writer {
                 tx.within = n < asked;
                 tx.round = self.round;
             }
-        } else if !tx.socket.is_full() && (begins || len >= DIRECT_BYTES || queued + frame_bytes >= FLUSH_BYTES) {
+        } else if tx.socket.takes() && (begins || len >= DIRECT_BYTES || queued + frame_bytes >= FLUSH_BYTES) {
             self.pump(wire, tx, rx, 1);
         }
         Ok(())
