@@ -50,8 +50,7 @@ impl<S: Sink> Sink for Relay<'_, S> {
             id = self.table.insert(false, None);
             self.table.map(id, self.via, link);
         } else {
-            self.table.routes[id as usize].stage = Stage::Up;
-            self.table.end_attempt(id);
+            self.table.succeed(id);
         }
         let direction = if info.initiator { "to" } else { "from" };
         log::info!("link {direction} {} over {}", info.peer, info.caps.device);
@@ -63,11 +62,9 @@ impl<S: Sink> Sink for Relay<'_, S> {
         if id == UNMAPPED {
             return;
         }
-        let attempt = self.table.attempts.get(&id);
+        let attempt = self.table.attempt(id);
         if self.via == Via::Shm && attempt.is_some_and(|attempt| attempt.may_fall_back) {
-            self.table.unmap(id);
-            self.table.fallbacks.push((id, why));
-            return;
+            return self.table.defer_to_tcp(id, why);
         }
         match (attempt, why) {
             (Some(attempt), _) => log::warn!("cannot reach {}: {why}", attempt.peer),
@@ -241,7 +238,7 @@ impl Devices {
     /// A description of a link; `None` if it does not exist.
     #[must_use]
     pub fn describe(&self, link: LinkId) -> Option<LinkInfo> {
-        let route = self.table.routes.get(link.0 as usize).filter(|route| route.stage != Stage::Free)?;
+        let route = self.table.route(link)?;
         let tcp = self.tcp.as_ref().filter(|_| route.via == Via::Tcp).and_then(|tcp| tcp.describe(route.inner));
         Some(LinkInfo {
             device: self.device_of(link),
@@ -272,11 +269,10 @@ impl Devices {
     /// Continues over TCP the attempts that failed over shared memory.
     #[cold]
     fn fall_back<S: Sink>(&mut self, sink: &mut S) {
-        for (id, why) in std::mem::take(&mut self.table.fallbacks) {
-            let Some(peer) = self.table.attempts.get(&id).map(|attempt| attempt.peer) else { continue };
+        for (id, why) in self.table.take_fallbacks() {
+            let Some(peer) = self.table.attempt(id).map(|attempt| attempt.peer) else { continue };
             log::info!("no shared memory with {peer}, using TCP: {why}");
             self.fallbacks += 1;
-            self.table.routes[id as usize].shm_failed = Some(why);
             let attempt = self.tcp.as_mut().map_or(Err(why), |tcp| tcp.connect(&peer));
             match attempt {
                 Ok(inner) => self.table.map(id, Via::Tcp, inner),
@@ -404,7 +400,7 @@ impl Nic for Devices {
             {
                 tcp.elsewhere();
             }
-            if !self.table.fallbacks.is_empty() {
+            if self.table.has_fallbacks() {
                 self.fall_back(sink);
             }
         }
@@ -416,7 +412,6 @@ impl Nic for Devices {
 
     fn close(&mut self, link: LinkId) {
         let Route { via, inner, .. } = self.table.remove(link.0);
-        self.table.fallbacks.retain(|&(id, _)| id != link.0);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.close(inner),
             (Via::Tcp, _, Some(tcp)) => tcp.close(inner),

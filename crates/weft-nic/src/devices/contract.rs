@@ -27,7 +27,7 @@ impl Device for Devices {
     }
 
     fn park(&mut self) -> bool {
-        if !self.table.fallbacks.is_empty() {
+        if self.table.has_fallbacks() {
             return false;
         }
         // TCP first: announcing the sleep to the peers costs more.
@@ -35,9 +35,7 @@ impl Device for Devices {
     }
 
     fn arm(&mut self) -> bool {
-        self.table.fallbacks.is_empty()
-            && self.tcp.as_mut().is_none_or(Tcp::park)
-            && self.shm.as_mut().is_none_or(Shm::arm)
+        !self.table.has_fallbacks() && self.tcp.as_mut().is_none_or(Tcp::park) && self.shm.as_mut().is_none_or(Shm::arm)
     }
 
     fn wake_listener(&mut self) {
@@ -59,13 +57,13 @@ impl Device for Devices {
     }
 
     fn is_armed(&self) -> bool {
-        self.table.fallbacks.is_empty()
+        !self.table.has_fallbacks()
             && self.tcp.as_ref().is_none_or(|tcp| !tcp.has_work())
             && self.shm.as_ref().is_none_or(Shm::is_armed)
     }
 
     fn is_idle(&self) -> bool {
-        self.table.fallbacks.is_empty()
+        !self.table.has_fallbacks()
             && self.tcp.as_ref().is_none_or(Tcp::is_idle)
             && self.shm.as_ref().is_none_or(Shm::is_idle)
     }

@@ -51,7 +51,7 @@ pub(super) struct Route {
 // Each peer has one, and each message looks it up.
 const _: () = assert!(size_of::<Route>() == 8);
 
-pub(super) const NOWHERE: Route =
+const NOWHERE: Route =
     Route { via: Via::Neither, stage: Stage::Free, initiator: false, shm_failed: None, inner: LinkId(u32::MAX) };
 pub(super) const UNMAPPED: u32 = u32::MAX;
 
@@ -67,15 +67,15 @@ pub(super) struct Attempt {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     /// By the engine's number.
-    pub(super) routes: Vec<Route>,
+    routes: Vec<Route>,
     /// Free numbers.
-    pub(super) free: Vec<u32>,
+    free: Vec<u32>,
     /// By the engine's number.
-    pub(super) attempts: FxHashMap<u32, Attempt>,
+    attempts: FxHashMap<u32, Attempt>,
     /// The engine's number, by device and the device's number.
-    pub(super) ours: [Vec<u32>; 2],
+    ours: [Vec<u32>; 2],
     /// Attempts that failed over shared memory and continue over TCP.
-    pub(super) fallbacks: Vec<(u32, LinkError)>,
+    fallbacks: Vec<(u32, LinkError)>,
 }
 
 impl Table {
@@ -103,14 +103,42 @@ impl Table {
         id
     }
 
+    /// The attempt behind a link, if there is one.
+    pub(super) fn attempt(&self, id: u32) -> Option<&Attempt> {
+        self.attempts.get(&id)
+    }
+
+    /// Notes that an attempt has succeeded.
+    pub(super) fn succeed(&mut self, id: u32) {
+        self.routes[id as usize].stage = Stage::Up;
+        self.end_attempt(id);
+    }
+
+    /// Leaves an attempt over shared memory, which TCP will continue.
+    pub(super) fn defer_to_tcp(&mut self, id: u32, why: LinkError) {
+        self.unmap(id);
+        self.routes[id as usize].shm_failed = Some(why);
+        self.fallbacks.push((id, why));
+    }
+
+    /// Whether TCP has attempts to continue.
+    #[inline]
+    pub(super) fn has_fallbacks(&self) -> bool {
+        !self.fallbacks.is_empty()
+    }
+
+    /// Takes the attempts that TCP must continue, with the errors of shared memory.
+    pub(super) fn take_fallbacks(&mut self) -> Vec<(u32, LinkError)> {
+        std::mem::take(&mut self.fallbacks)
+    }
+
     /// Ends an attempt.
-    pub(super) fn end_attempt(&mut self, id: u32) -> Option<Attempt> {
-        let attempt = self.attempts.remove(&id);
+    fn end_attempt(&mut self, id: u32) {
+        self.attempts.remove(&id);
         if self.attempts.is_empty() {
             // Releases the memory of many simultaneous attempts.
             self.attempts = FxHashMap::default();
         }
-        attempt
     }
 
     /// Removes a link. Returns its route.
@@ -119,6 +147,7 @@ impl Table {
         if was.stage != Stage::Free {
             self.routes[id as usize] = NOWHERE;
             self.end_attempt(id);
+            self.fallbacks.retain(|&(other, _)| other != id);
             self.free.push(id);
         }
         was
@@ -138,7 +167,7 @@ impl Table {
     }
 
     /// Separates a link from its device. Returns its former route.
-    pub(super) fn unmap(&mut self, id: u32) -> Route {
+    fn unmap(&mut self, id: u32) -> Route {
         let Some(route) = self.routes.get_mut(id as usize) else { return NOWHERE };
         let was = *route;
         (route.via, route.inner) = (Via::Neither, NOWHERE.inner);
@@ -151,6 +180,11 @@ impl Table {
     #[inline]
     pub(super) fn ours(&self, via: Via, inner: LinkId) -> LinkId {
         LinkId(self.ours[via as usize].get(inner.0 as usize).copied().unwrap_or(UNMAPPED))
+    }
+
+    /// The route of a link; `None` if it does not exist.
+    pub(super) fn route(&self, link: LinkId) -> Option<&Route> {
+        self.routes.get(link.0 as usize).filter(|route| route.stage != Stage::Free)
     }
 
     #[inline]
