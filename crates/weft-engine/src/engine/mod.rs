@@ -1,12 +1,11 @@
-//! [`Engine`]: one endpoint, one state machine.
+//! [`Engine`]: the state machine of one endpoint.
 //!
-//! Place in the data flow: weft-fi calls an operation (`send`, `recv`, `write`, `read`: files `msg` and
-//! `rma`) or [`Engine::progress`], then drains [`Engine::completions`]. The engine calls its device, the
-//! device calls the engine's core ([`crate::engine::state`]) while it polls, and what the core wants sent is sent here
-//! afterwards.
+//! Place in the data flow: weft-fi starts an operation (`send.rs`, `recv.rs`, `rma.rs`, `atomic.rs`) or calls
+//! [`Engine::progress`], and then drains [`Engine::completions`]. The engine calls its device. While the device
+//! polls, it calls the engine's [`State`](crate::engine::state). Messages that result are sent here afterwards.
 //!
-//! Invariants: no I/O, no clock, no thread, nothing iterated in hash order; every error return is without
-//! side effect; the completion of an operation is the last thing that happens to it.
+//! Invariants: the engine does no I/O, reads no clock, starts no thread, and iterates nothing in hash order. An
+//! error return has no side effect. The completion of an operation is the operation's last effect.
 
 mod atomic;
 mod claims;
@@ -54,43 +53,43 @@ use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::wire::{Short, kind};
 
-/// One endpoint.
+/// The engine of one endpoint.
 pub struct Engine<N: Nic> {
     pub(crate) nic: N,
     pub(crate) state: State,
-    /// Kept to reuse its allocation.
+    /// An empty list, kept to reuse its memory.
     round: Vec<PeerId>,
 }
 
-/// The peers of an engine, by number.
+/// The names of an engine's peers, by number.
 #[derive(Clone, Copy)]
 pub struct PeerNames<'a>(&'a Peers);
 
 impl PeerNames<'_> {
-    /// The name of the peer that a `Fault::Stranger` tells of.
+    /// The name of the peer whose number is in a `Fault::Stranger`.
     #[must_use]
     pub fn name(&self, number: u32) -> Option<EpName> {
         self.0.as_slice().get(number as usize).map(|peer| peer.name)
     }
 }
 
-/// Whether an operation has left the TX queue.
+/// Result of an attempt to send a queued operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Started {
-    /// It has.
+    /// The operation has left the TX queue.
     Sent,
-    /// The device is full, or something else must happen first.
+    /// The device is full, or the operation must wait for others.
     Blocked,
 }
 
 impl<N: Nic> Engine<N> {
-    /// An endpoint over `nic`, with an empty address book.
+    /// Makes an engine over `nic`, with an empty address book.
     pub fn new(config: Config, nic: N) -> Self {
         let state = Self::new_state(config, &nic);
         Self { nic, state, round: Vec::new() }
     }
 
-    /// As [`Self::new`], for callers with little stack: an endpoint takes some kilobytes.
+    /// Makes an engine on the heap, for callers with little stack: an engine takes some kilobytes.
     pub fn boxed(config: Config, nic: Box<N>) -> Box<Self> {
         let state = Self::new_state(config, &nic);
         Box::new(Self { nic: *nic, state, round: Vec::new() })
@@ -110,7 +109,7 @@ impl<N: Nic> Engine<N> {
         &self.nic
     }
 
-    /// The device, for what is particular to it (parking, statistics).
+    /// The device, for functions that only this device has (parking, statistics).
     pub fn nic_mut(&mut self) -> &mut N {
         &mut self.nic
     }
@@ -120,7 +119,7 @@ impl<N: Nic> Engine<N> {
         self.state.me
     }
 
-    /// Where to look addresses up from now on.
+    /// Sets the address book.
     pub fn bind_book(&mut self, book: Book) {
         let shared = self.state.peers.bind_book(book);
         self.state.checks_strangers = shared || self.state.source_errors;
@@ -130,38 +129,41 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// The book has gained `addr`: a peer that connected earlier as a stranger becomes known as `addr`.
+    /// Notes that the book has gained `addr`. A peer that is connected as a stranger gets this address.
     pub fn address_added(&mut self, addr: Addr, name: &EpName) {
         self.state.address_added(addr, name);
     }
 
-    /// The book has lost `addr`: receives from there do not match any more, sends fail.
+    /// Notes that the book has lost `addr`. Sends to it fail, and receives from it match no longer.
     pub fn address_removed(&mut self, addr: Addr) {
         self.state.addresses_removed(&[addr]);
     }
 
-    /// A multi-receive buffer is released when fewer than so many bytes are left (FI_OPT_MIN_MULTI_RECV).
+    /// Sets the number of bytes below which the rest of a multi-receive buffer is released
+    /// (FI_OPT_MIN_MULTI_RECV).
     pub fn set_min_multi_recv(&mut self, bytes: usize) {
         self.state.min_multi_recv = bytes;
     }
 
-    /// Whether every access of a peer to any region is reported, not only those of regions with `events`.
+    /// Sets whether all accesses of peers are reported. Otherwise only those to regions with `events` are.
     pub fn set_remote_events(&mut self, on: bool) {
         self.state.remote_events = on;
     }
 
-    /// Whether a message whose source is in no address vector is reported by `Fault::Stranger` (FI_SOURCE_ERR).
+    /// Sets whether a message of a source in no address vector is reported by `Fault::Stranger`
+    /// (FI_SOURCE_ERR).
     pub fn set_source_errors(&mut self, on: bool) {
         self.state.source_errors = on;
         self.state.checks_strangers = on || self.state.peers.shares_book();
     }
 
-    /// The registration cache, where the device demands registration.
+    /// The registration cache, if the device demands registration.
     pub fn mr_cache(&mut self) -> Option<&mut MrCache> {
         self.state.registrations.as_mut().map(|registrations| &mut registrations.cache)
     }
 
-    /// New limits for the registration cache, which hold when this returns, but for what is in use.
+    /// Sets new limits for the registration cache. They hold when this returns, except for registrations in
+    /// use.
     pub fn limit_mr_cache(&mut self, limits: Limits) {
         if let Some(registrations) = &mut self.state.registrations {
             registrations.cache.set_limits(limits);
@@ -169,55 +171,56 @@ impl<N: Nic> Engine<N> {
         self.settle();
     }
 
-    /// The completions, the names of the peers that they tell of, and what those that are POOLED have to ask
-    /// before they are handed on.
+    /// The completions, the names of the peers that they mention, and the releases of pooled completions, which
+    /// must be asked before delivery.
     #[inline]
     pub fn outcome(&mut self) -> (&mut Vec<Completion>, PeerNames<'_>, PooledReleases<'_>) {
         let State { completions, peers, pool, pooled_releases, .. } = &mut self.state;
         (completions, PeerNames(peers), PooledReleases::new(pool.as_ref(), pooled_releases))
     }
 
-    /// What has completed, in order; the caller drains it after every call into the engine.
+    /// The completions in order. The caller drains them after every call into the engine.
     #[inline]
     pub fn completions(&mut self) -> &mut Vec<Completion> {
         &mut self.state.completions
     }
 
-    /// How many more operations may be accepted before `Again`, wherever they go.
+    /// Number of operations to any one peer that can be accepted before `Again`.
     pub fn tx_free(&self) -> usize {
         let longest = self.state.peers.as_slice().iter().map(Peer::queued).max().unwrap_or(0);
         self.state.config.tx_depth.saturating_sub(longest)
     }
 
-    /// Operations that have been accepted and are not complete.
+    /// Number of accepted operations that are not complete.
     pub fn incomplete(&self) -> usize {
         self.state.ops.len()
     }
 
-    /// How many more receives of either kind may be posted before `Again`.
+    /// Number of receives of either kind that can be posted before `Again`.
     pub fn rx_free(&self) -> usize {
         let longest = self.state.tagged.posted.len().max(self.state.untagged.posted.len());
         self.state.config.rx_depth.saturating_sub(longest)
     }
 
-    /// The windows of eager bytes shared with the peer at `addr`, while it is connected: what may still be
-    /// sent there, and what it has used here and not been given back.
+    /// The windows of eager bytes for the peer at `addr`, if it is connected: the bytes that may still be sent
+    /// there, and the bytes that the peer has used here and that were not returned.
     pub fn window(&self, addr: Addr) -> Option<(u64, u64)> {
         let peer = self.state.peers.get(self.state.peers.known(addr)?)?;
         peer.link().map(|_| (peer.tx_credit, peer.rx_used))
     }
 
-    /// How many receives are posted (tagged and untagged).
+    /// Number of posted receives, tagged and untagged.
     pub fn posted_receives(&self) -> usize {
         self.state.tagged.posted.len() + self.state.untagged.posted.len()
     }
 
-    /// How many messages wait unmatched (tagged and untagged).
+    /// Number of unexpected messages, tagged and untagged.
     pub fn unexpected_messages(&self) -> usize {
         self.state.tagged.unexpected.len() + self.state.untagged.unexpected.len()
     }
 
-    /// Whether every accepted send, read and write has completed and left (what fi_close waits for, within a bound).
+    /// Whether every accepted send, read and write has completed and left. fi_close waits for this, within a
+    /// limit.
     pub fn quiescent(&self) -> bool {
         self.state.ops.is_empty()
             && !self.state.links.has_work()
@@ -225,7 +228,7 @@ impl<N: Nic> Engine<N> {
             && self.nic.drained()
     }
 
-    /// Whether nothing at all is under way, transfers of peers included (a leak check for tests).
+    /// Whether the engine is idle, including transfers of peers (a leak check for tests).
     pub fn at_rest(&self) -> bool {
         self.quiescent()
             && self.state.transfers.len() == 0
@@ -233,12 +236,13 @@ impl<N: Nic> Engine<N> {
             && self.state.registrations.as_ref().is_none_or(|registrations| registrations.is_idle())
     }
 
-    /// Whether a round of progress could move something on before the device brings anything.
+    /// Whether a round of progress could move something before the device delivers anything.
     pub fn has_work(&self) -> bool {
         self.state.peers.has_active() || self.state.links.has_work()
     }
 
-    /// Says goodbye to all peers. After this only `progress` until `nic().drained()`, then drop.
+    /// Closes the links of all peers. After this, call only `progress` until `nic().drained()`, and then drop
+    /// the engine.
     pub fn shutdown(&mut self) {
         for peer_id in self.state.peers.ids() {
             if !matches!(self.state.peers[peer_id].state, PeerState::Idle | PeerState::Vacant) {
@@ -252,7 +256,7 @@ impl<N: Nic> Engine<N> {
         self.nic.flush();
     }
 
-    /// One round of progress: RX, deferred work, TX. Returns 0 when nothing happened.
+    /// Makes one round of progress: RX, deferred work, TX. Returns the number of events, 0 if nothing happened.
     #[inline(always)]
     pub fn progress(&mut self) -> usize {
         let mut events = self.nic.poll(&mut self.state);
@@ -261,11 +265,11 @@ impl<N: Nic> Engine<N> {
         }
         if self.state.peers.has_active() {
             events += self.run_active();
-            // What has just been handed to the device as bulk need not wait until somebody asks again.
+            // Bulk operations that the device has just accepted can move in this round.
             if std::mem::take(&mut self.state.bulk_started) {
                 events += self.nic.poll(&mut self.state);
                 if self.state.links.has_work() {
-                    // Links that end are closed before the memory of their transfers is let go.
+                    // Links that end are closed before the memory of their transfers is released.
                     events += usize::from(self.run_links());
                 }
                 events += self.run_active();
@@ -276,7 +280,7 @@ impl<N: Nic> Engine<N> {
         events
     }
 
-    /// Memory that nobody uses any more is deregistered before the client hears of it.
+    /// Deregisters unused memory, before the client learns that its operations are complete.
     #[inline(always)]
     pub(crate) fn settle(&mut self) {
         if N::REGISTERS
@@ -288,13 +292,13 @@ impl<N: Nic> Engine<N> {
 
     // ---- accepting ---------------------------------------------------------------------------
 
-    /// Accepts an operation that needs more than one step. [`Self::run_peer`], which follows, takes the first:
-    /// called from here it would have the operation's copy below it on the client's stack.
+    /// Queues an operation that needs more than one step. The caller then calls [`Self::run_peer`]. Called from
+    /// here, that function would have this function's copy of the operation below it on the client's stack.
     ///
-    /// A place in the TX queue is an operation's until it has left. So progress alone frees places, and one
-    /// peer takes none of another's. An operation that has left keeps its [`TxOp`], however long the peer's
-    /// client lets it wait.
-    #[inline(always)] // Or else the operation is copied once more.
+    /// An operation has a place in its peer's TX queue until it has left. Progress alone therefore frees
+    /// places, and one peer takes none of another's. An operation that has left keeps its [`TxOp`], however
+    /// long the peer's client takes.
+    #[inline(always)] // Otherwise the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
         let full = self.state.peers[op.peer].queued() >= self.state.config.tx_depth;
         if full && planted!(Bug::AgainWithEffect, true, op.kind != Kind::Send) {
@@ -306,8 +310,8 @@ impl<N: Nic> Engine<N> {
         planted!(Bug::AgainWithEffect, Ok(()), if full { Err(Error::Again) } else { Ok(()) })
     }
 
-    /// Here is an inject that must leave ([`OpFlags::must_leave`]) and cannot now: `Again`, and the way is
-    /// made free. If the peer turned out to be out of reach, the inject is accepted and fails.
+    /// Answers an inject that must leave at once ([`OpFlags::must_leave`]) and cannot: `Again`, after a link to
+    /// the peer was started. If the peer turned out to be unreachable, the inject is accepted and fails.
     #[cold]
     pub(crate) fn inject_must_wait(
         &mut self,
@@ -341,7 +345,8 @@ impl<N: Nic> Engine<N> {
 
     // ---- sending -----------------------------------------------------------------------------
 
-    /// Deferred work and TX of every connection that has some. Returns how many connections had.
+    /// Sends deferred work and queued operations of every peer that has some. Returns the number of peers for
+    /// which something moved.
     pub(crate) fn run_active(&mut self) -> usize {
         if !self.state.peers.has_active() {
             return 0;
@@ -360,10 +365,10 @@ impl<N: Nic> Engine<N> {
         moved
     }
 
-    /// Works off the queues of one connection; what the device does not take now stays on the active list.
-    /// Returns whether anything moved.
+    /// Works off the queues of one peer. Work that the device does not accept stays, and the peer stays on the
+    /// active list. Returns whether anything moved.
     ///
-    /// Functions with large buffers are not in line here: the buffers of all of them would be on the client's
+    /// Functions with large buffers are not inlined here: otherwise all their buffers would be on the client's
     /// stack at once.
     pub(crate) fn run_peer(&mut self, peer_id: PeerId) -> bool {
         let moved = self.run_queues(peer_id);
@@ -443,7 +448,7 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// Sends a message of the connection's stream under its next number.
+    /// Sends a message of the peer's stream under its next number.
     pub(crate) fn send_sequenced(&mut self, peer_id: PeerId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else { return Ok(()) };
@@ -455,7 +460,7 @@ impl<N: Nic> Engine<N> {
     }
 
     fn run_acks(&mut self, peer_id: PeerId) -> bool {
-        /// Operation numbers in one ACK: the count must fit one byte, the message the smallest mailbox.
+        /// Number of operation numbers in one ACK. It must fit one byte, and the message the smallest mailbox.
         const BATCH: usize = 48;
         let peer = &mut self.state.peers[peer_id];
         let (Some(link), Some(queues)) = (peer.link(), peer.queues.as_mut()) else { return false };
@@ -512,7 +517,7 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// Only the planted bug `OrderSwapped` does this: the second queued operation changes places with the first.
+    /// The behaviour of the planted bug `OrderSwapped`: the first two queued operations are exchanged.
     fn swap_queued(&mut self, peer_id: PeerId) {
         let Self { peers, ops, .. } = self;
         if let Some(queues) = peers[peer_id].queues.as_mut()

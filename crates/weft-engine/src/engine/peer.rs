@@ -1,13 +1,13 @@
-//! Virtual connections: one per peer, opened on first use.
+//! Peers: the engine's state for another endpoint, created at first use.
 //!
-//! Place in the data flow: an operation finds its [`Peer`] by address, waits in its TX queue until the link is
-//! up and the device takes it; messages find it by link. The GNI paper (§III) names the three queues and
-//! their order: RX (here: `Nic::poll`), deferred work (what RX caused), TX. A queue is worked off until it is
-//! empty or the device is full, and a stall in one never blocks another.
+//! Place in the data flow: an operation finds its [`Peer`] by address, and waits in the peer's TX queue until
+//! the link is up and the device accepts it. Messages find the peer by link. The GNI paper (§III) names the
+//! three queues and their order: RX (here: `Nic::poll`), deferred work (which RX caused), TX. A queue is worked
+//! off until it is empty or the device is full. A stall in one queue never blocks another.
 //!
-//! Cost: an idle connection is this struct (at most [`PEER_BYTES_BUDGET`] bytes). What waits at a connection is
-//! apart ([`PeerQueues`]): lent by the engine while anything waits, and taken back then, but for the few
-//! connections that had it first ([`QueuePool`]).
+//! Cost: an idle peer is this struct (at most [`PEER_BYTES_BUDGET`] bytes). Its queues are separate
+//! ([`PeerQueues`]). The engine lends them to a peer while it has queued work, and lets a few peers keep them
+//! ([`QueuePool`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,80 +24,83 @@ use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
 use crate::wire::Op;
 
-/// What an idle peer may cost in the engine, in bytes. (weft-nic's tests hold what it costs altogether.)
+/// Limit in bytes of an idle peer's cost in the engine. weft-nic's tests limit the cost with the devices.
 pub(crate) const PEER_BYTES_BUDGET: usize = 192;
 
-/// RMA operations up to so many bytes travel within messages where those have the room, and take effect in
-/// the order of the messages, whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
+/// RMA operations up to this length in bytes travel within messages that have the room. They take effect in the
+/// order of the messages, whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
 pub(crate) const ORDERED_RMA_BYTES: usize = 32 << 10;
 
-/// The answer to a read of up to so many bytes is made when the read is taken. A longer one gathers its bytes
-/// when it leaves, unless the peer changes memory before.
+/// The answer to a read of at most this length in bytes is made when the read arrives. The bytes of a longer
+/// answer are gathered when it leaves, or before the peer changes memory.
 pub(crate) const PROMPT_REPLY_BYTES: usize = 128;
 
-/// Answers to reads of one peer, of those that may have to be copied, that may be under way.
+/// Limit of bytes in pending answers to one peer's reads, counting only answers that may have to be copied.
 pub(crate) const REPLY_WINDOW_BYTES: u32 = 4 << 20;
 
-/// What the answer to a read of `len` bytes may cost of that window.
+/// The cost of the answer to a read of `len` bytes, within that limit.
 pub(crate) fn reply_cost(len: u64) -> u32 {
     let ordered = len > PROMPT_REPLY_BYTES as u64 && len <= ORDERED_RMA_BYTES as u64;
     u32::try_from(len).ok().filter(|_| ordered).unwrap_or(0)
 }
 
-/// Requests without an answer that one peer may have under way and that the target's engine answers by
-/// itself: parts of remote accesses, and messages whose arrival is acknowledged. More is a breach of the
-/// protocol (docs/protocol.md).
+/// Limit of unanswered requests of one peer that the target's engine answers by itself: parts of remote
+/// accesses, and messages whose arrival is acknowledged. More violate the protocol (docs/protocol.md).
 pub(crate) const REQUEST_LIMIT: usize = 1 << 17;
 
-/// Messages of one peer that may wait for the target's client: announced by RTS, or eager with an
-/// acknowledgement of the delivery. The receiver keeps a descriptor of each. Only matching frees these
-/// places, so the limit exceeds what programs have under way.
+/// Limit of messages of one peer that wait for the target's client: announced by RTS, or eager with an
+/// acknowledgement of the delivery. The receiver keeps a descriptor of each. Only matching frees these places,
+/// so the limit exceeds the needs of programs.
 pub(crate) const UNMATCHED_LIMIT: usize = 1 << 20;
 
-/// Requests without an answer that an engine allows itself per peer, whatever small transmit queue its client
-/// has asked for.
+/// Number of unanswered requests per peer that an engine may always have, however small its client's transmit
+/// queue is.
 const FEWEST_REQUESTS: usize = 64;
 
-/// Answers to the peer's requests that may wait to be sent, and transfers that its requests have led to.
+/// Limit of answers to the peer's requests that wait to be sent, and of transfers that its requests have
+/// started.
 pub(crate) const DEFERRED_LIMIT: usize = 2 * REQUEST_LIMIT;
 
-/// Connections that keep their queues when nothing waits, and queues that are kept for others.
+/// Number of peers that keep their queues when no work is queued, and limit of unused queues that are kept for
+/// others.
 const KEPT_QUEUES: usize = 8;
 
-/// Elements up to which a queue's memory is kept.
+/// Number of elements up to which a queue's memory is kept.
 const KEPT_ELEMENTS: usize = 64;
 
-/// Room that a mailbox leaves for the longest header.
+/// Bytes of a mailbox that are reserved for the longest header.
 pub(crate) const HEADER_BYTES: usize = 128;
 
-/// Sends that need more than to leave.
+/// Sends with one of these flags need more than one step.
 const SLOW_SENDS: OpFlags =
     OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::AFTER_ACCESSES).union(OpFlags::TRIGGER);
 
-/// How far along a connection is.
+/// State of the link to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
-    /// No link, none under way.
+    /// There is no link and no attempt.
     Idle,
-    /// Our own attempt is under way on this link.
+    /// This side's attempt is pending on this link.
     Connecting(LinkId),
-    /// The peer's link, taken into use: the OPEN_OK that must precede everything else has not left yet.
+    /// The peer's link has been adopted. The OPEN_OK that must precede all other messages has not left yet.
     Greeting(LinkId),
-    /// Usable.
+    /// The link carries messages.
     Up(LinkId),
-    /// There is no peer: this was the connection of a stranger that went, and its number is free.
+    /// There is no peer: a stranger had this number and has left, and the number is free.
     Vacant,
 }
 
 /// Work that an arrival has caused, in the order in which it arose.
 pub(crate) enum Deferred {
-    /// A finished message without its number; in-line up to the answer to a read of [`PROMPT_REPLY_BYTES`].
+    /// A complete message without its number. Answers to reads of at most [`PROMPT_REPLY_BYTES`] bytes are
+    /// stored inline.
     Message(SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]>),
-    /// READ_DATA out of a region, or out of a copy, which `iov` describes then.
+    /// READ_DATA from a region, or from a copy, which `iov` then describes.
     Reply { op: Op, key: u64, iov: IovList, copy: Option<Owned> },
 }
 
-/// Bulk data to be handed to the device. It waits apart from messages, because the device takes only so much at a time.
+/// Bulk data for the device. It waits separately from messages, because the device accepts a limited amount at
+/// a time.
 pub(crate) enum BulkOp {
     /// Fetch or serve a transfer: its token.
     Transfer(u64),
@@ -111,39 +114,39 @@ pub(crate) enum BulkOp {
     Assist { op: u32, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
 }
 
-/// What a sender waits for beyond the leaving of its message.
+/// The answer that completes a send, after the message has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Nothing (FI_INJECT_COMPLETE).
+    /// None (FI_INJECT_COMPLETE).
     Nothing,
-    /// That the peer's engine has it (FI_TRANSMIT_COMPLETE).
+    /// The peer's engine has the message (FI_TRANSMIT_COMPLETE).
     Arrived,
-    /// That it is in the receiver's buffer, or thrown away (FI_DELIVERY_COMPLETE).
+    /// The message is in the receiver's buffer, or was dropped (FI_DELIVERY_COMPLETE).
     Received,
 }
 
 bitflags::bitflags! {
-    /// What [`NicCaps`] says of the same names.
+    /// The properties of the same names in [`NicCaps`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct PathFlags: u8 {
         const GET = 1;
         const PUT = 1 << 1;
         const ORDERED = 1 << 2;
-        /// Only where messages are ordered.
+        /// Set only if messages are ordered.
         const PUSH_FOLLOWS = 1 << 3;
-        /// What has left is as good as arrived (FI_TRANSMIT_COMPLETE needs no answer).
+        /// A message that has left counts as arrived (FI_TRANSMIT_COMPLETE needs no answer).
         const SURVIVES = 1 << 4;
         /// Gets and puts reach only registered memory.
         const REGISTERED = 1 << 5;
     }
 }
 
-/// What a connection's device can do, as far as every message needs it.
+/// The properties of a peer's device that every message needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathCaps {
-    /// Longest message that goes eagerly.
+    /// Length limit of an eager message's payload.
     pub(crate) eager_bytes: u32,
-    /// Longest part of a read or write that does.
+    /// Length limit of a read's or write's part that travels within a message.
     pub(crate) rma_bytes: u32,
     pub(crate) mailbox_bytes: u32,
     pub(crate) flags: PathFlags,
@@ -188,79 +191,80 @@ impl PathCaps {
 /// One peer.
 pub(crate) struct Peer {
     pub(crate) name: EpName,
-    /// Where the address book has it, `ADDR_NONE` for a stranger.
+    /// Address in the book, `ADDR_NONE` for a stranger.
     pub(crate) addr: Addr,
     pub(crate) state: PeerState,
     pub(crate) caps: PathCaps,
     /// In the list of connections with work.
     pub(crate) active: bool,
-    /// Why the last attempt to connect failed, if it was made for an inject that is not ours yet: the next
-    /// one fails of it.
+    /// Reason why the last attempt to connect failed, if it was made for an inject that was not accepted. The
+    /// next inject fails with it.
     pub(crate) connect_failure: Option<LinkError>,
-    /// How often we were told that the peer still holds an earlier link.
+    /// Number of refusals by the peer because it still has an earlier link.
     pub(crate) redials: u16,
-    /// The peer's latest call that has come ([`wire::Open::call`](crate::wire::Open)).
+    /// Number of the latest call from the peer ([`wire::Open::call`](crate::wire::Open)).
     pub(crate) call: u32,
-    /// Number of the next message to send, and of the next to take.
+    /// Numbers of the next message to send, and of the next expected message.
     pub(crate) tx_seq: u32,
     pub(crate) rx_seq: u32,
-    /// What was sent and received, for who looks from outside ([`crate::engine::stats`]).
+    /// Counters of sent and received messages, for statistics ([`crate::engine::stats`]).
     pub(crate) costs: [u64; 2],
     pub(crate) messages: [u32; 2],
     pub(crate) rendezvous: [u8; 2],
-    /// Of the messages received, those that had to wait for a receive, and those of them that one has taken.
+    /// Received messages that waited for a receive, and those of them that a receive has taken.
     pub(crate) waited: [u8; 2],
-    /// Eager bytes that we may still send.
+    /// Eager bytes that this side may still send.
     pub(crate) tx_credit: u64,
-    /// Eager bytes that the peer has used and not been given back, be it over an earlier link, or that are
-    /// withheld from it: without a link, those of messages that wait.
+    /// Eager bytes that the peer has used and that were not returned, also over an earlier link, or that are
+    /// withheld from it. Without a link, those of waiting messages.
     pub(crate) rx_used: u64,
-    /// Eager bytes to give back, and a quarter of what is withheld: a smaller window is given back in quarters, too.
+    /// Eager bytes to return, and a quarter of the withheld ones, so that a smaller window is returned in
+    /// quarters, too.
     pub(crate) credit_owed: u64,
-    /// Operations that have left the TX queue and are not complete; as many as they have parts.
+    /// Number of operations that have left the TX queue and are not complete, counted by parts.
     pub(crate) outstanding: u32,
     /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
     pub(crate) unmatched: u32,
     /// Queued work, if any (`Peers::queues`).
     pub(crate) queues: Option<Box<PeerQueues>>,
-    /// What more there is, if the peer has had more than a few messages ([`Peer::extra`]).
+    /// Further state, if the peer has exchanged more than a few messages ([`Peer::extra`]).
     pub(crate) extra: Option<Box<PeerExtra>>,
 }
 
-/// What a connection has that one does not need which is idle, or has had only a few messages: the state of
-/// remote accesses, and counts.
+/// State that idle peers and peers with few messages do not need: remote accesses and counters.
 #[derive(Default)]
 pub(crate) struct PeerExtra {
     /// Remote accesses among the outstanding operations, by parts.
     pub(crate) accesses: u32,
-    /// Unexpected messages whose payload waits at the peer.
+    /// Number of unexpected messages whose payload waits at the peer.
     pub(crate) rendezvous_waiting: u32,
-    /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
+    /// Number of sent writes and atomics without an acknowledgement of success. The peer may report at most
+    /// this number of failures of unnamed operations.
     pub(crate) quiet_writes: u64,
-    /// Results of our atomics that are under way, in bytes with their names.
+    /// Bytes of pending results of this side's atomics, with their names.
     pub(crate) fetching: u32,
-    /// Answers to our reads that are under way and may have to be copied, in bytes.
+    /// Bytes of pending answers to this side's reads that may have to be copied.
     pub(crate) reading: u32,
-    /// Long writes of the peer whose bytes are not all here.
+    /// Number of the peer's long writes whose bytes have not all arrived.
     pub(crate) writing: usize,
-    /// The other end of the link, if the peer is this engine itself.
+    /// The other end of the link, if this engine is its own peer.
     pub(crate) own_end: Option<LinkId>,
-    /// Pushes that we have announced on this link, and the peer's.
+    /// Pushes that this side has announced on the link, and those of the peer.
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,
-    /// Short messages of the peer that it has announced and that no receive has taken, oldest first.
+    /// Short messages that the peer has announced and no receive has taken, oldest first.
     #[allow(clippy::box_collection)] // Most peers have none.
     pub(crate) announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
     pub(crate) counters: PeerCounters,
-    /// Of a peer in no address vector ([`crate::engine::strangers`]): what is withheld of its window, and what it
-    /// holds altogether.
+    /// For a peer in no address vector ([`crate::engine::strangers`]): the bytes withheld of its window, and
+    /// the memory that it occupies altogether.
     pub(crate) withheld: u64,
     pub(crate) stake: Stake,
-    /// Bytes that the device held for it at the last look.
+    /// Bytes that the device held for the peer at the last check.
     pub(crate) device_bytes: u64,
-    /// The messages in both directions when that was looked at last.
+    /// Number of messages in both directions at the last check of its idleness.
     pub(crate) activity: u32,
-    /// How many calls had come to a crowd then, if they were others than before.
+    /// Count of crowded calls (`Strangers::crowded`) at the last check that found new messages.
     pub(crate) quiet_since: u32,
 }
 
@@ -271,7 +275,7 @@ fn new_extra() -> Box<PeerExtra> {
 }
 
 bitflags::bitflags! {
-    /// Queues in which something waits to be sent.
+    /// Kinds of queued work to send.
     #[derive(Clone, Copy)]
     pub(crate) struct QueueKinds: u8 {
         const DEFERRED = 1;
@@ -282,33 +286,34 @@ bitflags::bitflags! {
     }
 }
 
-/// What waits at a connection.
+/// Queued work of a peer.
 #[derive(Default)]
 pub(crate) struct PeerQueues {
     /// Operations, by number.
     pub(crate) tx: VecDeque<u32>,
     pub(crate) deferred: VecDeque<Deferred>,
-    /// Answers to the peer's reads among it would perhaps have to be copied if the peer changed memory now;
-    /// the bytes of those that were.
+    /// Whether answers to the peer's reads are queued that might have to be copied if the peer changes memory,
+    /// and the bytes of those that were copied.
     pub(crate) replies: bool,
     pub(crate) copied: u32,
     pub(crate) bulk: VecDeque<BulkOp>,
-    /// Entries of `bulk` that receives of our client have led to, and no request of the peer's.
+    /// Number of entries of `bulk` that receives of this side's client have caused, in contrast to requests of
+    /// the peer.
     pub(crate) matched: usize,
-    /// Operations of the peer that have ended well and must be told so.
+    /// Successful operations of the peer that must be acknowledged.
     pub(crate) acks: Vec<u32>,
-    /// What the peer's atomics have fetched.
+    /// Results of the peer's atomics.
     pub(crate) results: Option<Box<FetchResults>>,
-    /// The peer's operation of which more parts follow ([`crate::engine::remote_events`]).
+    /// The peer's unfinished operation of several parts ([`crate::engine::remote_events`]).
     pub(crate) parts: Option<u32>,
-    /// The peer's own attempt, kept until ours has succeeded or failed.
+    /// The peer's own attempt, kept until this side's has succeeded or failed.
     pub(crate) standby: Option<LinkId>,
-    /// Messages that overtook others on an unordered link.
+    /// Messages on an unordered link that arrived before earlier ones.
     pub(crate) early: BTreeMap<u32, Vec<u8>>,
 }
 
 impl PeerQueues {
-    /// What waits to be sent.
+    /// The kinds of work that wait to be sent.
     #[inline]
     pub(crate) fn kinds(&self) -> QueueKinds {
         let mut kinds = QueueKinds::empty();
@@ -327,8 +332,8 @@ impl PeerQueues {
             || self.results.as_ref().is_some_and(|results| results.wait())
     }
 
-    /// The peer changes memory: answers that have not left keep what they were to say. False: more than the
-    /// peer may ask for.
+    /// Copies the bytes of queued answers, because the peer is about to change memory. Returns false if the
+    /// copies exceed the limit for one peer.
     #[cold]
     pub(crate) fn keep_replies(&mut self) -> bool {
         self.replies = false;
@@ -336,7 +341,7 @@ impl PeerQueues {
             let Deferred::Reply { iov, copy, .. } = work else { continue };
             let cost = reply_cost(mem::total_len(iov) as u64);
             if copy.is_some() {
-                // And so are all before it.
+                // All answers before it have been copied, too.
                 break;
             } else if cost > 0 {
                 let mut owned = Owned::new(mem::to_vec(iov));
@@ -348,9 +353,8 @@ impl PeerQueues {
         self.copied <= REPLY_WINDOW_BYTES
     }
 
-    /// Whether the peer has asked for more than it may before it takes the answers. What our client's
-    /// receives have led to does not count, but for acknowledgements, of which each message may have one
-    /// besides.
+    /// Whether the peer has requested more than it may before it takes the answers. Work of this side's
+    /// receives does not count, except for acknowledgements: each message may have one.
     #[inline]
     pub(crate) fn is_too_much(&self) -> bool {
         self.deferred.len() > DEFERRED_LIMIT
@@ -358,19 +362,19 @@ impl PeerQueues {
             || self.acks.len() > REQUEST_LIMIT + UNMATCHED_LIMIT
     }
 
-    /// Whether nothing at all waits.
+    /// Whether no work of any kind is queued.
     pub(crate) fn is_empty(&self) -> bool {
         !self.to_send() && self.parts.is_none() && self.standby.is_none() && self.early.is_empty()
     }
 
-    /// Whether its memory, when nothing waits, is worth keeping for another connection.
+    /// Whether the memory of the empty queues is worth keeping for another peer.
     fn is_small(&self) -> bool {
         self.tx.capacity().max(self.deferred.capacity()).max(self.bulk.capacity()).max(self.acks.capacity())
             <= KEPT_ELEMENTS
     }
 }
 
-/// Queues that are lent to connections.
+/// The queues that are lent to peers.
 #[derive(Default)]
 pub(crate) struct QueuePool {
     lent: usize,
@@ -379,15 +383,15 @@ pub(crate) struct QueuePool {
 }
 
 impl QueuePool {
-    /// Queues for a connection that has none.
+    /// Lends queues to a peer.
     #[cold]
     pub(crate) fn lend(&mut self) -> Box<PeerQueues> {
         self.lent += 1;
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes back the queues of a connection at which nothing is to be sent, if many are lent and nothing
-    /// else waits there.
+    /// Takes back a peer's queues if they are empty and many are lent. The caller has found that no work waits
+    /// to be sent.
     #[inline]
     pub(crate) fn take_back(&mut self, peer: &mut Peer) {
         if self.lent > KEPT_QUEUES {
@@ -408,7 +412,7 @@ impl QueuePool {
         }
     }
 
-    /// A connection's queues are gone.
+    /// Notes that a peer's queues were dropped.
     pub(crate) fn lost(&mut self) {
         self.lent -= 1;
     }
@@ -416,7 +420,7 @@ impl QueuePool {
 
 const _: () = assert!(size_of::<Peer>() <= PEER_BYTES_BUDGET);
 
-/// Requests without an answer per peer, for a transmit queue of `tx_depth` operations.
+/// Limit of unanswered requests per peer, for a transmit queue of `tx_depth` operations.
 pub(crate) fn request_limit(tx_depth: usize) -> u32 {
     u32::try_from(tx_depth.clamp(FEWEST_REQUESTS, REQUEST_LIMIT)).unwrap_or(u32::MAX)
 }
@@ -472,25 +476,25 @@ impl Peer {
         }
     }
 
-    /// What more there is, from now on.
+    /// The further state, which is allocated at first use.
     #[inline(always)]
     pub(crate) fn extra(&mut self) -> &mut PeerExtra {
         self.extra.get_or_insert_with(new_extra)
     }
 
-    /// Bytes of results that are under way.
+    /// Bytes of pending results.
     #[inline]
     pub(crate) fn fetching(&self) -> u32 {
         self.extra.as_ref().map_or(0, |extra| extra.fetching)
     }
 
-    /// Bytes of answers that are under way.
+    /// Bytes of pending answers.
     #[inline]
     pub(crate) fn reading(&self) -> u32 {
         self.extra.as_ref().map_or(0, |extra| extra.reading)
     }
 
-    /// The name of the next window that we announce.
+    /// The name of the next window that this side announces.
     pub(crate) fn announcing(&self) -> u64 {
         Announced::name(self.extra.as_ref().map_or(0, |extra| extra.announcing))
     }
@@ -509,13 +513,13 @@ impl Peer {
         matches!(self.state, PeerState::Greeting(_) | PeerState::Up(_))
     }
 
-    /// Whether no operation waits for others to leave first.
+    /// Whether no operation waits in the TX queue.
     #[inline]
     pub(crate) fn tx_is_empty(&self) -> bool {
         self.queues.as_ref().is_none_or(|queues| queues.tx.is_empty())
     }
 
-    /// Whether a message with this number is the next of an undisturbed stream.
+    /// Whether a message with this number is the next one, and can be handled on the fast path.
     #[inline]
     pub(crate) fn is_next(&self, seq: u32) -> bool {
         seq == self.rx_seq
@@ -525,44 +529,44 @@ impl Peer {
                 .is_none_or(|queues| queues.early.is_empty() && queues.deferred.len() <= DEFERRED_LIMIT)
     }
 
-    /// Whether this is the connection of a stranger with whom nothing is under way.
+    /// Whether this peer is a stranger without pending work.
     pub(crate) fn is_sweepable(&self) -> bool {
         let idle = self.state == PeerState::Idle && self.queues.is_none() && self.outstanding == 0;
         self.addr == ADDR_NONE && idle
     }
 
-    /// Whether an operation with these flags must wait for others that have left.
+    /// Whether an operation with these flags must wait for operations that have left.
     #[inline]
     pub(crate) fn holds_back(&self, flags: OpFlags) -> bool {
         flags.contains(OpFlags::FENCE) && self.outstanding > 0
             || flags.contains(OpFlags::AFTER_ACCESSES) && self.extra.as_ref().is_some_and(|extra| extra.accesses > 0)
     }
 
-    /// Unexpected messages whose payload waits at the peer.
+    /// Number of unexpected messages whose payload waits at the peer.
     pub(crate) fn rendezvous_waiting(&self) -> u32 {
         self.extra.as_ref().map_or(0, |extra| extra.rendezvous_waiting)
     }
 
-    /// Whether one more request may leave that the peer's engine answers by itself, besides `pending` of an
-    /// operation that has not left altogether. `limit`: see [`request_limit`].
+    /// Whether another request may leave that the peer's engine answers by itself. `pending` counts the
+    /// requests of an operation that has left in part. `limit` comes from [`request_limit`].
     #[inline]
     pub(crate) fn may_ask(&self, pending: u32, limit: u32) -> bool {
         (self.outstanding - self.unmatched).saturating_add(pending) < limit
     }
 
-    /// Whether one more message may leave that waits for the peer's client.
+    /// Whether another message may leave that waits for the peer's client.
     #[inline]
     pub(crate) fn may_announce(&self) -> bool {
         (self.unmatched as usize) < UNMATCHED_LIMIT
     }
 
-    /// Operations that wait to leave.
+    /// Number of operations in the TX queue.
     #[inline]
     pub(crate) fn queued(&self) -> usize {
         self.queues.as_ref().map_or(0, |queues| queues.tx.len())
     }
 
-    /// Whether anything waits to be sent.
+    /// Whether work waits to be sent.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         self.queues.as_ref().is_some_and(|queues| queues.to_send())

@@ -1,8 +1,8 @@
-//! The engine's state, and what arrives from the device ([`Sink`]).
+//! The engine's state, which receives the events of the device ([`Sink`]).
 //!
-//! Place in the data flow: `Nic::poll` → here → `msg`/`rma` (what the message means) → completions, or
-//! deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here calls the device: it is
-//! borrowed while it polls.
+//! Place in the data flow: `Nic::poll` → here → `send.rs`, `recv.rs`, `rma.rs`, `atomic.rs` (the meaning of a
+//! message) → completions, or deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here
+//! calls the device, which is borrowed while it polls.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,11 +31,11 @@ use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::wire::{self, Head, Reader, kind};
 
-/// The peer did something that the protocol forbids: its link is closed.
+/// The peer has violated the protocol. Its link is closed.
 #[derive(Debug)]
 pub(crate) struct Violation;
 
-/// Longest run of messages that may wait for one that they overtook.
+/// Limit of the distance by which a message may overtake others.
 const REORDER_LIMIT: u32 = 4096;
 
 pub(crate) struct State {
@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub(crate) peers: Peers,
     pub(crate) strangers: Strangers,
     pub(crate) links: Links,
-    /// Addresses of which it is being found out who lives there.
+    /// Pending queries for the endpoints at addresses.
     pub(crate) address_queries: Vec<AddressQuery>,
     pub(crate) ops: List<TxOp>,
     /// Private copies of operations that have failed, which the device reads until the link is closed.
@@ -59,26 +59,26 @@ pub(crate) struct State {
     pub(crate) multi_recvs: Slab<MultiRecv>,
     pub(crate) tagged: Matcher,
     pub(crate) untagged: Matcher,
-    /// Receives that other engines draw from, too, and what is added to their contexts' `user`.
+    /// The pool of receives that several engines share, and the bits added to the `user` of their contexts.
     pub(crate) pool: Option<(Arc<Pool>, u64)>,
-    /// Messages may take receives from there.
+    /// Messages may take receives from the pool.
     pub(crate) draws_from_pool: bool,
-    /// The multi-receives that were taken from there by what `completions` calls POOLED, in the same order.
+    /// The multi-receives of the pool to which the POOLED completions belong, in the order of `completions`.
     pub(crate) pooled_releases: VecDeque<u32>,
     pub(crate) regions: Regions,
-    /// Peers' operations of several parts that have begun.
+    /// Peers' unfinished operations of several parts.
     pub(crate) parts: Slab<MultipartOp>,
-    /// Bulk data was handed to the device since the last poll.
+    /// The device has accepted bulk data since the last poll.
     pub(crate) bulk_started: bool,
     pub(crate) completions: Vec<Completion>,
     pub(crate) min_multi_recv: usize,
     pub(crate) remote_events: bool,
     /// Messages of strangers are reported as such.
     pub(crate) source_errors: bool,
-    /// Messages of strangers do not take the fast path: they are reported, or the book may have them meanwhile.
+    /// Messages of strangers do not take the fast path, because they are reported or the book may have changed.
     pub(crate) checks_strangers: bool,
     pub(crate) connection: Connection,
-    /// Datagrams.
+    /// Number of dropped datagrams.
     pub(crate) dropped: u64,
 }
 
@@ -118,8 +118,8 @@ impl State {
 
     // ---- ends --------------------------------------------------------------------------------
 
-    /// The peer has gone, in whatever way, or is out of reach: everything that depends on it fails, receives
-    /// that name it as their only source included, and the connection is as new.
+    /// Fails a peer that has ended or is unreachable. All operations with it fail, including receives that name
+    /// it as their only source. The peer's state is reset.
     pub(crate) fn fail_peer(&mut self, peer_id: PeerId, why: LinkError) {
         self.follow_book();
         let addr = self.peers[peer_id].addr;
@@ -130,7 +130,8 @@ impl State {
         }
     }
 
-    /// The same, but for receives: this side may be the one that goes.
+    /// Resets a peer and fails all operations with it except receives. The reason may also be the end of this
+    /// endpoint.
     pub(crate) fn reset_peer(&mut self, peer_id: PeerId, why: LinkError) {
         let fault = Fault::Link(why);
         self.close_links(peer_id);
@@ -155,8 +156,8 @@ impl State {
             self.peers[peer_id].connect_failure = Some(why);
         }
         for index in dead.into_iter().skip(planted!(Bug::DeathForgotten, 0, 1)) {
-            // The device lets go of the memory before `down`, or within `close`, which follows the poll: the
-            // client learns of the end, and registrations end, behind that.
+            // The device stops using the memory before `down`, or within `close`, which follows the poll. The
+            // client learns of the failure, and registrations end, after that.
             if let Some(registrations) = &mut self.registrations {
                 registrations.release_op(index);
             }
@@ -184,7 +185,7 @@ impl State {
         if planted!(Bug::OrphanOvertakes, left > 0 || came, false) {
             self.orphan_unexpected(peer_id, why);
         }
-        // What an inject is still to be told is told by way of the address.
+        // A refused inject is reported by way of the address, so its route stays.
         if self.peers[peer_id].connect_failure.is_none() {
             self.drop_routes(peer_id);
         }
@@ -193,7 +194,7 @@ impl State {
         self.connection_lost(peer_id, why);
     }
 
-    /// `link`: over which the device may still be storing bytes, until it is closed.
+    /// Ends a transfer with an error. Until `link` is closed, the device may still store bytes for it.
     fn abandon_transfer(&mut self, x: Transfer, link: Option<LinkId>, fault: Fault) {
         if let Some(staged) = x.staged {
             let peer = &mut self.peers[x.peer];
@@ -204,7 +205,8 @@ impl State {
         }
         match x.kind {
             TransferKind::Recv { info, .. } => {
-                // What was pushed has come from the front; of what a device fetches nobody knows which bytes are there.
+                // Pushed bytes arrive in order from the front. The position of bytes that a device fetches is
+                // unknown.
                 let stored = usize::try_from(x.placed).unwrap_or(usize::MAX).min(info.stored);
                 self.complete_recv(&RecvInfo { stored, ..info }, ADDR_NONE, Some(fault));
             }
@@ -216,11 +218,13 @@ impl State {
         }
     }
 
-    /// Messages that came whole can still be received, but nobody waits for their acknowledgement; their
-    /// share of the window stays theirs. Of others the payload stayed with the dead. They keep their places,
-    /// or what came behind them would be taken for them: receives that match them fail. A peer that has left
-    /// very many of those, in life after life, has no place for more. A stranger has none: any process could
-    /// fail receives that are meant for others.
+    /// Handles the unexpected messages of a peer that has failed. Whole messages can still be received; their
+    /// acknowledgements are dropped, and they keep their share of the window. The payload of other messages is
+    /// lost. These keep their places, because otherwise later messages would match in their stead. Receives
+    /// that match them fail.
+    ///
+    /// The number of such places is limited per peer, over all its links. A stranger has none: otherwise any
+    /// process could fail receives meant for others.
     fn orphan_unexpected(&mut self, peer_id: PeerId, why: LinkError) {
         let lost = |m: &&Unexpected| m.peer == peer_id && matches!(m.body, Body::Lost { .. });
         let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
@@ -249,14 +253,14 @@ impl State {
         }
     }
 
-    /// Whether there is a link to that address: of several contexts of one endpoint, or after another
-    /// endpoint has taken the place of one.
+    /// Whether a link leads to that address: for another context of the same endpoint, or for another endpoint
+    /// that has taken its place.
     fn has_link_to(&self, addr: Addr) -> bool {
         let up = |peer: &Peer| peer.addr == addr && peer.is_in_use();
         self.peers.as_slice().iter().any(up)
     }
 
-    /// A receive that names the dead as its only source would wait for ever.
+    /// Ends the receives that name the failed peer as their only source, since they would wait indefinitely.
     fn fail_directed_receives(&mut self, addr: Addr, fault: Fault) {
         for tagged in [true, false] {
             let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
@@ -282,7 +286,7 @@ impl State {
         let peer_id = op.peer;
         let pushing = planted!(Bug::PushStillReads, op.pushing > 0, false);
         if op.pending > 0 || pushing || op.assisting > 0 || !op.all_sent() {
-            // A part that waits for the others may have its turn now.
+            // A part that waited for others may be sent now.
             if !self.peers[peer_id].tx_is_empty() {
                 self.peers.activate(peer_id);
             }
@@ -316,8 +320,8 @@ impl State {
     fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
         let Some((state, peer)) = self.links.lookup(link) else { return Ok(()) };
         if state == LinkState::Free {
-            // The engine has let go of the link; the device hears of it after this poll. Whatever comes, it
-            // is not closed twice.
+            // The engine has dropped the link, and the device learns it after this poll. A violation here must
+            // not close the link twice.
             return Ok(());
         }
         let mut r = Reader(bytes);
@@ -335,7 +339,8 @@ impl State {
         }
         let peer_id = match (state, peer) {
             (LinkState::Carrying, Some(peer_id)) => peer_id,
-            // An unknown kind is not kept. It may stand for OPEN_OK, after which nothing else would arrive.
+            // A message of an unknown kind is not kept. It may stand for OPEN_OK, after which nothing else
+            // would arrive.
             (LinkState::Opening, _) if head.kind <= wire::LAST_KIND && self.links.keep_early(link, bytes) => {
                 return Ok(());
             }
@@ -375,7 +380,7 @@ impl State {
         }
     }
 
-    /// Only the planted bug `DuplicateTaken` does this.
+    /// The behaviour of the planted bug `DuplicateTaken`: a duplicate is handled again.
     fn take_again(&mut self, peer_id: PeerId, bytes: &[u8]) -> Result<(), Violation> {
         let mut r = Reader(bytes);
         let head: Head = r.take().ok_or(Violation)?;
@@ -395,7 +400,7 @@ impl State {
         }
     }
 
-    /// One message of the connection's stream, in order.
+    /// Handles one message of the peer's stream, in order.
     fn on_sequenced(&mut self, peer_id: PeerId, head: Head, r: Reader<'_>) -> Result<(), Violation> {
         match head.kind {
             kind::EAGER => self.on_eager(peer_id, head.flags, r),
@@ -437,7 +442,7 @@ impl State {
     }
 }
 
-/// Reports the end of one of our sends, reads or writes.
+/// Adds the completion of a send, read or write.
 #[inline]
 fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault>) {
     if fault.is_none() && planted!(Bug::QuietReported, op.flags.contains(OpFlags::QUIET), false) {
@@ -463,7 +468,7 @@ impl Sink for State {
 
     fn down(&mut self, link: LinkId, why: LinkError) {
         self.link_lost(link, why);
-        // The device has ended the link itself: it must not be told to close a number that it may reuse.
+        // The device has ended the link itself. The engine must not close a number that the device may reuse.
         self.links.drop_work(link);
         self.lingering_copies.retain(|(other, _)| *other != link);
     }
@@ -476,7 +481,8 @@ impl Sink for State {
     }
 
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
-        // The engine may have forgotten the link. The device learns of it after this poll; it is not closed twice.
+        // The engine may have dropped the link. The device learns it after this poll, and the link is not
+        // closed twice.
         let (state, peer) = self.links.lookup(link)?;
         if state == LinkState::Free {
             return None;
