@@ -1,12 +1,12 @@
-//! Datagrams (FI_EP_DGRAM): messages that arrive once or not at all, and for which nobody waits.
+//! Datagrams (FI_EP_DGRAM): messages that arrive once or not at all, and that have no answer.
 //!
-//! Place in the data flow: an engine with [`Role::Datagrams`] sends eagerly or not at all.
-//! [`Engine::send_now`] serves it as any other; what that cannot take comes here. A message waits for a link
-//! to be made and for the device's room, as long as few do; it is dropped where more wait, where the
-//! receiver's window is used up (the window is what a socket's buffer is to UDP), and with its link. Dropped
-//! or not, its send is complete. A receiver does nothing differently.
+//! Place in the data flow: an engine with [`Role::Datagrams`] sends eagerly or not at all. [`Engine::send_now`]
+//! is the fast path of all endpoints, and declined datagrams come here. A message waits for its link, or for
+//! room in the device, while few others wait. It is dropped if more wait, if the receiver's window is used up
+//! (the counterpart of a UDP socket's buffer), and with its link. Its send completes in either case. Receivers
+//! treat datagrams like other messages.
 //!
-//! Invariant: a peer that is out of reach, or does not receive, never keeps this endpoint from sending to others.
+//! Invariant: a peer that is unreachable, or does not receive, never prevents sends to others.
 
 use crate::api::{Error, OpFlags, SendOp};
 use crate::bugs::planted;
@@ -18,18 +18,19 @@ use crate::engine::{Engine, Started};
 use crate::mem;
 use crate::nic::Nic;
 
-/// Messages to one peer that may wait for its link or for room.
+/// Limit of messages to one peer that wait for its link or for room.
 const WAITING_LIMIT: usize = 256;
-/// What no datagram can be asked for: that anybody answers, or goes first.
+/// Options that no datagram can have, because they need an answer or an order.
 const UNANSWERABLE: OpFlags = OpFlags::DELIVERY.union(OpFlags::FENCE);
 
 impl<N: Nic> Engine<N> {
-    /// How many datagrams were dropped here.
+    /// Number of datagrams that this engine has dropped.
     pub fn dropped(&self) -> u64 {
         self.state.dropped
     }
 
-    /// [`Engine::send_later`] for datagrams. Errors: `Invalid` for what cannot be promised, `TooLong`, `NoSuchAddress`.
+    /// [`Engine::send_later`] for datagrams. Errors: `Invalid` for options that a datagram cannot have,
+    /// `TooLong`, `NoSuchAddress`.
     pub(crate) fn send_datagram(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
         let len = mem::total_len(op.iov);
         if op.flags.intersects(UNANSWERABLE) {
@@ -52,7 +53,7 @@ impl<N: Nic> Engine<N> {
             }
             return Ok(());
         }
-        // What has left is complete: whether it arrives is not known in any case.
+        // A message that has left is complete, since its arrival is unknown in any case.
         self.enqueue_send(&SendOp { flags: op.flags - OpFlags::TRANSMIT, ..*op }, peer_id, len)?;
         self.run_peer(peer_id);
         Ok(())
@@ -60,7 +61,7 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// The operation whose turn it is would have to wait for its receiver: it is dropped.
+    /// Drops the next queued operation, which would have to wait for its receiver.
     pub(crate) fn drop_datagram(op: &mut TxOp, dropped: &mut u64) -> Started {
         *dropped += planted!(Bug::DropUncounted, 1, 0);
         op.phase = Phase::AwaitAck;

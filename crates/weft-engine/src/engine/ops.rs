@@ -1,9 +1,9 @@
-//! The state of operations that did not finish within their call, and of bulk data that is arriving.
+//! The state of operations that did not finish within their call, and of bulk data on its way.
 //!
-//! Place in the data flow: `Engine::send`/`write`/`read` make a [`TxOp`] when the fast path does not finish
-//! the operation; acknowledgements name it by its number. An [`Transfer`] is bulk data on its way into or out of
-//! our memory on behalf of a peer's operation; devices and peers name it by its token, which carries a
-//! generation, so that a late or forged name finds nothing.
+//! Place in the data flow: `Engine::send`, `write` and `read` make a [`TxOp`] if the fast path does not finish
+//! the operation. Acknowledgements name it by its number. A [`Transfer`] is bulk data on its way into or out of
+//! this side's memory, for a peer's operation. Devices and peers name it by its token. The token contains a
+//! generation, so that a late or forged token finds no transfer.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -15,19 +15,19 @@ use crate::mem::{IovList, Owned};
 use crate::nic::RemoteIov;
 use crate::wire::Op;
 
-/// How far a send is; RMA counts its parts instead.
+/// The progress of a send. RMA operations count their parts instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// In the TX queue (or an RMA operation, whose parts are counted in `pending`).
+    /// In the TX queue. Also the phase of an RMA operation, whose parts are counted in `pending`.
     Queued,
-    /// Sent eagerly; the peer will acknowledge the delivery.
+    /// Sent eagerly. The peer will acknowledge the delivery.
     AwaitAck,
-    /// RTS sent: the peer will answer CTS or, having fetched the data or wanting none, FIN.
+    /// RTS was sent. The peer will answer CTS, or FIN if it has fetched the data or wants none.
     AwaitCts,
-    /// Being pushed after CTS; `true`: a FIN must follow.
+    /// Being pushed after CTS. `true`: a FIN must follow.
     Pushing(bool),
-    /// An atomic operation, whose parts are counted, too. `sources`: the operands and the values to compare
-    /// with stand in `iov` before the place for the results, each array as long as the operation.
+    /// An atomic operation, whose parts are counted as well. With `sources`, `iov` holds the operands and the
+    /// values to compare with before the memory for results. Each array is as long as the operation.
     Atomic { amo: Amo, sources: bool },
 }
 
@@ -45,20 +45,20 @@ pub(crate) struct TxOp {
     pub(crate) len: u64,
     pub(crate) remote: SmallVec<[RmaIov; 1]>,
     pub(crate) phase: Phase,
-    /// RMA: the first part that has not been sent.
+    /// RMA: number of parts that were sent, which is the index of the next one.
     pub(crate) next_part: u32,
-    /// RMA: parts sent and not acknowledged.
+    /// RMA: number of parts that were sent and not acknowledged.
     pub(crate) pending: u32,
-    /// Pushes that the device still works on, of a read those of the target that have not all come: the
-    /// memory is not free before they end.
+    /// Number of pushes that the device still performs. For a read, of the target's pushes that have not all
+    /// arrived. The memory is in use until they end.
     pub(crate) pushing: u32,
-    /// The same for parts that the device helps the peer to move.
+    /// Number of parts that the device helps the peer to move. The memory is in use until they end.
     pub(crate) assisting: u32,
     pub(crate) fault: Option<Fault>,
 }
 
 impl TxOp {
-    /// Whether nothing of it waits in the TX queue.
+    /// Whether no part waits in the TX queue.
     pub(crate) fn all_sent(&self) -> bool {
         match self.kind {
             Kind::Send => self.phase != Phase::Queued,
@@ -66,7 +66,7 @@ impl TxOp {
         }
     }
 
-    /// Whether it is a send that has left and waits for the peer's client.
+    /// Whether this is a send that has left and waits for the peer's client.
     #[inline]
     pub(crate) fn awaits_match(&self) -> bool {
         match self.phase {
@@ -76,7 +76,7 @@ impl TxOp {
         }
     }
 
-    /// How many requests it has taken, when all of it is sent.
+    /// Number of requests that the operation takes, after all of it is sent.
     #[inline]
     pub(crate) fn parts(&self) -> u32 {
         self.next_part.max(1)
@@ -93,18 +93,18 @@ impl TxOp {
 
     /// The length of a part of a read, if the target may answer it by a message.
     pub(crate) fn answerable(&self, part: u32) -> Option<u64> {
-        // As many parts as are to be pushed end when their windows are full, and not before.
+        // Parts that are pushed end when their windows are full. Only the other parts can be answered.
         let awaited = self.kind == Kind::Read && part < self.next_part && self.pending > self.pushing;
         self.remote.get(part as usize).filter(|_| awaited).map(|remote| remote.len)
     }
 
-    /// Where in the local memory part `part` begins, in bytes.
+    /// Offset in bytes of a part in the local memory.
     pub(crate) fn part_offset(&self, part: u32) -> u64 {
         self.remote.iter().take(part as usize).map(|r| r.len).sum()
     }
 }
 
-/// What a receive will report when its data is here.
+/// The contents of a receive's completion, when its data has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvInfo {
     pub(crate) ctx: Context,
@@ -113,22 +113,23 @@ pub(crate) struct RecvInfo {
     pub(crate) data: u64,
     pub(crate) buf: usize,
     pub(crate) stored: usize,
-    /// Bytes that did not fit.
+    /// Number of bytes that did not fit.
     pub(crate) excess: usize,
-    /// They did not fit because part of the buffer is no memory.
+    /// Part of the buffer is missing memory, so the bytes did not fit.
     pub(crate) missing: bool,
     pub(crate) multi: Option<u32>,
 }
 
-/// On whose behalf bulk data moves.
+/// The purpose of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TransferKind {
-    /// Into a matched receive, from the peer's send `op`, which wants a FIN if `ack`.
+    /// Into a matched receive, from the peer's send `op`, which expects a FIN if `ack`.
     Recv { info: RecvInfo, op: u32, ack: bool },
-    /// Into memory of the engine, for the message with this number in the queue of unexpected ones; from the
-    /// peer's send `op`, which wants an acknowledgement of the delivery if `ack`.
+    /// Into memory of the engine, for the unexpected message `key`. The bytes come from the peer's send `op`,
+    /// which expects an acknowledgement of the delivery if `ack`.
     Prefetch { tagged: bool, key: u32, op: u32, ack: bool },
-    /// Into a region, from the peer's write. `parts`: which of several it is one of ([`crate::engine::remote_events`]).
+    /// Into a region, from the peer's write. `parts` is the number of its operation of several parts
+    /// ([`crate::engine::remote_events`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
     /// Into the buffer of our own read: its operation number.
     ReadHome { op: u32 },
@@ -136,10 +137,10 @@ pub(crate) enum TransferKind {
     Serve { op: Op, key: u64, window: u64, put: bool, parts: Option<u32> },
 }
 
-/// Memory of the engine that a transfer fills before its bytes go to a receive.
+/// Memory of the engine that a transfer fills before its bytes are copied to a receive.
 pub(crate) struct Staged {
     pub(crate) bytes: Owned,
-    /// The receive's buffer; empty while none has matched.
+    /// The receive's buffer. Empty until a receive has matched.
     pub(crate) into: IovList,
 }
 
@@ -278,12 +279,12 @@ impl DeviceContext {
     }
 }
 
-/// A multi-receive buffer: where the next message goes, and whether it may be given back.
+/// The state of a multi-receive buffer.
 pub(crate) struct MultiRecv {
     pub(crate) used: usize,
-    /// Messages that are still arriving in it.
+    /// Number of messages that are still arriving in it.
     pub(crate) inflight: u32,
-    /// No longer posted.
+    /// The buffer is no longer posted.
     pub(crate) retired: bool,
 }
 

@@ -1,13 +1,14 @@
-//! Asking ahead: short messages that were announced for want of window are fetched before a receive asks for them.
+//! Prefetching of short messages: messages that were announced because the window was full are fetched before a
+//! receive matches them.
 //!
-//! Place in the data flow: [`crate::engine::recv`] notes each short announcement that finds no receive. As soon as
-//! messages that wait here have been taken, their share of the window goes to the oldest announcements first:
-//! the peer is asked to push their bytes into memory of the engine. A receiver that is late thus meets the
-//! next messages in its own memory, and waits for no round trip.
+//! Place in the data flow: [`crate::engine::recv`] notes each short announcement that matches no receive. When
+//! receives have taken waiting messages, their share of the window goes to the oldest announcements first: the
+//! peer is asked to push their bytes into memory of the engine. A late receiver thus finds the next messages in
+//! its own memory, without a round trip.
 //!
-//! Invariants: the bytes asked for are charged to the window like eager ones, so memory stays bounded by
-//! `window_bytes`. A receive that matches meanwhile gets the bytes when they have come. Where a device of
-//! ours fetches announced bytes, none of this happens: that takes no round trip.
+//! Invariants: requested bytes are charged to the window like eager ones, so memory stays bounded by
+//! `window_bytes`. A receive that matches meanwhile gets the bytes when they have arrived. If a device of this
+//! side fetches announced bytes, nothing is prefetched, because a fetch takes no round trip.
 
 use std::collections::VecDeque;
 
@@ -19,22 +20,22 @@ use crate::engine::state::State;
 use crate::matching::{Body, Matcher};
 use crate::mem::{IovList, Owned};
 
-/// Announcements that may be over before the list of them is searched for those.
+/// Number of ended announcements up to which the list is not searched for them.
 const STALE_LIMIT: usize = 64;
 
-/// An announced short message that waits for a receive. It may have been matched since: then its place holds
+/// An announced short message that waits for a receive. If a receive has taken it meanwhile, its place holds
 /// another message or none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShortAnnouncement {
     pub(crate) tagged: bool,
-    /// Its number in the queue of unexpected messages.
+    /// The message's key in the queue of unexpected messages.
     pub(crate) key: u32,
     /// The peer's operation.
     pub(crate) op: u32,
 }
 
 impl ShortAnnouncement {
-    /// The length of the message and whether its delivery is to be acknowledged, if it still waits.
+    /// The length of the message, and whether its delivery must be acknowledged. `None`: it waits no longer.
     fn pending(self, matcher: &Matcher, peer_id: PeerId) -> Option<(u64, bool)> {
         let message = matcher.unexpected.get(self.key).filter(|message| message.peer == peer_id && !message.orphan)?;
         match message.body {
@@ -45,7 +46,8 @@ impl ShortAnnouncement {
 }
 
 impl State {
-    /// An announced message waits for a receive. If it is short it is asked for when there is window.
+    /// Notes an announced short message that waits for a receive. Its bytes are requested when the window has
+    /// room.
     pub(crate) fn note_announcement(&mut self, peer_id: PeerId, announcement: ShortAnnouncement) {
         let matchers = [&self.untagged, &self.tagged];
         let peer = &mut self.peers[peer_id];
@@ -58,7 +60,7 @@ impl State {
         self.prefetch(peer_id);
     }
 
-    /// Asks for the oldest announced messages for which there is window that has not been given back.
+    /// Requests the oldest announced messages, for which returned parts of the window have room.
     pub(crate) fn prefetch(&mut self, peer_id: PeerId) {
         while let Some(announcement) = self.announcements(peer_id).and_then(|list| list.front().copied()) {
             let matcher = self.matcher(announcement.tagged);
@@ -106,8 +108,8 @@ impl State {
         }
     }
 
-    /// The bytes of a message that was asked for ahead are here. From now on it waits like an eager one,
-    /// unless it was thrown away meanwhile.
+    /// Notes that the bytes of a prefetched message have arrived. From now on it waits like an eager one,
+    /// unless it was dropped meanwhile.
     pub(crate) fn prefetch_arrived(
         &mut self,
         peer_id: PeerId,

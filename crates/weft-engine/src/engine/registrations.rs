@@ -1,11 +1,12 @@
-//! What the operations and transfers of an endpoint hold registered.
+//! The registrations that the operations and transfers of an endpoint hold.
 //!
-//! Place in the data flow: where a link's device demands registration ([`crate::nic::NicCaps::registered`]),
-//! `msg` and `rma` hold the memory that they announce to a peer, `bulk` the memory that the device gets into
-//! or puts from; the end of the operation or transfer lets go. What cannot be held travels by push. There is
-//! none of this on other devices.
+//! Place in the data flow: this concerns links whose device demands registration
+//! ([`crate::nic::NicCaps::registered`]). `send.rs` and `rma.rs` register the memory that they announce to a
+//! peer. `transfer.rs` registers the memory that the device gets into or puts from. The end of the operation or
+//! transfer releases it. Memory that cannot be registered travels by push.
 //!
-//! Invariant: holding is idempotent, so that what a full device has refused may simply be tried again.
+//! Invariant: to register again for the same holder has no effect, so a call that a full device refused can be
+//! repeated.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ use crate::mem::Iov;
 use crate::mrcache::{MrCache, Pin};
 use crate::nic::Registrar;
 
-/// For whom memory is registered.
+/// The reason for which memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Holder {
     /// A part of one of our operations; a send has one, number 0.
@@ -25,7 +26,7 @@ pub(crate) enum Holder {
     Transfer(u64),
 }
 
-/// The cache, and who uses it.
+/// The cache, and its uses by the endpoint.
 #[derive(Debug)]
 pub(crate) struct Registrations {
     pub(crate) cache: MrCache,
@@ -37,7 +38,7 @@ impl Registrations {
         Self { cache, pins: BTreeMap::new() }
     }
 
-    /// Whether all of `iov` is registered now, for as long as `holder` does not let go.
+    /// Registers all of `iov` until `holder` releases it. Returns whether it is registered.
     pub(crate) fn register<R: Registrar>(&mut self, device: &mut R, holder: Holder, iov: &[Iov]) -> bool {
         if self.is_registered(holder) {
             return true;
@@ -64,7 +65,7 @@ impl Registrations {
         self.pins.contains_key(&holder)
     }
 
-    /// Whether nobody holds anything.
+    /// Whether no memory is registered.
     pub(crate) fn is_idle(&self) -> bool {
         self.pins.is_empty()
     }

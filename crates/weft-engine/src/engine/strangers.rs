@@ -1,20 +1,21 @@
-//! Memory and links that peers in no address vector may have altogether, however many names they have.
+//! Limits of the memory and links of all strangers together: peers in no address vector, under any number of
+//! names.
 //!
-//! Place in the data flow: [`crate::engine::links`] asks for the window of a new link, [`crate::engine::recv`] gives windows
-//! back and keeps announcements, [`crate::engine`] works off queues; afterwards each has [`State::account`]
-//! look at the peer. A device that is short of descriptors asks for a link to end
+//! Place in the data flow: [`crate::engine::links`] asks for the window of a new link. [`crate::engine::recv`]
+//! returns windows and keeps announcements, and [`crate::engine`] works off queues. Afterwards each calls
+//! [`State::account`] for the peer. A device that is short of descriptors asks for a link that can end
 //! ([`crate::nic::Sink::spare_link`]).
 //!
-//! Windows: a stranger is granted little at first, and more each time it has used that, as long as the budget
-//! lasts. When others need the budget, its window shrinks again. The rest of the usual window is *withheld*:
-//! it counts as used (`Peer::rx_used`), so the paths of messages know nothing of it. Half of the budget is
-//! divided evenly, so that every stranger can send short messages. The other half goes to those that come
-//! first or send much; one peer gets at most an eighth of what is left of it.
+//! Windows: a stranger is granted a small window at first, and a larger one each time it has used the window,
+//! while the budget lasts. When others need the budget, its window shrinks again. The rest of the usual window
+//! is *withheld*: it counts as used (`Peer::rx_used`), so the code for messages does not distinguish strangers.
+//! Half of the budget is divided evenly, so that every stranger can send short messages. The other half goes to
+//! peers that come first or send much. One peer gets at most an eighth of its unused part.
 //!
-//! Everything else (announcements, answers that the peer does not take, buffers of the device) may come to
-//! the budget once more. Beyond that the stranger that holds most loses its link.
+//! All other state (announcements, answers that the peer does not take, buffers of the device) has a second
+//! budget of the same size. Beyond it, the stranger that holds most loses its link.
 //!
-//! Invariant: [`Strangers`] has the sums of the stakes of all connections. Units: bytes.
+//! Invariant: [`Strangers`] has the sums of the stakes of all peers. Units: bytes.
 
 use crate::api::ADDR_NONE;
 use crate::engine::Engine;
@@ -23,44 +24,45 @@ use crate::engine::peer::{BulkOp, Deferred, Peer, PeerQueues, PeerState};
 use crate::engine::state::State;
 use crate::nic::{LinkError, LinkId, Nic, Sink};
 
-/// The first window is at most this part of the budget.
+/// The first window is at most this fraction of the budget.
 const FIRST_PART: u64 = 1024;
-/// One peer has at most this part of what is left of the budget.
+/// One peer has at most this fraction of the unused budget.
 const PEER_PART: u64 = 8;
-/// When this part of the budget has become free, windows that were cut short are enlarged.
+/// When this fraction of the budget has become free, windows that were reduced are enlarged.
 const FREED_PART: u64 = 64;
-/// Of so many peers one that is idle loses its link when there are too many.
+/// If there are too many strangers, idle ones lose their links, at most this fraction of the limit at a time.
 const EVICTED_PART: usize = 256;
-/// It is idle if nothing was said on its link while so many called: what it says first may still be on its way.
+/// A peer is idle if its link carried no message during this number of calls by others. Its first message may
+/// still be on its way.
 const IDLE_CALLS: u32 = 64;
-/// An announcement takes about so much.
+/// Approximate memory of an announcement.
 const ANNOUNCEMENT_BYTES: u64 = 192;
-/// So does a long write whose bytes have not all come.
+/// Approximate memory of a long write whose bytes have not all arrived.
 const WRITE_BYTES: u64 = 256;
 
-/// Memory that one peer holds while it is in no address vector.
+/// Memory that one stranger occupies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stake {
-    /// Messages that may come or wait, beyond the even share.
+    /// The window for messages beyond the even share.
     window: u64,
-    /// Everything else.
+    /// All other state.
     kept: u64,
 }
 
-/// The sums over all of them.
+/// The sums over all strangers.
 #[derive(Debug, Default)]
 pub(crate) struct Strangers {
     pub(crate) total: Stake,
-    /// Bytes of windows that have become free since others were last enlarged.
+    /// Bytes of windows that have become free since other windows were last enlarged.
     freed: u64,
-    /// Where the search for an idle peer goes on.
+    /// The position at which the search for an idle peer continues.
     hand: usize,
-    /// Calls that came while there were as many as may be.
+    /// Number of calls that came while the number of strangers was at its limit.
     crowded: u32,
 }
 
 impl PeerQueues {
-    /// Bytes that wait to leave.
+    /// Bytes of the queued work.
     fn held_bytes(&self) -> u64 {
         let queues = self.deferred.len() * size_of::<Deferred>() + self.bulk.len() * size_of::<BulkOp>();
         let answers = self.acks.len() * size_of::<u32>() + self.results.as_ref().map_or(0, |results| results.cost());
@@ -74,17 +76,17 @@ impl Peer {
         self.extra.as_ref().map_or(0, |extra| extra.withheld)
     }
 
-    /// Bytes of its window to be given back.
+    /// Bytes of the peer's window that must be returned.
     pub(crate) fn owed(&self) -> u64 {
         self.credit_owed.saturating_sub(self.withheld() / 4)
     }
 
-    /// The cost of its messages that wait for receives.
+    /// The cost of the peer's messages that wait for receives.
     pub(crate) fn unreceived(&self) -> u64 {
         self.rx_used.saturating_sub(self.withheld() + self.owed())
     }
 
-    /// From now on `withheld` bytes are not granted, and `owed` bytes are to be given back.
+    /// Sets the bytes that are not granted, and those that must be returned.
     fn withhold(&mut self, withheld: u64, owed: u64) {
         if withheld != self.withheld() {
             self.extra().withheld = withheld;
@@ -103,7 +105,7 @@ impl State {
         (self.budget() / 2 / self.config.max_strangers.max(1) as u64).min(self.config.window_bytes as u64)
     }
 
-    /// The widest window that a stranger can have now.
+    /// The largest window that this stranger can have now.
     fn max_window(&self, peer_id: PeerId) -> u64 {
         let own = self.peers[peer_id].extra.as_ref().map_or(0, |extra| extra.stake.window);
         let left = (self.budget() / 2).saturating_sub(self.strangers.total.window.saturating_sub(own));
@@ -114,9 +116,9 @@ impl State {
         (self.budget() / FIRST_PART).max(self.even_share())
     }
 
-    /// Bytes of the usual window withheld when a link comes up.
+    /// Bytes of the usual window that are withheld when a link comes up.
     pub(crate) fn withheld_at_first(&self, peer_id: PeerId) -> u64 {
-        // A link that is in use has been granted its window.
+        // A link in use has been granted its window.
         if !self.is_stranger(peer_id) || self.peers[peer_id].is_in_use() {
             return 0;
         }
@@ -124,7 +126,7 @@ impl State {
         (self.config.window_bytes as u64).saturating_sub(most.max(self.peers[peer_id].rx_used))
     }
 
-    /// The peer of a new link has been granted its window but for that.
+    /// Notes that the peer of a new link was granted its window without the `withheld` bytes.
     pub(crate) fn begin_stake(&mut self, peer_id: PeerId, withheld: u64) {
         let peer = &mut self.peers[peer_id];
         if withheld > 0 {
@@ -132,13 +134,14 @@ impl State {
             peer.withhold(withheld, owed);
         }
         if let Some(extra) = &mut peer.extra {
-            // It is not idle before it has been looked at twice.
+            // The peer does not count as idle before two checks.
             extra.activity = u32::MAX;
         }
         self.account(peer_id);
     }
 
-    /// A portion of a window is due: returns what is given back of it now. That of a stranger grows or shrinks.
+    /// Takes the bytes of a window that are returned now. The window of a stranger grows or shrinks at this
+    /// point.
     pub(crate) fn take_owed(&mut self, peer_id: PeerId) -> u64 {
         if !self.is_stranger(peer_id) {
             let peer = &mut self.peers[peer_id];
@@ -164,7 +167,7 @@ impl State {
         given
     }
 
-    /// The peer is in an address vector now, and has the usual window.
+    /// Grants the usual window to a peer that is in an address vector now.
     pub(crate) fn end_stake(&mut self, peer_id: PeerId) {
         let peer = &mut self.peers[peer_id];
         let (withheld, owed) = (peer.withheld(), peer.owed());
@@ -177,7 +180,7 @@ impl State {
         self.account(peer_id);
     }
 
-    /// Updates the sums after the stake of a peer has changed, or its place in an address vector.
+    /// Updates the sums after the stake of a peer, or its place in an address vector, has changed.
     pub(crate) fn account(&mut self, peer_id: PeerId) {
         let now = self.stake(peer_id);
         let peer = &mut self.peers[peer_id];
@@ -212,7 +215,7 @@ impl State {
         Stake { window: window.saturating_sub(self.even_share()), kept: kept + queues + device }
     }
 
-    /// The sum of all stakes.
+    /// The sum of all stakes, computed anew.
     pub(crate) fn all_stakes(&self) -> Stake {
         let stakes = self.peers.as_slice().iter().filter_map(|peer| peer.extra.as_ref()).map(|extra| extra.stake);
         stakes.fold(Stake::default(), |sum, one| Stake { window: sum.window + one.window, kept: sum.kept + one.kept })
@@ -229,14 +232,13 @@ impl State {
         }
     }
 
-    /// Whether strangers hold more than they may, apart from windows.
+    /// Whether strangers exceed their budget, apart from windows.
     #[inline]
     pub(crate) fn strangers_exceed(&self) -> bool {
         self.strangers.total.kept > self.config.stranger_bytes as u64
     }
 
-    /// There are as many strangers as may be: those that have been idle for longest lose their links, if
-    /// there are such.
+    /// Ends the links of the longest idle strangers, because the number of strangers is at its limit.
     #[cold]
     pub(crate) fn evict_strangers(&mut self) {
         self.strangers.crowded = self.strangers.crowded.wrapping_add(1);
@@ -249,9 +251,9 @@ impl State {
         }
     }
 
-    /// Of the strangers' links that are `wanted` the one on which nothing was said for longest, roughly: one
-    /// on which something was since the search last came by, or since the last `calls` calls of others, is
-    /// passed over.
+    /// Finds a stranger's link that was idle for about the longest time among those that `wanted` accepts. A
+    /// link is passed over if it carried a message since the last search, or during the last `calls` calls by
+    /// others.
     fn find_idle_link(&mut self, calls: u32, wanted: impl Fn(&Self, PeerId, LinkId) -> bool) -> Option<LinkId> {
         for _ in 0..2 * self.peers.len() {
             let hand = self.strangers.hand % self.peers.len();
@@ -275,7 +277,7 @@ impl State {
         None
     }
 
-    /// Whether anything is under way with a peer, or waits here.
+    /// Whether an operation, transfer or message of the peer is pending.
     fn is_busy(&self, peer_id: PeerId) -> bool {
         let peer = &self.peers[peer_id];
         let waits = peer.rendezvous_waiting() > 0 || peer.unreceived() > 0;
@@ -285,8 +287,8 @@ impl State {
             || self.transfers.iter().any(|transfer| transfer.peer == peer_id)
     }
 
-    /// A link that may end so that a peer that is expected gets its descriptor: one on which nothing was
-    /// said, or else a stranger's.
+    /// Finds a link that can end so that an expected peer gets its descriptor: one without a message so far, or
+    /// otherwise a stranger's.
     pub(crate) fn dispensable_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
         let Self { links, peers, .. } = self;
         // A peer that claims an address keeps its link longer than one that claims none.
@@ -301,7 +303,7 @@ impl State {
 }
 
 impl<N: Nic> Engine<N> {
-    /// Updates the sums after the device or the queues hold more or less for a stranger.
+    /// Updates the sums after the state of a stranger in the device or the queues has changed.
     #[cold]
     pub(crate) fn account_device(&mut self, peer_id: PeerId) {
         let peer = &self.state.peers[peer_id];
@@ -312,11 +314,11 @@ impl<N: Nic> Engine<N> {
         self.state.account(peer_id);
     }
 
-    /// Strangers hold more than they may: those that hold most lose their links.
+    /// Ends the links of the strangers that hold most, because strangers exceed their budget.
     #[cold]
     pub(crate) fn shed_strangers(&mut self) {
         let peer_ids = self.state.peers.ids();
-        // Devices do not tell when they hold less.
+        // Devices do not report that they hold less.
         for peer_id in peer_ids.clone() {
             if self.state.peers[peer_id].addr == ADDR_NONE {
                 self.account_device(peer_id);

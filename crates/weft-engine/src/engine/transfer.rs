@@ -1,17 +1,17 @@
-//! Bulk data: what moves apart from the messages that announce it, on behalf of sends, writes and reads alike.
+//! Bulk data of sends, writes and reads: the bytes that move separately from the message that announces them.
 //!
-//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::engine::ops::Transfer`]) and defer it; here it is
-//! given to the device as a get, a put or a push; what the device reports ends it here, and the operation
-//! with it.
+//! Place in the data flow: `recv.rs` and `rma.rs` make a transfer ([`crate::engine::ops::Transfer`]) and queue
+//! it. This file gives it to the device as a get, a put or a push. The device's report ends the transfer here,
+//! and the operation with it.
 //!
-//! Two sides copy faster than one. Where the device offers a [`Share`] of a get or put, the peer is asked to
-//! ASSIST: its device then moves part of the same bytes at the same time. The side that fetches or serves
-//! stays in charge: it alone knows when all is moved, and says FIN. An operation ends when FIN has come and
-//! its own device has let go of its memory.
+//! Two sides copy faster than one. If the device offers a [`Share`] of a get or put, the peer is asked to
+//! ASSIST. Its device then moves a part of the same bytes at the same time. The side that fetches or serves
+//! remains responsible: it alone knows when all bytes have moved, and sends FIN. An operation ends when FIN has
+//! arrived and its own device no longer uses its memory.
 //!
-//! Where a device pushes in order with messages (`push_follows`), the bytes of a long write follow their
-//! announcement at once, into a window that the writer names ([`Announced`]); the target throws them away if
-//! it refuses the write.
+//! If a device pushes in order with messages (`push_follows`), the bytes of a long write follow their
+//! announcement at once, into a window that the writer names ([`Announced`]). The target drops them if it
+//! refuses the write.
 
 use std::collections::VecDeque;
 
@@ -31,7 +31,7 @@ use crate::mem::{self, Iov, IovList};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 
-/// Most pieces of memory for which help is asked: the message stays short.
+/// Limit of memory pieces for which help is requested, so that the message stays short.
 const ASSIST_PIECES: usize = 2;
 
 /// In the name of a window: the pusher has named it. The tokens of transfers never have this bit.
@@ -104,8 +104,8 @@ fn describable(iov: &[Iov], mailbox_bytes: usize) -> bool {
     iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes
 }
 
-/// Whether our memory is to be announced to a peer's device: that one can reach it, a message can describe
-/// it, and it is registered where it must be. It stays so until `holder` has ended.
+/// Whether memory of this side is announced to a peer's device. The device can reach it, a message can describe
+/// it, and it is registered if necessary. It stays registered until `holder` has ended.
 pub(crate) fn reachable<N: Nic>(
     nic: &mut N,
     registrations: &mut Option<Box<Registrations>>,
@@ -123,8 +123,8 @@ pub(crate) fn reachable<N: Nic>(
         && registrations.as_mut().is_some_and(|registrations| registrations.register(nic, holder, iov))
 }
 
-/// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long
-/// for a message.
+/// Memory of this side for the peer's device. Empty (not directly reachable) if the list is too long for a
+/// message.
 pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 2]> {
     if !describable(iov, mailbox_bytes) {
         return SmallVec::new();
@@ -139,8 +139,8 @@ fn cts_message(op: u32, part: u32, window: u64, len: u64) -> Short {
 }
 
 impl<N: Nic> Engine<N> {
-    /// Hands bulk data to the device, as much as it takes now.
-    #[inline(never)] // See `run_peer`.
+    /// Gives queued bulk operations to the device, until it is full. Returns whether it accepted any.
+    #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn run_bulk(&mut self, peer_id: PeerId) -> bool {
         let mut moved = false;
         while let Some(work) = self.state.peers.queues(peer_id).bulk.pop_front() {
@@ -243,11 +243,11 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         };
         let iov = part_iov(op, part, len);
-        // Of a send, part may be wanted (the receive is shorter).
+        // The receive may be shorter than the send, and want only a part of its bytes.
         if mem::total_len(&iov) as u64 != len {
             return Ok(());
         }
-        // The peer knows of memory that is registered only, and asks for no other.
+        // The peer knows only registered memory. A request for other memory is ignored.
         if N::REGISTERS
             && self
                 .state
@@ -312,7 +312,7 @@ impl State {
         if takes { Ok(Some(token)) } else { Err(Violation) }
     }
 
-    /// The memory for pushed bytes; `None`: they are to be thrown away.
+    /// The memory for pushed bytes. `None`: they must be dropped.
     pub(crate) fn room_for(
         &mut self,
         peer_id: PeerId,
@@ -377,9 +377,9 @@ impl State {
         Ok(())
     }
 
-    /// The peer asks for help with one of our operations. The operation may have ended meanwhile, where the
-    /// peer's device failed and its push overtook this message; then another may have its number, and the
-    /// share, which has ended, helps nobody.
+    /// Handles ASSIST: the peer asks for help with an operation of this side. The operation may have ended
+    /// meanwhile, if the peer's device failed and its push overtook this message. Another operation may then
+    /// have its number. The share has ended as well, so the help has no effect.
     pub(crate) fn on_assist(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let request: Assist = r.take().ok_or(Violation)?;
         let far = r.take_iov(request.iov_count.get()).ok_or(Violation)?;
@@ -430,7 +430,7 @@ impl State {
                     self.finish_op(op);
                 }
             }
-            // Nobody may push into what is being read.
+            // A peer cannot push into memory that is being read.
             TransferKind::Serve { .. } => {}
         }
     }
@@ -472,14 +472,15 @@ impl State {
                 self.transfers.remove(token);
                 self.read_served(peer_id, what, expect);
             }
-            // The receive has no memory that can be written. To push the bytes would not help.
+            // The receive has no writable memory. A push would fail as well.
             (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
                 self.transfers.remove(token);
                 let src = self.peers[peer_id].addr;
                 self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
                 self.queue_ack(peer_id, op);
             }
-            // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
+            // Direct access failed although it was probed. Further bytes travel through the device's own
+            // memory.
             (Err(LinkError::Access), TransferKind::Recv { .. } | TransferKind::Write { .. }) => {
                 self.peers[peer_id].caps.flags.remove(PathFlags::GET);
                 self.by_push(token);
@@ -489,7 +490,7 @@ impl State {
                 self.by_push(token);
                 self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
-            // The link is about to end, and `down` will clean up.
+            // The link is about to end, and `down` cleans up.
             (_, _) => {}
         }
     }
