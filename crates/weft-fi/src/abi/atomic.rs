@@ -1,12 +1,11 @@
-//! Atomic operations (fi_atomic(3)): the C functions and the queries; the engine does the rest.
+//! Atomic operations (fi_atomic(3)): the queries, and the way from translated arguments to an operation of the endpoint.
 //!
-//! Place in the data flow: `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` in all their forms →
-//! [`Ep::start_atomic`] → `Engine::atomic`. See [`crate::abi::msg`] for what holds on this path.
+//! Place in the data flow: [`crate::abi::transfer`] → here → [`Ep::start_atomic`] → `Engine::atomic`.
 //!
-//! What is valid is decided by the table that also executes ([`weft_engine::amo`]); here it is only narrowed
-//! to what the client's API version knows. Errors: -FI_EOPNOTSUPP for what the table does not have and for
-//! tagged targets, -FI_EINVAL for counts of 0 or that differ, -FI_EMSGSIZE for more than [`MAX_ATOMIC_BYTES`]
-//! or than the inject size.
+//! The table that executes operations decides which are valid ([`weft_engine::amo`]). This file narrows them to those
+//! of the client's API version. Errors: -FI_EOPNOTSUPP for operations that the table does not have and for tagged
+//! targets, -FI_EINVAL for counts that are 0 or differ, -FI_EMSGSIZE for more bytes than [`MAX_ATOMIC_BYTES`] or than
+//! the inject size.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -22,27 +21,11 @@ use weft_fi_sys::v2;
 use crate::abi::args::{Pieces, RemotePieces, piece};
 use crate::abi::errno::Errno;
 use crate::abi::object;
+use crate::abi::rma::Target;
+use crate::abi::transfer::Destination;
 use crate::domain::Domain;
 use crate::endpoint::flags::{self, Mode};
-use crate::endpoint::{Atomic, Ep, ep};
-
-/// The operations.
-pub(crate) static OPS: sys::fi_ops_atomic = sys::fi_ops_atomic {
-    size: size_of::<sys::fi_ops_atomic>(),
-    write: Some(write),
-    writev: Some(writev),
-    writemsg: Some(writemsg),
-    inject: Some(inject),
-    readwrite: Some(readwrite),
-    readwritev: Some(readwritev),
-    readwritemsg: Some(readwritemsg),
-    compwrite: Some(compwrite),
-    compwritev: Some(compwritev),
-    compwritemsg: Some(compwritemsg),
-    writevalid: Some(writevalid),
-    readwritevalid: Some(readwritevalid),
-    compwritevalid: Some(compwritevalid),
-};
+use crate::endpoint::{Atomic, Ep};
 
 /// The API version that introduced a type.
 const fn type_since(ty: Type) -> u32 {
@@ -108,7 +91,7 @@ unsafe fn valid(
     })
 }
 
-unsafe extern "C" fn writevalid(
+pub(super) unsafe extern "C" fn writevalid(
     ep: *mut sys::fid_ep,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
@@ -118,7 +101,7 @@ unsafe extern "C" fn writevalid(
     unsafe { valid(Form::Base, ep, datatype, op, count) }
 }
 
-unsafe extern "C" fn readwritevalid(
+pub(super) unsafe extern "C" fn readwritevalid(
     ep: *mut sys::fid_ep,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
@@ -128,7 +111,7 @@ unsafe extern "C" fn readwritevalid(
     unsafe { valid(Form::Fetch, ep, datatype, op, count) }
 }
 
-unsafe extern "C" fn compwritevalid(
+pub(super) unsafe extern "C" fn compwritevalid(
     ep: *mut sys::fid_ep,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
@@ -231,7 +214,7 @@ unsafe fn remote_vector(
 
 /// The local memory of a call.
 #[derive(Default)]
-struct Local {
+pub(super) struct Local {
     /// Operands.
     iov: SmallVec<[Iov; 4]>,
     /// Values to compare with.
@@ -240,20 +223,29 @@ struct Local {
     result: SmallVec<[Iov; 4]>,
 }
 
-/// Where at the target.
-#[derive(Clone, Copy)]
-struct Target {
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
+impl Local {
+    /// The operands, the values to compare with, and the places of the results.
+    #[inline]
+    pub(super) fn pieces(&self) -> [&[Iov]; 3] {
+        [&self.iov, &self.compare, &self.result]
+    }
 }
 
-/// Starts an operation on one remote piece, as long as the local ones, with the endpoint's defaults.
+/// Starts an operation on one remote piece, with the endpoint's defaults.
 #[inline]
-fn start(ep: &Ep, amo: Amo, [iov, compare, result]: [&[Iov]; 3], to: Target, context: *mut c_void) -> isize {
+pub(super) fn start(ep: &Ep, amo: Amo, pieces: [&[Iov]; 3], target: Target, context: *mut c_void) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops -= OpFlags::DATA;
-    start_as(ep, amo, [iov, compare, result], to, context, mode, ep.tx_entry(mode))
+    start_as(ep, amo, pieces, target, context, mode, ep.tx_entry(mode))
+}
+
+/// Starts an operation that makes no queue entry. Its buffer is free on return.
+#[inline]
+pub(super) fn inject(ep: &Ep, amo: Amo, iov: Iov, target: Target) -> isize {
+    let mut mode = ep.tx_mode();
+    mode.ops |= OpFlags::INJECT;
+    mode.ops -= OpFlags::DATA;
+    start_as(ep, amo, [&[iov], &[], &[]], target, ep.context(), mode, false)
 }
 
 #[inline]
@@ -261,29 +253,18 @@ fn start_as(
     ep: &Ep,
     amo: Amo,
     [iov, compare, result]: [&[Iov]; 3],
-    to: Target,
+    target: Target,
     context: *mut c_void,
     mode: Mode,
     entry: bool,
 ) -> isize {
-    let len = total_len(if amo.sources() > 0 { iov } else { result }) as u64;
-    let remote = [RmaIov { addr: to.addr, len, key: to.key }];
-    ep.start_atomic(&Atomic {
-        amo,
-        iov,
-        compare,
-        result,
-        dest: to.dest,
-        remote: &remote,
-        data: 0,
-        context,
-        mode,
-        entry,
-    })
+    let remote = [target.remote(total_len(if amo.sources() > 0 { iov } else { result }))];
+    let dest = target.dest;
+    ep.start_atomic(&Atomic { amo, iov, compare, result, dest, remote: &remote, data: 0, context, mode, entry })
 }
 
 /// The vectors of a call: `(first, count)` of the operands, the values to compare with, the results.
-type Vectors = [(*const sys::fi_ioc, usize); 3];
+pub(super) type Vectors = [(*const sys::fi_ioc, usize); 3];
 
 /// Reads those that the operation needs.
 ///
@@ -307,39 +288,102 @@ unsafe fn local(ep: &Ep, amo: Amo, [iov, compare, result]: Vectors) -> Result<Lo
     Ok(local)
 }
 
-/// A `…v` call.
+/// The operation of a call with vectors, and the vectors that it needs.
 ///
 /// # Safety
 /// As for [`local`].
-unsafe fn vectored(ep: &Ep, amo: Result<Amo, Errno>, vectors: Vectors, to: Target, context: *mut c_void) -> isize {
+#[inline]
+pub(super) unsafe fn vectors(
+    ep: &Ep,
+    form: Form,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    vectors: Vectors,
+) -> Result<(Amo, Local), Errno> {
+    let amo = amo(ep.domain().api_version(), form, datatype, op)?;
     // SAFETY: the caller's promise.
-    match amo.and_then(|amo| Ok((amo, unsafe { local(ep, amo, vectors) }?))) {
-        Ok((amo, local)) => start(ep, amo, [&local.iov, &local.compare, &local.result], to, context),
-        Err(errno) => errno.size(),
-    }
+    Ok((amo, unsafe { local(ep, amo, vectors) }?))
 }
 
-/// A `…msg` call.
+/// The operation of a call that fetches nothing, and its operands.
 ///
 /// # Safety
-/// `msg` is null or the client's descriptor, whose vectors and those given are as for [`local`].
-unsafe fn described(
+/// As for [`numbers`].
+#[inline]
+pub(super) unsafe fn operand(
+    ep: &Ep,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    buf: *const c_void,
+    count: usize,
+) -> Result<(Amo, Iov), Errno> {
+    let amo = amo(ep.domain().api_version(), Form::Base, datatype, op)?;
+    // SAFETY: the caller's promise.
+    Ok((amo, unsafe { numbers(amo, buf, count) }?))
+}
+
+/// The operation of a call that fetches, its operands, and the place of the results.
+///
+/// # Safety
+/// As for [`numbers`], for each buffer.
+#[inline]
+pub(super) unsafe fn fetch(
+    ep: &Ep,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    buf: *const c_void,
+    result: *mut c_void,
+    count: usize,
+) -> Result<(Amo, Iov, Iov), Errno> {
+    let amo = amo(ep.domain().api_version(), Form::Fetch, datatype, op)?;
+    // A read has no operands, whatever its buffer is.
+    let operands = if amo.sources() == 0 { 0 } else { count };
+    // SAFETY: the caller's promise.
+    let iov = unsafe { numbers(amo, buf, operands) }?;
+    // SAFETY: the caller's promise.
+    Ok((amo, iov, unsafe { numbers(amo, result, count) }?))
+}
+
+/// The operation of a call that compares, its operands, the values to compare with, and the place of the results.
+///
+/// # Safety
+/// As for [`numbers`], for each buffer.
+#[inline]
+pub(super) unsafe fn compare(
+    ep: &Ep,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    buf: *const c_void,
+    compare: *const c_void,
+    result: *mut c_void,
+    count: usize,
+) -> Result<(Amo, Iov, Iov, Iov), Errno> {
+    let amo = amo(ep.domain().api_version(), Form::Compare, datatype, op)?;
+    // SAFETY: the caller's promise.
+    let iov = unsafe { numbers(amo, buf, count) }?;
+    // SAFETY: the caller's promise.
+    let compare = unsafe { numbers(amo, compare, count) }?;
+    // SAFETY: the caller's promise.
+    Ok((amo, iov, compare, unsafe { numbers(amo, result, count) }?))
+}
+
+/// Starts the operation that a structure describes, with the vectors for comparison and results.
+///
+/// # Safety
+/// `msg` is null or points to a structure as fi_atomic(3) defines it. Its vectors and `more` are as for [`local`].
+pub(super) unsafe fn described<D: Destination>(
     ep: &Ep,
     form: Form,
     msg: *const sys::fi_msg_atomic,
-    [compare, result]: [(*const sys::fi_ioc, usize); 2],
+    more: [(*const sys::fi_ioc, usize); 2],
     flags: u64,
-) -> isize {
+) -> Result<isize, Errno> {
     // SAFETY: the caller's promise.
-    let Some(msg) = (unsafe { msg.as_ref() }) else { return Errno::INVAL.size() };
-    let start = |mode: Mode| {
-        // SAFETY: the caller's promise.
-        unsafe { with_msg(ep, form, msg, [compare, result], mode, ep.tx_entry(mode), |atomic| ep.start_atomic(atomic)) }
-    };
-    match mode_of(flags).and_then(start) {
-        Ok(result) => result,
-        Err(errno) => errno.size(),
-    }
+    let msg = unsafe { msg.as_ref() }.ok_or(Errno::INVAL)?;
+    let mode = mode_of(flags)?;
+    let start = |atomic: Atomic<'_>| ep.start_atomic(&Atomic { dest: D::of(atomic.dest), ..atomic });
+    // SAFETY: the caller's promise.
+    unsafe { with_msg(ep, form, msg, more, mode, ep.tx_entry(mode), start) }
 }
 
 /// The behaviour of a `…msg` call.
@@ -361,14 +405,14 @@ pub(crate) unsafe fn with_msg<R>(
     [compare, result]: [(*const sys::fi_ioc, usize); 2],
     mode: Mode,
     entry: bool,
-    hand_on: impl FnOnce(&Atomic<'_>) -> R,
+    hand_on: impl FnOnce(Atomic<'_>) -> R,
 ) -> Result<R, Errno> {
     let amo = amo(ep.domain().api_version(), form, msg.datatype, msg.op)?;
     // SAFETY: the caller's promise.
     let local = unsafe { local(ep, amo, [(msg.msg_iov, msg.iov_count), compare, result]) }?;
     // SAFETY: the caller's promise.
     let remote = unsafe { remote_vector(amo, msg.rma_iov, msg.rma_iov_count, ep.limits().rma_iov) }?;
-    Ok(hand_on(&Atomic {
+    Ok(hand_on(Atomic {
         amo,
         iov: &local.iov,
         compare: &local.compare,
@@ -384,231 +428,6 @@ pub(crate) unsafe fn with_msg<R>(
 
 /// No vector.
 pub(crate) const NOTHING: (*const sys::fi_ioc, usize) = (std::ptr::null(), 0);
-
-// ---- base ------------------------------------------------------------------------------------
-
-unsafe extern "C" fn write(
-    fid: *mut sys::fid_ep,
-    buf: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    let amo = amo(ep.domain().api_version(), Form::Base, datatype, op);
-    // SAFETY: the client's operands, left to us until the completion.
-    match amo.and_then(|amo| Ok((amo, unsafe { numbers(amo, buf, count) }?))) {
-        Ok((amo, iov)) => start(ep, amo, [&[iov], &[], &[]], Target { dest, addr, key }, context),
-        Err(errno) => errno.size(),
-    }
-}
-
-unsafe extern "C" fn writev(
-    fid: *mut sys::fid_ep,
-    iov: *const sys::fi_ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    let amo = amo(ep.domain().api_version(), Form::Base, datatype, op);
-    // SAFETY: the client's vector.
-    unsafe { vectored(ep, amo, [(iov, count), NOTHING, NOTHING], Target { dest, addr, key }, context) }
-}
-
-unsafe extern "C" fn writemsg(fid: *mut sys::fid_ep, msg: *const sys::fi_msg_atomic, flags: u64) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    // SAFETY: the client's descriptor.
-    unsafe { described(ep, Form::Base, msg, [NOTHING, NOTHING], flags) }
-}
-
-unsafe extern "C" fn inject(
-    fid: *mut sys::fid_ep,
-    buf: *const c_void,
-    count: usize,
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    let amo = amo(ep.domain().api_version(), Form::Base, datatype, op);
-    // SAFETY: the client's operands, which the engine copies before it returns.
-    match amo.and_then(|amo| Ok((amo, unsafe { numbers(amo, buf, count) }?))) {
-        Ok((amo, iov)) => {
-            let mut mode = ep.tx_mode();
-            mode.ops |= OpFlags::INJECT;
-            mode.ops -= OpFlags::DATA;
-            start_as(ep, amo, [&[iov], &[], &[]], Target { dest, addr, key }, ep.context(), mode, false)
-        }
-        Err(errno) => errno.size(),
-    }
-}
-
-// ---- fetch -----------------------------------------------------------------------------------
-
-unsafe extern "C" fn readwrite(
-    fid: *mut sys::fid_ep,
-    buf: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    let parse = || {
-        let amo = amo(ep.domain().api_version(), Form::Fetch, datatype, op)?;
-        // The operands of a read may be anywhere.
-        let operands = if amo.sources() == 0 { 0 } else { count };
-        // SAFETY: the client's operands, left to us until the completion.
-        let iov = unsafe { numbers(amo, buf, operands) }?;
-        // SAFETY: the client's place for the results, as above.
-        Ok((amo, iov, unsafe { numbers(amo, result, count) }?))
-    };
-    match parse() {
-        Ok((amo, iov, result)) => start(ep, amo, [&[iov], &[], &[result]], Target { dest, addr, key }, context),
-        Err(errno) => Errno::size(errno),
-    }
-}
-
-unsafe extern "C" fn readwritev(
-    fid: *mut sys::fid_ep,
-    iov: *const sys::fi_ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    resultv: *mut sys::fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    let amo = amo(ep.domain().api_version(), Form::Fetch, datatype, op);
-    let vectors = [(iov, count), NOTHING, (resultv.cast_const(), result_count)];
-    // SAFETY: the client's vectors.
-    unsafe { vectored(ep, amo, vectors, Target { dest, addr, key }, context) }
-}
-
-unsafe extern "C" fn readwritemsg(
-    fid: *mut sys::fid_ep,
-    msg: *const sys::fi_msg_atomic,
-    resultv: *mut sys::fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    flags: u64,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    // SAFETY: the client's descriptor and vector.
-    unsafe { described(ep, Form::Fetch, msg, [NOTHING, (resultv, result_count)], flags) }
-}
-
-// ---- compare ---------------------------------------------------------------------------------
-
-unsafe extern "C" fn compwrite(
-    fid: *mut sys::fid_ep,
-    buf: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    compare: *const c_void,
-    _compare_desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    let parse = || {
-        let amo = amo(ep.domain().api_version(), Form::Compare, datatype, op)?;
-        // SAFETY: the client's operands, left to us until the completion.
-        let iov = unsafe { numbers(amo, buf, count) }?;
-        // SAFETY: the client's values to compare with, as above.
-        let compare = unsafe { numbers(amo, compare, count) }?;
-        // SAFETY: the client's place for the results, as above.
-        Ok((amo, iov, compare, unsafe { numbers(amo, result, count) }?))
-    };
-    match parse() {
-        Ok((amo, iov, compare, result)) => {
-            start(ep, amo, [&[iov], &[compare], &[result]], Target { dest, addr, key }, context)
-        }
-        Err(errno) => Errno::size(errno),
-    }
-}
-
-unsafe extern "C" fn compwritev(
-    fid: *mut sys::fid_ep,
-    iov: *const sys::fi_ioc,
-    _desc: *mut *mut c_void,
-    count: usize,
-    comparev: *const sys::fi_ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_count: usize,
-    resultv: *mut sys::fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    dest: sys::fi_addr_t,
-    addr: u64,
-    key: u64,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-    context: *mut c_void,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    let amo = amo(ep.domain().api_version(), Form::Compare, datatype, op);
-    let vectors = [(iov, count), (comparev, compare_count), (resultv.cast_const(), result_count)];
-    // SAFETY: the client's vectors.
-    unsafe { vectored(ep, amo, vectors, Target { dest, addr, key }, context) }
-}
-
-unsafe extern "C" fn compwritemsg(
-    fid: *mut sys::fid_ep,
-    msg: *const sys::fi_msg_atomic,
-    comparev: *const sys::fi_ioc,
-    _compare_desc: *mut *mut c_void,
-    compare_count: usize,
-    resultv: *mut sys::fi_ioc,
-    _result_desc: *mut *mut c_void,
-    result_count: usize,
-    flags: u64,
-) -> isize {
-    // SAFETY: the client's endpoint.
-    let ep = unsafe { ep(fid) };
-    // SAFETY: the client's descriptor and vectors.
-    unsafe { described(ep, Form::Compare, msg, [(comparev, compare_count), (resultv, result_count)], flags) }
-}
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,9 @@
 //! - The `fid` is in an `UnsafeCell` because clients and the library write to it (`context`, `fid_fabric.api_version`).
 //! - A forked child can close every object that it has inherited. Another thread of the parent may have held any lock
 //!   at the fork, and does not exist in the child. So `close` waits for no lock there and does not drop the object.
-//! - No panic crosses the C boundary: every function of a table runs inside [`guard`] or [`guard_size`].
+//! - No panic crosses the C boundary. Control calls run inside [`guard`] or [`guard_size`], which turn a panic into an
+//!   error. Functions of the data path have no guard: transfers, cancel, and reads of queues and counters. A panic there
+//!   aborts the process, since unwinding does not leave an `extern "C"` function.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -1,9 +1,9 @@
 //! Endpoints (fi_endpoint(3)): the handle that a client holds, and the operations on it.
 //!
 //! Place in the data flow: `fi_endpoint` makes an [`Ep`]; `fi_ep_bind` and `fi_enable` ([`setup`]) give its
-//! `cell::EndpointCell` an engine and routes; the operation files ([`crate::abi::msg`], [`crate::abi::tagged`],
-//! [`crate::abi::rma`], …) translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`],
-//! [`Ep::start_write`], [`Ep::start_read`], [`Ep::start_atomic`], which enter the cell.
+//! `cell::EndpointCell` an engine and routes. The entry points of data transfers ([`crate::abi::transfer`]) translate
+//! calls for [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] and [`Ep::start_atomic`],
+//! which enter the cell.
 //!
 //! An alias (`fi_ep_alias`) is a second handle on the same cell, and on what is set up before enable, with
 //! default flags of its own.
@@ -23,7 +23,6 @@ mod matching;
 pub(crate) mod opening;
 mod operation;
 pub(crate) mod options;
-mod peer;
 mod registration;
 pub(crate) mod route;
 pub(crate) mod scalable;

@@ -1,8 +1,8 @@
 //! Operations as the client starts them, translated into the engine's.
 //!
-//! Place in the data flow: the operation files ([`crate::abi::msg`], [`crate::abi::tagged`], [`crate::abi::rma`], …) read the
-//! client's arguments and call [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] or
-//! [`Ep::start_atomic`], which enter the cell.
+//! Place in the data flow: the entry points of data transfers ([`crate::abi::transfer`]) read the client's arguments and
+//! call [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] or [`Ep::start_atomic`], which
+//! enter the cell.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;

@@ -8,9 +8,9 @@
 
 use weft_fi_sys::{fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged};
 
-use crate::abi::{atomic, msg, noop, rma, tagged};
+use crate::abi::noop;
+use crate::abi::transfer::{Named, Peer, atomic_ops, msg_ops, rma_ops, tagged_ops};
 use crate::endpoint::kind::Kind;
-use crate::endpoint::peer;
 use crate::info::EpType;
 
 /// Whether capabilities include a kind of operation: a primary one, and a modifier of those given, of which
@@ -30,10 +30,14 @@ macro_rules! messages {
     };
 }
 
-messages!(MSG: fi_ops_msg = msg::OPS, noop::MSG);
-messages!(TAGGED: fi_ops_tagged = tagged::OPS, noop::TAGGED);
-messages!(PEER_MSG: fi_ops_msg = peer::MSG, noop::MSG);
-messages!(PEER_TAGGED: fi_ops_tagged = peer::TAGGED, noop::TAGGED);
+messages!(MSG: fi_ops_msg = msg_ops::<Named>(), noop::MSG);
+messages!(TAGGED: fi_ops_tagged = tagged_ops::<Named>(), noop::TAGGED);
+messages!(PEER_MSG: fi_ops_msg = msg_ops::<Peer>(), noop::MSG);
+messages!(PEER_TAGGED: fi_ops_tagged = tagged_ops::<Peer>(), noop::TAGGED);
+static RMA: fi_ops_rma = rma_ops::<Named>();
+static PEER_RMA: fi_ops_rma = rma_ops::<Peer>();
+static ATOMIC: fi_ops_atomic = atomic_ops::<Named>();
+static PEER_ATOMIC: fi_ops_atomic = atomic_ops::<Peer>();
 static NO_TAGGED: fi_ops_tagged = noop::TAGGED;
 static NO_RMA: fi_ops_rma = noop::RMA;
 static NO_ATOMIC: fi_ops_atomic = noop::ATOMIC;
@@ -64,8 +68,8 @@ pub(super) fn tagged(ty: EpType, kind: Kind) -> &'static fi_ops_tagged {
 pub(super) fn rma(ty: EpType, kind: Kind) -> &'static fi_ops_rma {
     match (ty, kind) {
         (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_RMA,
-        (EpType::Msg, _) => &peer::RMA,
-        (EpType::Rdm, _) => &rma::OPS,
+        (EpType::Msg, _) => &PEER_RMA,
+        (EpType::Rdm, _) => &RMA,
     }
 }
 
@@ -73,7 +77,7 @@ pub(super) fn rma(ty: EpType, kind: Kind) -> &'static fi_ops_rma {
 pub(super) fn atomic(ty: EpType, kind: Kind) -> &'static fi_ops_atomic {
     match (ty, kind) {
         (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_ATOMIC,
-        (EpType::Msg, _) => &peer::ATOMIC,
-        (EpType::Rdm, _) => &atomic::OPS,
+        (EpType::Msg, _) => &PEER_ATOMIC,
+        (EpType::Rdm, _) => &ATOMIC,
     }
 }

@@ -330,6 +330,6 @@ unsafe fn atomic<'a>(
     let mode = mode_of(flags, crate::abi::atomic::mode_of)?;
     let entry = mode.completion;
     // SAFETY: the caller's promise.
-    let op = unsafe { with_msg(ep, form, msg, vectors, mode, entry, |atomic| Op::atomic(&ep.atomic_op(atomic))) }?;
+    let op = unsafe { with_msg(ep, form, msg, vectors, mode, entry, |atomic| Op::atomic(&ep.atomic_op(&atomic))) }?;
     Ok((ep, op, entry))
 }
