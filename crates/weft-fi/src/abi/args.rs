@@ -1,11 +1,12 @@
-//! Buffers and vectors of a call, checked and translated to the engine's.
+//! Checks the buffers and vectors of a call and translates them into the engine's.
 //!
-//! Place in the data flow: the first thing every data-path function does with what the client gave. The result borrows
-//! the client's memory by the rule of fi_msg(3): the buffers are ours until the operation completes.
+//! Place in the data flow: the entry points of data transfers ([`crate::abi::transfer`]) call these functions first.
+//! The result borrows the client's memory by the rule of fi_msg(3): the buffers belong to weft until the operation
+//! completes.
 //!
-//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length, unless it is where a
-//! receive goes: that fails only when a message would have to be stored there; -FI_EMSGSIZE for more bytes
-//! than memory can have, so that sums of lengths do not overflow. Smaller limits are the engine's to check.
+//! Errors: -FI_EINVAL for more pieces than the limit, and for a null pointer with a length. A receive accepts such a
+//! pointer, and fails only when a message would have to be stored there. -FI_EMSGSIZE for more bytes than memory can
+//! have, so that sums of lengths do not overflow. The engine checks smaller limits.
 
 use std::ffi::c_void;
 
@@ -16,15 +17,15 @@ use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
 
-/// No buffer is longer (nor is any object of a C program: PTRDIFF_MAX).
+/// The longest buffer in bytes, which is the size limit of any object in C (PTRDIFF_MAX).
 const MAX_BYTES: usize = isize::MAX as usize;
 
-/// Pieces of one call; up to four without an allocation.
+/// The local pieces of one call. Up to four need no allocation.
 pub(crate) type Pieces = SmallVec<[Iov; 4]>;
-/// Remote pieces of one call.
+/// The remote pieces of one call.
 pub(crate) type RemotePieces = SmallVec<[RmaIov; 4]>;
 
-/// One buffer.
+/// Translates one buffer.
 ///
 /// # Safety
 /// Until the operation completes, `buf` is valid for `len` bytes, as [`Iov::new`] demands.
@@ -40,7 +41,7 @@ pub(crate) unsafe fn piece(buf: *const c_void, len: usize) -> Result<Iov, Errno>
     Ok(unsafe { Iov::new(buf.cast_mut().cast(), len) })
 }
 
-/// The buffer of a receive, which may be a null pointer of any length.
+/// Translates the buffer of a receive, which may be a null pointer with any length.
 ///
 /// # Safety
 /// As for [`piece`], if `buf` is not null.
@@ -53,7 +54,7 @@ pub(crate) unsafe fn recv_piece(buf: *mut c_void, len: usize) -> Result<Iov, Err
     unsafe { piece(buf, len) }
 }
 
-/// A vector of buffers.
+/// Translates a vector of buffers.
 ///
 /// # Safety
 /// `iov` has `count` entries, each of which is valid as for [`piece`].
@@ -65,7 +66,8 @@ pub(crate) unsafe fn iovs(iov: *const libc::iovec, count: usize, limit: usize) -
     unsafe { translated(iov, count, limit, one) }
 }
 
-/// The vector of a receive, up to a null pointer with a length: what lies behind it is reached only through it.
+/// Translates the vector of a receive. The result ends with the first null pointer that has a length: later pieces
+/// could only be filled after it.
 ///
 /// # Safety
 /// `iov` has `count` entries, each of which is valid as for [`recv_piece`].
@@ -81,10 +83,10 @@ pub(crate) unsafe fn recv_iovs(iov: *const libc::iovec, count: usize, limit: usi
     Ok(pieces)
 }
 
-/// A vector whose entries `piece` translates.
+/// Translates a vector, whose entries `piece` translates.
 ///
 /// # Safety
-/// `iov` has `count` entries, each of which `piece` may be called with.
+/// `iov` has `count` entries, for each of which `piece` may be called.
 #[inline(always)]
 unsafe fn translated(
     iov: *const libc::iovec,
@@ -108,7 +110,7 @@ unsafe fn translated(
     Ok(pieces)
 }
 
-/// A vector of remote pieces.
+/// Translates a vector of remote pieces.
 ///
 /// # Safety
 /// `iov` has `count` entries.
@@ -139,33 +141,33 @@ mod tests {
     }
 
     #[test]
-    fn nothing_may_be_anywhere() {
-        // SAFETY: no bytes.
+    fn an_empty_buffer_may_have_any_address() {
+        // SAFETY: the buffer has no bytes.
         assert_eq!(unsafe { piece(std::ptr::null(), 0) }.unwrap().len(), 0);
-        // SAFETY: refused before use.
+        // SAFETY: the call fails before it accesses memory.
         assert_eq!(unsafe { piece(std::ptr::null(), 1) }, Err(Errno::INVAL));
-        // SAFETY: never looked into.
+        // SAFETY: the memory is never accessed.
         assert_eq!(unsafe { recv_piece(std::ptr::null_mut(), 1) }.unwrap().len(), 0);
-        // SAFETY: refused before use.
+        // SAFETY: the call fails before it accesses memory.
         assert_eq!(unsafe { recv_iovs(std::ptr::null(), 1, 4) }, Err(Errno::INVAL));
-        // SAFETY: no entries.
+        // SAFETY: the vector has no entries.
         assert!(unsafe { iovs(std::ptr::null(), 0, 4) }.unwrap().is_empty());
-        // SAFETY: refused before use.
+        // SAFETY: the call fails before it accesses memory.
         assert_eq!(unsafe { iovs(std::ptr::null(), 1, 4) }, Err(Errno::INVAL));
-        // SAFETY: refused before use.
+        // SAFETY: the call fails before it accesses memory.
         assert_eq!(unsafe { remote_iovs(std::ptr::null(), 1, 4) }.err(), Some(Errno::INVAL));
     }
 
-    /// A message that fits what stands before a null pointer is received, and no byte goes behind it.
+    /// A message is received if it fits into the pieces before the null pointer. Pieces behind it stay untouched.
     #[test]
     fn the_vector_of_a_receive_ends_at_a_null_pointer() {
         let mut iov = vector(&[4, 8, 16]);
         iov[1].iov_base = std::ptr::null_mut();
-        // SAFETY: three entries, never looked into.
+        // SAFETY: the vector has three entries, whose memory is never accessed.
         let pieces = unsafe { recv_iovs(iov.as_ptr(), 3, 3) }.unwrap();
         assert!(matches!(pieces.as_slice(), [first, last] if first.len() == 4 && last.is_missing()), "{pieces:?}");
         iov[1].iov_len = 0;
-        // SAFETY: as above.
+        // SAFETY: the vector has three entries, whose memory is never accessed.
         assert_eq!(unsafe { recv_iovs(iov.as_ptr(), 3, 3) }.unwrap().len(), 3);
     }
 
@@ -173,12 +175,12 @@ mod tests {
     fn lengths_do_not_overflow() {
         let somewhere = std::ptr::dangling::<u8>().cast();
         for (len, fits) in [(MAX_BYTES, true), (MAX_BYTES + 1, false), (usize::MAX, false)] {
-            // SAFETY: never looked into.
+            // SAFETY: the memory is never accessed.
             assert_eq!(unsafe { piece(somewhere, len) }.map(|piece| piece.len()).ok(), fits.then_some(len));
         }
         for (lens, fits) in [([MAX_BYTES, 0], true), ([MAX_BYTES, 1], false), ([usize::MAX, 2], false)] {
             let iov = vector(&lens);
-            // SAFETY: two entries, never looked into.
+            // SAFETY: the vector has two entries, whose memory is never accessed.
             let result = unsafe { iovs(iov.as_ptr(), 2, 2) };
             assert_eq!(result.err(), (!fits).then_some(Errno::MSGSIZE), "{lens:?}");
         }
@@ -187,13 +189,13 @@ mod tests {
     #[test]
     fn vectors_are_kept_in_order_and_limited() {
         let iov = vector(&[1, 0, 3, 4, 5]);
-        // SAFETY: five entries, never looked into.
+        // SAFETY: the vector has five entries, whose memory is never accessed.
         let pieces = unsafe { iovs(iov.as_ptr(), 5, 5) }.unwrap();
         assert_eq!(pieces.iter().map(Iov::len).collect::<Vec<_>>(), [1, 0, 3, 4, 5]);
-        // SAFETY: refused before use.
+        // SAFETY: the call fails before it accesses memory.
         assert_eq!(unsafe { iovs(iov.as_ptr(), 5, 4) }, Err(Errno::INVAL));
         let remote = [sys::fi_rma_iov { addr: 1, len: 2, key: 3 }];
-        // SAFETY: one entry.
+        // SAFETY: the vector has one entry.
         let remote = unsafe { remote_iovs(remote.as_ptr(), 1, 1) }.unwrap();
         assert_eq!(remote.as_slice(), [RmaIov { addr: 1, len: 2, key: 3 }]);
     }

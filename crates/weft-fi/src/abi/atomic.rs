@@ -1,4 +1,5 @@
-//! Atomic operations (fi_atomic(3)): the queries, and the way from translated arguments to an operation of the endpoint.
+//! Atomic operations (fi_atomic(3)): the queries, and the way from translated arguments to an operation of
+//! the endpoint.
 //!
 //! Place in the data flow: [`crate::abi::transfer`] → here → [`Ep::start_atomic`] → `Engine::atomic`.
 //!

@@ -1,8 +1,8 @@
 //! `Errno`: the one table from typed errors to libfabric's numbers.
 //!
-//! Place in the data flow: every path from the engine, the devices or the system back to a client ends here.
-//! Inside weft-fi errors are `Result<_, Errno>`; the negative integer is made only at the C boundary
-//! ([`Errno::code`], [`Errno::size`]), and the positive one in the error entries of queues ([`Errno::get`]).
+//! Place in the data flow: each error of the engine, the devices or the system becomes an `Errno` on its way to the
+//! client. Functions inside weft-fi return `Result<_, Errno>`. The C boundary makes the negative integer
+//! ([`Errno::code`], [`Errno::size`]); error entries of queues carry the positive one ([`Errno::get`]).
 //! Sources: fi_errno(3), fi_cq(3), fi_rma(3).
 
 use std::ffi::c_int;
@@ -75,25 +75,25 @@ constants! {
 }
 
 impl Errno {
-    /// The positive number, as the error entries of queues carry it.
+    /// The positive number, for the error entries of queues.
     #[must_use]
     pub(crate) const fn get(self) -> c_int {
         self.0
     }
 
-    /// The negative number, as functions that return `int` return it.
+    /// The negative number, for functions that return `int`.
     #[must_use]
     pub(crate) const fn code(self) -> c_int {
         -self.0
     }
 
-    /// The negative number, as functions that return `ssize_t` return it.
+    /// The negative number, for functions that return `ssize_t`.
     #[must_use]
     pub(crate) const fn size(self) -> isize {
         -(self.0 as isize)
     }
 
-    /// An error that the system reported, by its number.
+    /// The error with a number that the system reported. Numbers that are not positive become FI_EOTHER.
     #[must_use]
     pub(crate) const fn from_raw(number: c_int) -> Self {
         if number > 0 { Self(number) } else { Self::OTHER }
@@ -159,7 +159,7 @@ impl From<&NicError> for Errno {
 }
 
 impl From<std::io::Error> for Errno {
-    /// libfabric's first 256 numbers are the system's.
+    /// Takes the system's number: libfabric's first 256 numbers are the system's.
     fn from(error: std::io::Error) -> Self {
         error.raw_os_error().map_or(Self::IO, Self::from_raw)
     }
@@ -171,20 +171,20 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
-/// Tells the user, who alone can help, why a call fails.
+/// Logs a failure that only the user can remedy, and converts it.
 pub(crate) fn told(call: &str, error: &NicError) -> Errno {
     log::warn!("{call}: {error}");
     error.into()
 }
 
-/// Runs something that leaves the C library's `errno` as it was.
+/// Runs `body`, and restores the C library's `errno` afterwards.
 pub(crate) fn kept<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: the address of this thread's errno.
+    // SAFETY: the function takes no arguments and returns the address of this thread's `errno`.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: valid for this thread, as the C library says.
+    // SAFETY: the C library's address is valid in this thread.
     let saved: c_int = unsafe { errno.read() };
     let value = body();
-    // SAFETY: as above.
+    // SAFETY: the C library's address is valid in this thread.
     unsafe { errno.write(saved) };
     value
 }
@@ -193,7 +193,7 @@ pub(crate) fn kept<T>(body: impl FnOnce() -> T) -> T {
 mod tests {
     use super::*;
 
-    /// The numbers are libfabric's ABI: written out, so that a slip in the table shows.
+    /// The numbers are libfabric's ABI. They are written out here, so that a mistake in the table shows.
     #[test]
     fn numbers_are_the_abi() {
         let table: &[(Errno, c_int)] = &[

@@ -1,7 +1,8 @@
 //! Messages and tagged messages (fi_msg(3), fi_tagged(3)): from translated arguments to an operation of the endpoint.
 //!
-//! Place in the data flow: [`crate::abi::transfer`] → here → [`Ep::start_send`] → `Engine::send`, or [`Ep::post_recv`] →
-//! `Engine::recv`. Calls without flags use the endpoint's defaults. Calls with flags use nothing of the defaults.
+//! Place in the data flow: [`crate::abi::transfer`] → here → [`Ep::start_send`] → `Engine::send`, or
+//! [`Ep::post_recv`] → `Engine::recv`. Calls without flags use the endpoint's defaults. Calls with flags use
+//! nothing of the defaults.
 
 use std::ffi::c_void;
 
@@ -81,8 +82,8 @@ pub(super) fn inject(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: Option<u64
 /// Starts the send that a structure describes.
 ///
 /// # Safety
-/// `msg` is null or points to a structure as fi_msg(3) and fi_tagged(3) define it. The buffers are left to the operation
-/// until it completes.
+/// `msg` is null or points to a structure as fi_msg(3) and fi_tagged(3) define it. The buffers are left to
+/// the operation until it completes.
 #[inline]
 pub(super) unsafe fn send_described<D: Destination, M: Message>(
     ep: &Ep,

@@ -1,8 +1,8 @@
-//! Operation tables in which every slot answers -FI_ENOSYS: what an object's real tables start from.
+//! Operation tables in which every slot returns -FI_ENOSYS: the base of each object's tables.
 //!
-//! Place in the data flow: older libfabric headers call most slots without looking whether they are filled
-//! (fi_send, fi_bind, fi_control, cq->signal, …), so no table of ours ever has an empty slot. A table of an object
-//! is written as `fi_ops_cm { getname: Some(getname), ..noop::CM }`.
+//! Place in the data flow: older libfabric headers call most slots without a check for null (fi_send, fi_bind,
+//! fi_control, cq->signal, …). Therefore no table of weft has an empty slot. The table of an object is written as
+//! `fi_ops_cm { getname: Some(getname), ..noop::CM }`.
 
 use std::ffi::{c_char, c_int};
 
@@ -12,7 +12,7 @@ use weft_fi_sys::{
     fi_ops_fabric, fi_ops_msg, fi_ops_rma, fi_ops_tagged,
 };
 
-/// What "not supported" looks like in each type that the slots return.
+/// The value for "not supported" in each return type of the slots.
 trait Unsupported {
     const ANSWER: Self;
 }
@@ -25,7 +25,7 @@ impl Unsupported for isize {
     const ANSWER: Self = -(FI_ENOSYS as isize);
 }
 
-/// Counters' values: no error can be told.
+/// The value of a counter, which cannot express an error.
 impl Unsupported for u64 {
     const ANSWER: Self = 0;
 }
@@ -38,7 +38,7 @@ impl Unsupported for *mut c_char {
     const ANSWER: Self = std::ptr::null_mut();
 }
 
-/// A function of any signature that ignores its arguments and answers "not supported".
+/// A function of any signature that ignores its arguments and returns "not supported".
 trait Slot {
     const NOSYS: Self;
 }
@@ -74,7 +74,7 @@ slot!(A B C D E F G H I J K L M N);
 slot!(A B C D E F G H I J K L M N O);
 slot!(A B C D E F G H I J K L M N O P);
 
-/// Declares a table. The compiler complains when a slot is missing.
+/// Declares a table. A missing slot is a compile error.
 macro_rules! table {
     ($(#[$doc:meta])* $name:ident: $table:ident { $($slot:ident)* }) => {
         $(#[$doc])*
@@ -83,7 +83,7 @@ macro_rules! table {
 }
 
 table! {
-    /// Any object: close, bind, control, …
+    /// The operations of any object: close, bind, control, …
     FID: fi_ops { close bind control ops_open tostr ops_set }
 }
 table! {
@@ -138,7 +138,7 @@ table! {
     }
 }
 
-/// Address vector from API 1.20 on: callers look at `base.size` before they use what follows `base`.
+/// Address vector from API 1.20 on. Callers check `base.size` before they use the slots after `base`.
 pub(crate) const AV_1_20: fi_ops_av_1_20 = fi_ops_av_1_20 {
     base: fi_ops_av { size: size_of::<fi_ops_av_1_20>(), ..AV },
     insert_auth_key: Slot::NOSYS,

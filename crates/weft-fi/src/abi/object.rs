@@ -1,23 +1,25 @@
-//! How a Rust object is a `fid` for libfabric's clients, and a handle for weft-fi.
+//! Objects of libfabric: a Rust object that is a `fid` for clients and a handle for weft-fi.
 //!
-//! Place in the data flow: every object that a client holds (fabric, domain, endpoint, queue, …) is an [`Object`]:
-//! a `#[repr(C)]` structure whose first field is `UnsafeCell<fid_xxx>`, living in an `Arc`. [`into_raw`] hands one
-//! reference to the client as the pointer to that first field; [`borrow`] and [`share`] turn such a pointer back;
+//! Place in the data flow: every object that a client holds (fabric, domain, endpoint, queue, …) is an [`Object`]. That
+//! is a `#[repr(C)]` structure in an `Arc`, whose first field is an `UnsafeCell<fid_xxx>`. [`into_raw`] gives one
+//! reference to the client, as the pointer to that first field. [`borrow`] and [`share`] convert such a pointer back.
 //! [`close`] takes the reference back.
 //!
 //! Invariants:
-//! - A pointer that a client hands in is trusted to be one that we handed out and that it has not closed (as with
-//!   any C library); its class is checked, so that mixing kinds up is -FI_EINVAL rather than undefined.
-//! - A child keeps its parents by [`Hold`]: they stay alive in memory, and `close` of a parent answers -FI_EBUSY
-//!   while a hold exists. What merely looks at an object for a moment uses `Arc` or `Weak` and lets go quickly.
-//! - An object belongs to the host library by which its fabric was opened. A control call makes that the host that the
-//!   thread serves ([`host::current`]), so what the call opens belongs to it, too.
+//! - A client passes only pointers that weft has given it and that it has not closed, as with any C library.
+//!   Their class is checked, so that an object of the wrong kind leads to -FI_EINVAL and not to undefined
+//!   behaviour.
+//! - A child keeps its parents by [`Hold`]: they stay in memory, and `close` of a parent returns -FI_EBUSY while a hold
+//!   exists. Code that uses an object for a moment only has an `Arc` or a `Weak`, and drops it soon.
+//! - An object belongs to the host library that opened its fabric. A control call makes that library the host that the
+//!   thread serves ([`host::current`]). Objects that the call opens therefore belong to the same host.
 //! - The `fid` is in an `UnsafeCell` because clients and the library write to it (`context`, `fid_fabric.api_version`).
 //! - A forked child can close every object that it has inherited. Another thread of the parent may have held any lock
-//!   at the fork, and does not exist in the child. So `close` waits for no lock there and does not drop the object.
-//! - No panic crosses the C boundary. Control calls run inside [`guard`] or [`guard_size`], which turn a panic into an
-//!   error. Functions of the data path have no guard: transfers, cancel, and reads of queues and counters. A panic there
-//!   aborts the process, since unwinding does not leave an `extern "C"` function.
+//!   at the fork, and does not exist in the child. `close` therefore waits for no lock there, and does not drop the
+//!   object.
+//! - No panic crosses the C boundary. Control calls run inside [`guard`] or [`guard_size`], which turn a
+//!   panic into an error. Functions of the data path have no guard: transfers, cancel, and reads of queues
+//!   and counters. A panic there aborts the process, since unwinding does not leave an `extern "C"` function.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -34,7 +36,7 @@ use weft_fi_sys::{fi_ops, fid};
 use crate::abi::errno::Errno;
 use crate::host::{self, Host};
 
-/// How long `close` lets other threads let go of the object they are looking at.
+/// How long `close` waits for other threads that use the object for a moment.
 const TRANSIENT_HOLD_LIMIT: Duration = Duration::from_secs(2);
 
 /// An object that a client can hold.
@@ -48,16 +50,17 @@ pub(crate) unsafe trait Object: Send + Sync + 'static {
     /// The classes that this type may have.
     const CLASSES: &'static [u32];
 
-    /// How many children hold this object.
+    /// The number of children that hold this object, and its origin.
     fn uses(&self) -> &Uses;
 
-    /// Called by [`close`] once no child holds the object, before the client's reference goes. May refuse.
+    /// Called by [`close`] when no child holds the object, before the client's reference is dropped. An error refuses
+    /// the close.
     fn closing(&self) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Called by [`close`] in a forked child, in place of [`Object::closing`]. Must not wait for a lock. The
-    /// object is not dropped afterwards.
+    /// Called by [`close`] in a forked child, in place of [`Object::closing`]. It must not wait for a lock. The object
+    /// is not dropped afterwards.
     fn abandon(&self) {}
 }
 
@@ -66,17 +69,17 @@ pub(crate) fn new_fid(class: u32, context: *mut c_void, ops: &'static fi_ops) ->
     fid { fclass: class as usize, context, ops: table(ops) }
 }
 
-/// A static table as the C structures point to it. Nobody writes through the pointer.
+/// The pointer to a static table, for the C structures. Neither side writes through it.
 pub(crate) fn table<T>(table: &'static T) -> *mut T {
     std::ptr::from_ref(table).cast_mut()
 }
 
-/// Hands the client its reference.
+/// Converts the client's reference into a pointer.
 pub(crate) fn into_raw<O: Object>(object: Arc<O>) -> *mut O::Fid {
     Arc::into_raw(object).cast_mut().cast()
 }
 
-/// The pointer by which the client knows an object, as [`into_raw`] gave it.
+/// The pointer that the client has, as [`into_raw`] returned it.
 pub(crate) fn raw<O: Object>(object: &Arc<O>) -> *mut O::Fid {
     Arc::as_ptr(object).cast_mut().cast()
 }
@@ -84,10 +87,10 @@ pub(crate) fn raw<O: Object>(object: &Arc<O>) -> *mut O::Fid {
 /// The object behind a client's pointer.
 ///
 /// # Safety
-/// `raw` is null or came from [`into_raw`] of any [`Object`] and has not been closed, nor is before the borrow ends.
+/// `raw` is null, or came from [`into_raw`] of any [`Object`], which stays open until the borrow ends.
 #[inline]
 pub(crate) unsafe fn borrow<'a, O: Object>(raw: *mut O::Fid) -> Result<&'a O, Errno> {
-    // SAFETY: passed on to the caller; every `Fid` begins with a `fid`.
+    // SAFETY: the caller's promise; every `Fid` begins with a `fid`.
     unsafe { borrow_fid(raw.cast()) }
 }
 
@@ -97,60 +100,60 @@ pub(crate) unsafe fn borrow<'a, O: Object>(raw: *mut O::Fid) -> Result<&'a O, Er
 /// As for [`borrow`].
 #[inline]
 pub(crate) unsafe fn borrow_fid<'a, O: Object>(raw: *mut fid) -> Result<&'a O, Errno> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's promise.
     let class = unsafe { class_of(raw) }?;
     if !O::CLASSES.iter().any(|&known| known as usize == class) {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the class says that the pointer came from `into_raw::<O>`, so it is a live `O` by the caller's promise.
+    // SAFETY: the class shows that the pointer came from `into_raw::<O>`. By the caller's promise the object is open.
     let object = unsafe { &*raw.cast::<O>() };
     host::enter(object.uses().host);
     Ok(object)
 }
 
-/// The class of whatever object a client handed in, for functions that take several kinds (`fi_ep_bind`).
+/// The class of an object that a client passes, for functions that accept several kinds (`fi_ep_bind`).
 ///
 /// # Safety
 /// As for [`borrow`].
 #[inline]
 pub(crate) unsafe fn class_of(raw: *mut fid) -> Result<usize, Errno> {
     let head = NonNull::new(raw).ok_or(Errno::INVAL)?;
-    // SAFETY: by the caller's promise a live object, which begins with a `fid`; `fclass` is written only by us.
+    // SAFETY: by the caller's promise an open object, which begins with a `fid`. Only weft writes `fclass`.
     Ok(unsafe { (*head.as_ptr()).fclass })
 }
 
-/// A reference of our own to the object behind a client's pointer.
+/// A new reference to the object behind a client's pointer.
 ///
 /// # Safety
 /// As for [`borrow`].
 pub(crate) unsafe fn share<O: Object>(raw: *mut O::Fid) -> Result<Arc<O>, Errno> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's promise.
     unsafe { share_fid(raw.cast()) }
 }
 
-/// A reference of our own to the object behind a client's `struct fid *`.
+/// A new reference to the object behind a client's `struct fid *`.
 ///
 /// # Safety
 /// As for [`borrow`].
 pub(crate) unsafe fn share_fid<O: Object>(raw: *mut fid) -> Result<Arc<O>, Errno> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's promise.
     let object = unsafe { borrow_fid::<O>(raw) }?;
     let pointer = std::ptr::from_ref(object);
     // SAFETY: the pointer came from `Arc::into_raw`, and the client's reference keeps the count above 0.
     unsafe { Arc::increment_strong_count(pointer) };
-    // SAFETY: the reference that was just added is ours.
+    // SAFETY: this takes the reference that was just added.
     Ok(unsafe { Arc::from_raw(pointer) })
 }
 
-/// `fi_close` of an object of type `O`.
+/// Closes an object of type `O`: `fi_close`.
 ///
 /// # Safety
 /// As for [`borrow`]; after success the client no longer uses the pointer.
 pub(crate) unsafe fn close<O: Object>(raw: *mut fid) -> Result<(), Errno> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's promise.
     let object = unsafe { borrow_fid::<O>(raw) }?;
     if !object.uses().is_ours() {
-        // The client's reference is never given back: dropping the object would take locks.
+        // The client's reference is leaked: the destructor of the object would take locks.
         object.abandon();
         return Ok(());
     }
@@ -159,11 +162,10 @@ pub(crate) unsafe fn close<O: Object>(raw: *mut fid) -> Result<(), Errno> {
     }
     object.closing()?;
     let pointer = std::ptr::from_ref(object);
-    // SAFETY: the client's reference, which `into_raw` gave away, comes back and is not used again.
+    // SAFETY: this takes back the client's reference, which `into_raw` had given. The client does not use it again.
     let object = unsafe { Arc::from_raw(pointer) };
-    // Another thread (progress, a broadcast over the domain's endpoints) may be looking at the object this moment.
-    // The parents must be free when we return, or closing them next would fail for no reason that the client could
-    // see.
+    // Another thread may use the object at this moment (progress, a broadcast over the domain's endpoints). The parents
+    // must be released on return. Otherwise the client's close of a parent would fail without a visible reason.
     let deadline = Instant::now() + TRANSIENT_HOLD_LIMIT;
     while Arc::strong_count(&object) > 1 && Instant::now() < deadline {
         std::thread::yield_now();
@@ -171,7 +173,7 @@ pub(crate) unsafe fn close<O: Object>(raw: *mut fid) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Counts the children of an object, and knows the process that has opened it, and by which host library.
+/// The number of an object's children, and its origin: the process and the host library that opened it.
 pub(crate) struct Uses {
     children: AtomicUsize,
     owner: Pid,
@@ -179,17 +181,17 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
-    /// No children; opened by this process, for the host that this thread serves.
+    /// No children. The object was opened by this process, for the host that this thread serves.
     pub(crate) fn new() -> Self {
         Self { children: AtomicUsize::new(0), owner: getpid(), host: host::current() }
     }
 
-    /// Whether the object was opened by that host.
+    /// Whether `host` opened the object.
     pub(crate) fn is_of(&self, host: Option<&Host>) -> bool {
         self.host.map(std::ptr::from_ref) == host.map(std::ptr::from_ref)
     }
 
-    /// Whether this process has opened the object. False in a forked child.
+    /// Whether this process opened the object. False in a forked child.
     pub(crate) fn is_ours(&self) -> bool {
         self.owner == getpid()
     }
@@ -200,7 +202,7 @@ impl Uses {
     }
 }
 
-/// A child's reference to its parent: while it exists the parent cannot be closed.
+/// A child's reference to its parent. While it exists, the parent cannot be closed.
 pub(crate) struct Hold<O: Object>(Arc<O>);
 
 impl<O: Object> Hold<O> {
@@ -215,7 +217,7 @@ impl<O: Object> Hold<O> {
     /// # Safety
     /// As for [`borrow`].
     pub(crate) unsafe fn of(raw: *mut O::Fid) -> Result<Self, Errno> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's promise.
         Ok(Self::new(unsafe { share::<O>(raw) }?))
     }
 
@@ -224,11 +226,11 @@ impl<O: Object> Hold<O> {
     /// # Safety
     /// As for [`borrow`].
     pub(crate) unsafe fn of_fid(raw: *mut fid) -> Result<Self, Errno> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller's promise.
         Ok(Self::new(unsafe { share_fid::<O>(raw) }?))
     }
 
-    /// The parent, for those who need an `Arc` or a `Weak`.
+    /// The parent, for code that needs an `Arc` or a `Weak`.
     pub(crate) fn arc(&self) -> &Arc<O> {
         &self.0
     }
@@ -262,10 +264,10 @@ impl<O: Object> Drop for Hold<O> {
 #[repr(transparent)]
 pub(crate) struct Head<F>(UnsafeCell<F>);
 
-// SAFETY: the fields are plain data. Those that we read after construction (class, tables) are not written by anyone;
-// those that clients write (context) we never read.
+// SAFETY: the fields are plain data. Fields that weft reads after construction (class, tables) are never written.
+// Fields that clients write (context) are never read by weft.
 unsafe impl<F> Sync for Head<F> {}
-// SAFETY: the pointers inside are the client's context, which is only handed back, and static tables.
+// SAFETY: the pointers inside are static tables, and the client's context, which weft only returns.
 unsafe impl<F> Send for Head<F> {}
 
 impl<F> Head<F> {
@@ -274,13 +276,14 @@ impl<F> Head<F> {
         Self(UnsafeCell::new(contents))
     }
 
-    /// Where the contents are, for the rare field that is read or changed after construction.
+    /// The address of the contents, for fields that are read or changed after construction.
     pub(crate) const fn get(&self) -> *mut F {
         self.0.get()
     }
 }
 
-/// Runs the body of a C function that returns `int`: 0 or more, or a negative error.
+/// Runs the body of a C function that returns `int`: 0 or more, or a negative error. A panic is logged and becomes
+/// -FI_EOTHER.
 #[inline]
 pub(crate) fn guard(function: &'static str, body: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
     match std::panic::catch_unwind(AssertUnwindSafe(body)) {
@@ -293,7 +296,8 @@ pub(crate) fn guard(function: &'static str, body: impl FnOnce() -> Result<c_int,
     }
 }
 
-/// Runs the body of a C function that returns `ssize_t`: 0 or more, or a negative error.
+/// Runs the body of a C function that returns `ssize_t`: 0 or more, or a negative error. A panic is logged and becomes
+/// -FI_EOTHER.
 #[inline]
 pub(crate) fn guard_size(function: &'static str, body: impl FnOnce() -> Result<isize, Errno>) -> isize {
     match std::panic::catch_unwind(AssertUnwindSafe(body)) {
@@ -306,7 +310,7 @@ pub(crate) fn guard_size(function: &'static str, body: impl FnOnce() -> Result<i
     }
 }
 
-/// Logs a panic: an invariant of ours is broken.
+/// Logs a panic, which means that an invariant of weft is broken.
 #[cold]
 #[inline(never)]
 fn report(function: &'static str, panic: &(dyn std::any::Any + Send)) {
@@ -314,16 +318,16 @@ fn report(function: &'static str, panic: &(dyn std::any::Any + Send)) {
     log::error!("{function}: a broken invariant inside weft: {}; please report it", text.unwrap_or("(no message)"));
 }
 
-/// Where a client wants the pointer to a new object. Asked before the object is made: one that is never handed over
-/// would stay open for ever, and be known to others.
+/// Checks the place where a client wants the pointer to a new object. The check comes before the object is made: an
+/// object that the client never gets would stay open indefinitely, and visible to others.
 pub(crate) fn place<F>(out: *mut *mut F) -> Result<NonNull<*mut F>, Errno> {
     NonNull::new(out).ok_or(Errno::INVAL)
 }
 
-/// What a table of an extension is called, and where it is.
+/// An extension: the name of its table, and a function that returns the table.
 pub(crate) type Extension = (&'static CStr, fn() -> *mut c_void);
 
-/// `fi_open_ops` of an object that has these extensions.
+/// Opens one of an object's extensions: `fi_open_ops`.
 ///
 /// # Safety
 /// `name` is null or a string, `ops` null or valid for a write.
@@ -335,38 +339,39 @@ pub(crate) unsafe fn open_ops(
 ) -> Result<c_int, Errno> {
     let place = place(ops)?;
     let name = NonNull::new(name.cast_mut()).ok_or(Errno::INVAL)?;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) };
     if flags != 0 {
         return Err(Errno::BADFLAGS);
     }
     let (_, table) = known.iter().find(|(known, _)| *known == name).ok_or(Errno::NOSYS)?;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     unsafe { place.write(table()) };
     Ok(0)
 }
 
-/// Writes as much of an extension's structure as the client knows; what its own has beyond is set to zero.
+/// Writes the part of an extension's structure that the client knows. Fields that only the client's structure has are
+/// set to zero.
 ///
 /// # Safety
 /// `out` is null or valid for writes of `len` bytes.
 pub(crate) unsafe fn give_known<T: Copy>(value: &T, out: *mut T, len: usize) -> Result<c_int, Errno> {
     let out: *mut u8 = NonNull::new(out).ok_or(Errno::INVAL)?.as_ptr().cast();
     let known = len.min(size_of::<T>());
-    // SAFETY: by the caller's promise the place has `len` bytes, of which these are the first.
+    // SAFETY: by the caller's promise `out` has `len` bytes, and `known` is at most `len`.
     unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast(), out, known) };
     let rest = out.wrapping_add(known);
-    // SAFETY: the rest of the same place.
+    // SAFETY: the remaining bytes of `out`.
     unsafe { rest.write_bytes(0, len - known) };
     Ok(0)
 }
 
-/// Stores a new object where the client wants it and gives the client its reference.
+/// Gives the client its reference to a new object.
 ///
 /// # Safety
 /// `place` is valid for a write.
 pub(crate) unsafe fn give<O: Object>(object: Arc<O>, place: NonNull<*mut O::Fid>) -> c_int {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     unsafe { place.write(into_raw(object)) };
     0
 }
