@@ -1,28 +1,26 @@
-//! `Guarded<T>`: the one lock of an endpoint or a queue, which vanishes where the threading level lets it.
+//! `Guarded<T>`: the lock of an endpoint or a queue, which is elided where the threading level permits it.
 //!
-//! Place in the data flow: every data-path call of weft-fi enters an endpoint's engine, and every completion
-//! a queue's ring, through a `Guarded`. This file and [`cell`] are the only place where that exclusion is
-//! `unsafe`; a model checker tries its interleavings (`tests/loom_lock.rs`).
+//! Place in the data flow: every data-path call of weft-fi enters an endpoint's engine through a `Guarded`, and every
+//! completion a queue's ring. Only this file and [`cell`] implement that exclusion by `unsafe` code. A model checker
+//! tries its interleavings (`tests/loom_lock.rs`).
 //!
-//! Two kinds, chosen when the cell is made:
+//! There are two kinds of cells, chosen when the cell is made:
 //! - *shared* (FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_ENDPOINT): an ordinary mutex.
-//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION): the client promises that data-path calls are
-//!   serialized (fi_domain(3), "Multi-threading Support"), so [`Guarded::lock`] takes no atomic
-//!   read-modify-write: it sets a flag, looks at another, and is in. Who is not covered by the promise
-//!   announces itself by the other flag, makes every other thread execute a memory barrier (membarrier(2), so
-//!   that the owner needs none), and waits until the owner is out. Where the kernel refuses membarrier, an
-//!   owned cell is made shared.
+//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION): the client promises to serialize data-path calls (fi_domain(3),
+//!   "Multi-threading Support"). [`Guarded::lock`] therefore needs no atomic read-modify-write: it sets one flag and
+//!   reads another. A thread that the promise does not cover sets the other flag. It then makes every other thread
+//!   execute a memory barrier (membarrier(2)), so that the owner needs none, and waits until the owner has left. If
+//!   the kernel refuses membarrier, the cell is made shared.
 //!
-//! Not covered are control calls (address vectors, memory registration, close), which remain thread safe by
-//! the same man page and come in by [`Guarded::intrude`], and the progress thread. That one comes often or
-//! not at all, so its first [`Guarded::visit`] leaves the cell *open*: everybody goes by the mutex, as in a
-//! shared cell, until [`Guarded::end_visits`]. A client that progresses by itself therefore pays nothing for
-//! having such a thread.
+//! The promise does not cover control calls (address vectors, memory registration, close), which remain thread safe by
+//! the same man page. They enter by [`Guarded::intrude`]. Nor does it cover the progress thread. That thread comes
+//! often or not at all, so its first [`Guarded::visit`] leaves the cell *open*: all threads take the mutex, as in a
+//! shared cell, until [`Guarded::end_visits`]. A client that makes progress by itself therefore pays nothing for the
+//! progress thread.
 //!
-//! Invariants: at most one guard exists at a time; no method may be called while the same thread holds a
-//! guard of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a pool of
-//! shared receives, then a queue's ring; rings are leaves. [`Meter`] counts the callers that had to wait,
-//! which costs the others nothing.
+//! Invariants: at most one guard exists at a time. A thread that holds a guard calls no method of the same cell. Lock
+//! order of the crate: a poll list, an endpoint's engine, a pool of shared receives, a queue's ring. [`Meter`] counts
+//! the callers that had to wait, at no cost for the others.
 
 mod cell;
 
@@ -31,17 +29,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use crate::sleep::lock::cell::{Guard, Guarded};
 
-/// Who calls the data path.
+/// The threads that call the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Callers {
     /// Any thread at any time.
     Any,
-    /// One thread at a time: the client serializes.
+    /// One thread at a time: the client serializes the calls.
     One,
 }
 
 thread_local! {
-    /// Whether this is a thread of ours, which no threading level covers.
+    /// Whether weft has started this thread, which no threading level covers.
     static OURS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -49,17 +47,17 @@ fn is_ours() -> bool {
     OURS.get()
 }
 
-/// This thread is ours: it may enter by visiting only, which debug builds make sure of.
+/// Declares the calling thread as weft's own. It may enter cells only by visits, as debug builds check.
 pub(crate) fn visit_only() {
     OURS.set(true);
 }
 
-/// How often somebody had to wait for another thread at one of a domain's locks.
+/// Number of callers that had to wait for another thread at one of a domain's locks.
 #[derive(Debug, Default)]
 pub(crate) struct Meter(AtomicU64);
 
 impl Meter {
-    /// So far.
+    /// The number so far.
     pub(crate) fn waits(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -69,7 +67,7 @@ impl Meter {
     }
 }
 
-/// What `cell` is made of.
+/// The primitives of `cell`, which the model checker replaces.
 mod sync {
     use std::sync::OnceLock;
     use std::sync::atomic::compiler_fence;
@@ -97,7 +95,7 @@ mod sync {
         }
 
         /// # Safety
-        /// The caller has locked it and not unlocked it.
+        /// The caller holds the lock.
         #[inline(always)]
         pub(super) unsafe fn unlock(&self) {
             // SAFETY: the caller's promise.
@@ -105,27 +103,27 @@ mod sync {
         }
     }
 
-    /// Orders the owner's accesses as far as the compiler goes; the processor's part is done by [`heavy_fence`].
+    /// Orders the owner's accesses for the compiler. [`heavy_fence`] orders them for the processor.
     #[inline(always)]
     pub(super) fn light_fence() {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Makes every thread of the process execute a barrier, this one included. The system call is a barrier
-    /// for the compiler, too.
+    /// Makes every thread of the process execute a barrier, including the caller. The system call is a barrier for the
+    /// compiler as well.
     pub(super) fn heavy_fence() {
-        // Registered in `can_intrude`; cannot fail then.
+        // The call cannot fail after the registration in `can_intrude`.
         let barrier = membarrier(MembarrierCommand::PrivateExpedited);
         debug_assert!(barrier.is_ok());
     }
 
-    /// Whether this process may make other threads execute barriers; registers for it on first use.
+    /// Whether this process may make other threads execute barriers. The first call registers the process.
     pub(super) fn can_intrude() -> bool {
         static REGISTERED: OnceLock<bool> = OnceLock::new();
         *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
     }
 
-    /// Waits a little for the owner to leave, for the so-manieth time.
+    /// Waits for a moment until the owner may have left. `rounds`: the number of this wait, from 1.
     pub(super) fn pause(rounds: u32) {
         if rounds < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
@@ -139,7 +137,7 @@ mod tests {
     use super::*;
 
     fn shared<T>(value: T) -> Guarded<T> {
-        // SAFETY: nothing is promised.
+        // SAFETY: `Callers::Any` demands no promise.
         unsafe { Guarded::new(Callers::Any, &Arc::default(), value) }
     }
 
@@ -153,7 +151,8 @@ mod tests {
     const LOCKS: u64 = 200_000;
     const INTRUSIONS: u64 = 500;
 
-    /// `lockers` threads of data-path calls, two intruders and a visitor raise one plain integer; none may be lost.
+    /// `lockers` threads of data-path calls, two intruders and a visitor increment a plain integer. No increment is
+    /// lost.
     fn hammer(cell: &Guarded<u64>, lockers: u32) {
         let mut visits = 0;
         std::thread::scope(|scope| {
@@ -187,7 +186,7 @@ mod tests {
 
     #[test]
     fn an_owner_intruders_and_a_visitor_exclude_each_other() {
-        // SAFETY: exactly one thread calls `lock`.
+        // SAFETY: only one thread calls `lock`.
         hammer(&unsafe { owned(0) }, 1);
     }
 
@@ -197,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn a_held_cell_is_not_entered_by_trying() {
+    fn a_try_does_not_enter_a_held_cell() {
         let cell = shared(7);
         let guard = cell.lock();
         assert!(cell.try_visit().is_none() && cell.try_lock().is_none());
         drop(guard);
         assert_eq!(cell.try_visit().map(|guard| *guard), Some(7));
-        // SAFETY: one thread.
+        // SAFETY: there is one thread.
         let cell = unsafe { owned(7) };
         let guard = cell.lock();
         assert!(cell.try_visit().is_none());
@@ -212,8 +211,8 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_goes_by_the_mutex_while_visits_last() {
-        // SAFETY: one thread.
+    fn an_owner_takes_the_mutex_until_visits_end() {
+        // SAFETY: there is one thread.
         let cell = unsafe { owned(()) };
         let held = |expected| assert!(cell.lock().held == expected);
         if !cell.owned {
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_waits_is_counted() {
+    fn only_waiting_callers_are_counted() {
         let cell = shared(0);
         *cell.lock() += 1;
         drop(cell.intrude());
@@ -254,8 +253,8 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     #[should_panic(expected = "serialized calls")]
-    fn a_broken_promise_is_noticed_in_debug_builds() {
-        // SAFETY: one thread; the overlap is the point of the test and ends in the panic before any access.
+    fn debug_builds_detect_a_broken_promise() {
+        // SAFETY: there is one thread. The overlap is the subject of the test, and panics before any access.
         let cell = unsafe { owned(0) };
         assert!(cell.owned, "without membarrier every cell is shared, which relies on no serialized calls");
         let _outer = cell.lock();

@@ -1,8 +1,7 @@
-//! The cell: who may enter when, and the order of the accesses that decide it.
+//! The cell of a [`Guarded`]: its states, and the order of the accesses that decide which thread enters.
 //!
-//! Place in the data flow: [`super`] says what it is for. It is a file of its own so that a model checker can
-//! try every interleaving (`tests/loom_lock.rs`); the primitives that the checker exchanges come from
-//! `super::sync`.
+//! Place in the data flow: [`super`] describes the protocol. The cell is a file of its own so that a model checker can
+//! try every interleaving (`tests/loom_lock.rs`). The checker replaces the primitives in `super::sync`.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -11,23 +10,23 @@ use std::sync::Arc;
 use super::sync::{AtomicBool, Mutex, Ordering, can_intrude, heavy_fence, light_fence, pause};
 use super::{Callers, Meter, is_ours};
 
-/// A value behind a lock that costs what the threading level demands.
+/// A value behind a lock, whose cost depends on the threading level.
 pub(crate) struct Guarded<T> {
     /// Whether `lock` relies on the client's serialization.
     pub(super) owned: bool,
-    /// Owned: a data-path caller is inside, or tries to be.
+    /// Owned cells: a data-path caller is inside, or about to enter.
     inside: AtomicBool,
-    /// Owned: the mutex counts, because an intruder is inside, or waits, or the cell is open.
+    /// Owned cells: data-path callers must take the mutex, because an intruder is inside or waits, or the cell is open.
     intruder: AtomicBool,
-    /// Owned: visits have not ended. Written with the mutex held.
+    /// Owned cells: visits have not ended. Written with the mutex held.
     open: AtomicBool,
     mutex: Mutex,
     pub(super) meter: Arc<Meter>,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: access to `value` is exclusive (see `lock`, `intrude`), so sharing the cell hands the value from
-// thread to thread, which `T: Send` permits.
+// SAFETY: guards give exclusive access to `value` (see `Guard::deref`). Threads that share the cell thus pass the value
+// from one to another, which `T: Send` permits.
 unsafe impl<T: Send> Sync for Guarded<T> {}
 
 /// Exclusive access, until dropped.
@@ -36,23 +35,23 @@ pub(crate) struct Guard<'a, T> {
     pub(super) held: Held,
 }
 
-/// By what right a guard exists, and so what its end must undo.
+/// The way by which a guard was obtained, which its drop undoes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Held {
     /// `inside` is set.
     Flag,
-    /// The mutex is ours.
+    /// The mutex is locked.
     Mutex,
-    /// The mutex is ours and `intruder` is set.
+    /// The mutex is locked and `intruder` is set.
     Intruder,
 }
 
 impl<T> Guarded<T> {
-    /// A cell for the given callers, whose waits are counted by `meter`.
+    /// A cell for these callers. `meter` counts their waits.
     ///
     /// # Safety
-    /// With [`Callers::One`], calls of [`Guarded::lock`] and the lives of the guards they return must not overlap
-    /// between threads, and must be ordered by happens-before: what the client promised by its threading level.
+    /// With [`Callers::One`], calls of [`Guarded::lock`] and the lifetimes of their guards must not overlap between
+    /// threads, and must be ordered by happens-before. The client promises this by its threading level.
     pub(crate) unsafe fn new(callers: Callers, meter: &Arc<Meter>, value: T) -> Self {
         Self {
             owned: callers == Callers::One && can_intrude(),
@@ -70,10 +69,10 @@ impl<T> Guarded<T> {
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         if self.owned {
             debug_assert!(!self.inside.load(Ordering::Relaxed), "the threading level promised serialized calls");
-            debug_assert!(!is_ours(), "a thread of ours must visit");
+            debug_assert!(!is_ours(), "a thread of weft must visit");
             self.inside.store(true, Ordering::Relaxed);
-            // Orders the store before the load below as far as the compiler goes; the processor's part is
-            // done by the intruder's membarrier.
+            // Orders the store before the load below for the compiler. The intruder's membarrier orders them for the
+            // processor.
             light_fence();
             if self.intruder.load(Ordering::Acquire) {
                 self.step_out();
@@ -85,15 +84,15 @@ impl<T> Guarded<T> {
         Guard { cell: self, held: Held::Mutex }
     }
 
-    /// The owner met an intruder: it steps out and queues up. (It returns nothing, so that the compiler knows
-    /// of every guard of [`Guarded::lock`] what its end must undo.)
+    /// Leaves the cell to an intruder, and takes the mutex. The function returns no guard, so that the
+    /// compiler knows how each guard of [`Guarded::lock`] was obtained.
     #[cold]
     fn step_out(&self) {
         self.inside.store(false, Ordering::Release);
         self.queue_up();
     }
 
-    /// How often a caller had to wait at one of the domain's locks.
+    /// Number of callers that had to wait at one of the domain's locks.
     pub(crate) fn waits(&self) -> u64 {
         self.meter.waits()
     }
@@ -112,7 +111,7 @@ impl<T> Guarded<T> {
         self.mutex.lock();
     }
 
-    /// Enters from a control call, whatever the client promised.
+    /// Enters from a control call, which the client's promise does not cover.
     pub(crate) fn intrude(&self) -> Guard<'_, T> {
         self.queue_up();
         if !self.owned || self.open.load(Ordering::Relaxed) {
@@ -123,7 +122,7 @@ impl<T> Guarded<T> {
         Guard { cell: self, held: Held::Intruder }
     }
 
-    /// Enters from a thread of ours, and leaves the cell open for more visits.
+    /// Enters from a thread of weft, and leaves the cell open for more visits.
     pub(crate) fn visit(&self) -> Guard<'_, T> {
         self.queue_up();
         if self.owned && !self.open.load(Ordering::Relaxed) {
@@ -134,13 +133,13 @@ impl<T> Guarded<T> {
         Guard { cell: self, held: Held::Mutex }
     }
 
-    /// Like [`Guarded::visit`], but gives up where it would wait.
+    /// Enters like [`Guarded::visit`], unless it would have to wait.
     pub(crate) fn try_visit(&self) -> Option<Guard<'_, T>> {
         if !self.mutex.try_lock() {
             return None;
         }
         if self.owned && !self.open.load(Ordering::Relaxed) {
-            // An owner that is seen without the barrier is not worth it.
+            // A visible owner saves the cost of the barrier.
             if self.inside.load(Ordering::Relaxed) {
                 drop(Guard { cell: self, held: Held::Mutex });
                 return None;
@@ -155,14 +154,15 @@ impl<T> Guarded<T> {
         Some(Guard { cell: self, held: Held::Mutex })
     }
 
-    /// The thread that visited will not come for a while: the owner need not take the mutex any more.
+    /// Ends the visits for some time: the owner need not take the mutex any more.
     pub(crate) fn end_visits(&self) {
         self.queue_up();
         let held = if self.open.swap(false, Ordering::Relaxed) { Held::Intruder } else { Held::Mutex };
         drop(Guard { cell: self, held });
     }
 
-    /// With the mutex held: the owner that comes from now on will queue up, and one that is inside has said so.
+    /// Announces an intruder that holds the mutex. An owner that comes later takes the mutex. An owner that is inside
+    /// has set `inside` before this function returns.
     fn announce(&self) {
         self.intruder.store(true, Ordering::Relaxed);
         heavy_fence();
@@ -179,7 +179,7 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// Like [`Guarded::lock`], but gives up where it would wait for another data-path caller.
+    /// Enters like [`Guarded::lock`], unless it would have to wait for another data-path caller.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         if self.owned {
@@ -199,10 +199,10 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: while this guard lives no other exists. `Mutex` and `Intruder` guards hold the mutex. A `Flag`
-        // guard excludes other `lock` callers by the promise of `new`, and intruders because either the intruder's
-        // membarrier came after our store to `inside`, which it then waits for, or before our load of `intruder`,
-        // which then sent us to the mutex.
+        // SAFETY: no other guard exists at the same time. `Mutex` and `Intruder` guards hold the mutex. The promise of
+        // `new` excludes other `lock` callers beside a `Flag` guard. An intruder is excluded because of its membarrier.
+        // Either the barrier came after this thread's store to `inside`: then the intruder waits for it. Or the barrier
+        // came before this thread's load of `intruder`: then this thread took the mutex.
         unsafe { &*self.cell.value.get() }
     }
 }
@@ -210,7 +210,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; `&mut self` makes the borrow unique.
+        // SAFETY: no other guard exists, as in `deref`, and `&mut self` makes the borrow unique.
         unsafe { &mut *self.cell.value.get() }
     }
 }
@@ -225,7 +225,7 @@ impl<T> Drop for Guard<'_, T> {
         if self.held == Held::Intruder {
             self.cell.intruder.store(false, Ordering::Release);
         }
-        // SAFETY: this guard was made with the mutex locked and has not unlocked it.
+        // SAFETY: this guard holds the mutex.
         unsafe { self.cell.mutex.unlock() };
     }
 }
