@@ -182,7 +182,7 @@ impl Cntr {
     #[inline]
     fn poll(&self) {
         let done = self.sources.progress();
-        self.sources.read_nothing(done, || self.waker());
+        self.sources.note_empty_read(done, || self.waker());
     }
 
     /// The endpoints on which reads and waits make progress.

@@ -259,7 +259,7 @@ impl Cq {
         if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
             let done = self.sources.progress();
             if self.len.load(Ordering::Relaxed) == 0 {
-                self.sources.read_nothing(done, || self.waker());
+                self.sources.note_empty_read(done, || self.waker());
                 return Errno::AGAIN.size();
             }
         }
@@ -281,7 +281,7 @@ impl Cq {
         match taken {
             // `taken` entries fit the client's buffer, whose length is below `isize::MAX`.
             Ok(taken) => {
-                self.sources.read_something();
+                self.sources.note_read();
                 taken.cast_signed()
             }
             Err(TakeError::Empty) => Errno::AGAIN.size(),

@@ -1,19 +1,20 @@
-//! Driving endpoints from the queues and counters that are read, and sleeping until there is something to read.
+//! Reads of queues and counters drive the bound endpoints, and blocking reads sleep until there is an entry.
 //!
 //! Place in the data flow: `fi_cq_read`, `fi_cq_sread`, `fi_cntr_read` and `fi_cntr_wait` → [`Sources`] → the
-//! engines of the bound endpoints. The order of rest is: spin a little, yield, then park the devices and sleep.
-//! Yielding comes early, since with more ranks than cores the peer may be waiting for this very core.
+//! engines of the bound endpoints. A blocking call first spins, then yields, then parks the devices and sleeps. It
+//! yields early: if there are more ranks than cores, the peer may be waiting for the caller's core.
 //!
-//! A non-blocking reader that finds nothing for long yields as well, and naps, briefly and woken by its
-//! devices, once others have used its core while it polled: then there are more threads than cores, and the
-//! one it waits for needs one. A thread that reads several queues in turn does not nap on one of them, deaf
-//! to the others ([`presence`]).
+//! A non-blocking reader that finds nothing for a while yields as well. If other threads have used its core meanwhile,
+//! there are more threads than cores, and the peer may lack one. The reader then naps: it sleeps for a short time, and
+//! its devices wake it. A thread that reads several queues in turn does not nap on one of them, since it would miss the
+//! events of the others ([`presence`]).
 //!
-//! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock
-//! (or in the same total order of atomics) in which others fill it, and parks each endpoint's devices, which
-//! refuse if something has arrived. Whoever changes what a sleeper has parked, or adds to it, calls it
-//! ([`Sources::notify`]). Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a
-//! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
+//! No wake-up is lost. A sleeper parks the devices of each endpoint, which fails if something has arrived. It then arms
+//! its queue or counter. Arming finds the queue empty under the lock (or in the total order of atomics) in which other
+//! threads fill it. A thread that changes or adds an endpoint notifies the sleepers ([`Sources::notify`]).
+//!
+//! Sleeps are divided into slices for two reasons. Time-outs inside the engine are noticed. And a poll of
+//! another thread ends the parking: if that thread stops polling, the sleeper takes over after its slice.
 
 mod presence;
 
@@ -33,40 +34,39 @@ use crate::sleep::progress::AutoProgress;
 use crate::sleep::trywait::{self, List, Park, Trywait, wake_all};
 use crate::sleep::wait::{Deadline, Waker, Woken};
 
-/// Longest sleep between looks at the engines.
+/// Longest sleep between two rounds of progress.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
-/// The same while another thread polls an endpoint that we sleep on.
+/// Longest sleep while another thread polls one of the endpoints.
 const BUSY_SLICE: Duration = Duration::from_millis(2);
-/// Fruitless rounds before the first yield: some 10 µs.
+/// Fruitless rounds before the first yield, which take about 10 µs.
 pub(crate) const SPINS: u32 = 200;
-/// A blocking call in which every round brings something about, but not what it waits for, looks at the clock
-/// at every so-manieth.
+/// Rounds between two checks of the deadline, while rounds make progress without ending the wait.
 pub(crate) const ROUNDS_PER_CLOCK: u32 = 64;
 /// Further fruitless rounds, each with a yield, before a blocking call sleeps.
 pub(crate) const YIELDS: u32 = 20;
-/// A non-blocking reader that found nothing for `SPINS` reads yields at every so-manieth read from then on.
+/// Reads between two yields of a non-blocking reader that has found nothing in the last `SPINS` reads.
 const READS_PER_YIELD: u32 = 32;
-/// A poller whose core others have used for so long between two yields has competitors. Less is noise: the ticks of
-/// the system and of our own progress thread take some 5 µs each.
-const CROWDED: Duration = Duration::from_micros(100);
-/// Then so many of the following yields are naps. A thread that sleeps and is woken by its peer gets a core sooner
-/// than one that keeps asking for it, and does not take one from the peer meanwhile; `sched_yield` alone does not
-/// help, since the scheduler lets a thread that has time left go on.
+/// Time without a core, between two yields, that shows that other threads compete for the core. Ticks of the system and
+/// of weft's progress thread take about 5 µs each.
+const CONTENDED: Duration = Duration::from_micros(100);
+/// Number of yields that are replaced by naps once there is competition. A thread that sleeps and is woken by its peer
+/// gets a core sooner than a thread that polls, and leaves its core to the peer meanwhile. `sched_yield` alone does not
+/// help: the scheduler lets a thread run on that has time left.
 const NAPS: u32 = 64;
-/// Longest nap: the client may have more to poll than our queues.
+/// Longest nap. The client may poll other things besides weft's queues.
 const NAP: Duration = Duration::from_micros(200);
 
-/// What a thread knows of its competitors for a core.
+/// A thread's record of competition for its core.
 #[derive(Clone, Copy, Default)]
-struct Crowd {
-    /// How many of the next yields shall be naps.
+struct Contention {
+    /// Number of the next yields that are naps.
     naps: u32,
-    /// Time that this thread had spent without a core at the last yield.
+    /// Time that this thread had spent without a core, at the last yield.
     waited: Duration,
 }
 
 thread_local! {
-    static CROWD: Cell<Crowd> = Cell::default();
+    static CONTENTION: Cell<Contention> = Cell::default();
 }
 
 /// Time that this thread has spent without a core, from an arbitrary zero.
@@ -81,11 +81,11 @@ fn without_core() -> Duration {
 /// The endpoints that a queue or a counter drives.
 pub(crate) struct Sources {
     list: Guarded<Vec<CellRef>>,
-    /// Who reads here, and how long in vain.
+    /// The thread that reads here, and the number of its empty reads.
     presence: Arc<Presence>,
-    /// What `fi_trywait` has parked: nothing, with automatic progress.
+    /// The endpoints that `fi_trywait` has parked. None with automatic progress.
     outside: Trywait<CellRef>,
-    /// The thread that progresses the endpoints while the client does not, with automatic progress.
+    /// The domain's progress thread, with automatic progress.
     auto: Option<Arc<AutoProgress>>,
 }
 
@@ -107,94 +107,94 @@ impl Park for CellRef {
 }
 
 impl Domain {
-    /// For a new queue or counter of this domain.
+    /// The sources of a new queue or counter of this domain.
     pub(crate) fn new_sources(&self) -> Sources {
-        // SAFETY: what the client promised when it opened the domain: calls on a queue or counter are serialized with
-        // those on everything bound to it.
+        // SAFETY: by the threading level the client serializes calls on a queue or counter with calls on all objects
+        // bound to it.
         let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
         Sources { list, presence: Presence::enter(), outside: Trywait::new(), auto: self.auto_progress().cloned() }
     }
 }
 
 impl Sources {
-    /// Drives one more endpoint (once, however often it is bound). A control call.
+    /// Drives one more endpoint, once for any number of bindings. A control call.
     pub(crate) fn add(&self, cell: &CellRef) {
         let mut list = self.list.intrude();
         if !list.iter().any(|known| Arc::ptr_eq(known, cell)) {
             list.push(Arc::clone(cell));
-            self.presence.drives(Arc::as_ptr(cell).addr());
+            self.presence.add_endpoint(Arc::as_ptr(cell).addr());
         }
     }
 
-    /// Forgets an endpoint. A control call.
+    /// Removes an endpoint. A control call.
     pub(crate) fn remove(&self, cell: &CellRef) {
         self.list.intrude().retain(|known| !Arc::ptr_eq(known, cell));
-        self.presence.drives_no_more(Arc::as_ptr(cell).addr());
+        self.presence.remove_endpoint(Arc::as_ptr(cell).addr());
         self.outside.remove(|known| Arc::ptr_eq(known, cell));
     }
 
-    /// Whoever sleeps, or is about to, has to look for itself: an endpoint of these has changed in a way that
-    /// it did not expect, and may not be parked for it.
+    /// Wakes the threads that sleep here or are about to, so that they look again. An endpoint has joined or changed,
+    /// and may not be parked for them.
     #[cold]
     pub(crate) fn notify(&self, waker: Option<&Waker>) {
         self.outside.invalidate();
         waker.inspect(|waker| waker.notify());
     }
 
-    /// One round of progress on every endpoint. Returns 0 when nothing happened.
-    #[inline(never)] // One function, with all that a fruitless round takes in line.
+    /// Makes one round of progress on every endpoint. Returns 0 when nothing happened.
+    #[inline(never)] // One function, into which the whole of a fruitless round is inlined.
     pub(crate) fn progress(&self) -> usize {
         self.outside.wake(this_thread, Sleep::Outside);
-        // Another thread that holds the list is progressing just these endpoints.
+        // A thread that holds the list progresses the same endpoints.
         let Some(list) = self.list.try_lock() else { return 0 };
         list.iter().map(|cell| cell.progress()).sum()
     }
 
-    /// Notes that a non-blocking read found nothing after a round in which `done` things happened, and lets others run
-    /// if nothing has happened for a while. `waker` is where the reader may nap.
+    /// Notes that a non-blocking read found nothing after a round that did `done` things. Lets other threads run if
+    /// nothing has happened for a while. The reader may nap on `waker`.
     #[inline]
-    pub(crate) fn read_nothing<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
-        let idle = self.presence.read_in_vain(done);
+    pub(crate) fn note_empty_read<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
+        let idle = self.presence.note_empty_read(done);
         if idle >= SPINS && idle.is_multiple_of(READS_PER_YIELD) {
-            self.rest(idle < SPINS + READS_PER_YIELD, waker());
+            self.yield_or_nap(idle < SPINS + READS_PER_YIELD, waker());
         }
     }
 
     /// Notes that a read found something.
     #[inline]
-    pub(crate) fn read_something(&self) {
-        self.presence.read_well();
+    pub(crate) fn note_read(&self) {
+        self.presence.note_read();
     }
 
-    /// Lets others run. `first`: the thread may have slept elsewhere since the last rest.
+    /// Lets other threads run. `first`: the thread may have slept elsewhere since its last yield.
     #[cold]
-    fn rest(&self, first: bool, waker: Option<&Waker>) {
-        let mut crowd = CROWD.get();
-        if let Some(waker) = waker.filter(|_| crowd.naps > 0 && self.presence.is_all_that_is_read())
+    fn yield_or_nap(&self, first: bool, waker: Option<&Waker>) {
+        let mut contention = CONTENTION.get();
+        if let Some(waker) = waker.filter(|_| contention.naps > 0 && self.presence.reader_reads_nothing_else())
             && let Some(parked) = self.park(waker, Sleep::Inside)
         {
             waker.nap(NAP);
             wake_all(&parked, Sleep::Inside);
-            CROWD.set(Crowd { naps: crowd.naps - 1, waited: without_core() });
+            CONTENTION.set(Contention { naps: contention.naps - 1, waited: without_core() });
             return;
         }
         if first {
-            crowd.waited = without_core();
+            contention.waited = without_core();
         }
         std::thread::yield_now();
         let waited = without_core();
-        if waited.saturating_sub(crowd.waited) > CROWDED {
-            crowd.naps = NAPS;
+        if waited.saturating_sub(contention.waited) > CONTENDED {
+            contention.naps = NAPS;
         }
-        CROWD.set(Crowd { waited, ..crowd });
+        CONTENTION.set(Contention { waited, ..contention });
     }
 
-    /// Parks the devices of every endpoint, all or none.
+    /// Parks the devices of all endpoints, or of none.
     fn park(&self, waker: &Waker, sleep: Sleep) -> Option<List<CellRef>> {
         trywait::park_all(self.list.lock().iter(), waker, sleep)
     }
 
-    /// For `fi_trywait`: Ok when the client may block on the waker's descriptor until it reads again.
+    /// `fi_trywait`. On success the client may block on the waker's descriptor until it reads again.
     pub(crate) fn trywait(&self, what: &impl Waitable, waker: &Waker) -> Result<(), Errno> {
         if what.ready() || (self.progress() > 0 && what.ready()) {
             return Err(Errno::AGAIN);
@@ -207,7 +207,7 @@ impl Sources {
         Ok(())
     }
 
-    /// For a sleeper with a threshold of its own ([`Trywait::arm_threshold`]).
+    /// Arms a counter for a sleeper with a threshold of its own ([`Trywait::arm_threshold`]).
     pub(crate) fn arm_threshold(&self, waker: Option<&Waker>, arm: impl FnOnce(), ready: impl Fn() -> bool) -> bool {
         let (drain, notify) =
             (|| _ = waker.inspect(|waker| waker.drain()), || _ = waker.inspect(|waker| waker.notify()));
@@ -218,7 +218,7 @@ impl Sources {
         sleeps
     }
 
-    /// Whether there may be threads that sleep outside, see [`Trywait::has_sleepers`].
+    /// Whether threads may sleep outside ([`Trywait::has_sleepers`]).
     pub(crate) fn has_outside_sleepers(&self) -> bool {
         self.outside.has_sleepers()
     }
@@ -230,46 +230,47 @@ impl Drop for Sources {
     }
 }
 
-/// A thread cannot sleep, since the bell is left ringing for others: lets these run, so that they hear it.
+/// Lets notified threads run. The caller cannot sleep, because the bell stays set until these threads have read it.
 pub(crate) fn yield_to_notified() {
     std::thread::sleep(NAP);
 }
 
-/// Rounds of progress that any thread has made on these endpoints.
+/// Number of rounds of progress that threads have made on these endpoints.
 fn rounds(parked: &[CellRef]) -> u64 {
     parked.iter().fold(0, |sum, cell| sum.wrapping_add(cell.activity().0))
 }
 
-/// Something a thread may wait for.
+/// An object on which a thread may wait.
 pub(crate) trait Waitable {
-    /// Whose progress brings it about.
+    /// The endpoints whose progress ends the wait.
     fn sources(&self) -> &Sources;
-    /// One round. Returns 0 when nothing happened.
+    /// Makes one round of progress. Returns 0 when nothing happened.
     fn progress(&self) -> usize {
         self.sources().progress()
     }
-    /// Where to sleep; `None`: only spin and yield.
+    /// The waker to sleep on. With `None` the wait only spins and yields.
     fn waker(&self) -> Option<&Waker>;
     /// Whether the wait is over.
     fn ready(&self) -> bool;
-    /// Whether somebody asked the waiter to return empty-handed; clears the request.
+    /// Takes a request that the waiter return without an entry. Returns whether there was one.
     fn take_interrupt(&self) -> bool;
-    /// Asks for the waker to be rung once, when ready; earlier rings are taken back. False: it is ready by now.
+    /// Has the waker notified once, when the object is ready, and drains earlier notifications. Returns `false` if the
+    /// object is ready already.
     fn arm(&self) -> bool;
 }
 
-/// How a wait ended.
+/// The end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
-    /// It is ready.
+    /// The object is ready.
     Ready,
     /// The time is up.
     TimedOut,
-    /// Somebody, or a signal, asked to return.
+    /// Another thread or a signal interrupted the wait.
     Interrupted,
 }
 
-/// Waits, with progress, until `what` is ready.
+/// Makes progress until `what` is ready, and sleeps in between.
 pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
     let (mut fruitless, mut fruitful) = (0, 0_u32);
     let mut slice = SLICE;
@@ -294,7 +295,7 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
                 if sleep(what, waker, deadline, &mut slice) == Woken::Signal {
                     return if what.ready() { Waited::Ready } else { Waited::Interrupted };
                 }
-                // What woke us is looked at above; if it was nothing, go back to sleep soon.
+                // The next round looks at the cause of the wake-up. If there was none, the thread sleeps again soon.
                 fruitless = SPINS;
             }
             _ => std::thread::yield_now(),
@@ -302,22 +303,23 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
     }
 }
 
-/// Parks and sleeps once, unless there turns out to be something to do.
+/// Parks the devices and sleeps once, unless there is something to do.
 fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline, slice: &mut Duration) -> Woken {
     let sources = what.sources();
     let generation = sources.outside.generation();
     let Some(parked) = sources.park(waker, Sleep::Inside) else { return Woken::Event };
     let before = rounds(&parked);
     let outside = &sources.outside;
-    let for_others = if sources.auto.is_some() { &[] } else { &*parked };
-    let woken = if outside.park_for_sleepers(for_others, waker, Sleep::Outside)
+    let for_sleepers = if sources.auto.is_some() { &[] } else { &*parked };
+    let woken = if outside.park_for_sleepers(for_sleepers, waker, Sleep::Outside)
         && outside.arm(generation, || what.arm(), || waker.notify())
     {
         waker.sleep(Some(deadline.left().map_or(*slice, |left| left.min(*slice))))
     } else {
         Woken::Event
     };
-    // Another thread's poll has ended the devices' parking: they will not wake us when that thread goes away.
+    // If another thread has polled, the devices are no longer parked, and would not wake this thread after that thread
+    // stops polling.
     *slice = if rounds(&parked) == before { SLICE } else { BUSY_SLICE };
     wake_all(&parked, Sleep::Inside);
     woken

@@ -1,10 +1,11 @@
-//! Poll sets (fi_poll(3)): which of several queues and counters have something for the client.
+//! Poll sets (fi_poll(3)): one call that finds the queues and counters with events.
 //!
-//! Place in the data flow: `fi_poll` → a round of progress on every member, as a read of each would make →
-//! the contexts of those that have something. Members neither know their sets nor are held by them: one that
-//! is closed is no member any more.
+//! Place in the data flow: `fi_poll` → a round of progress on every member, as a read of each would make → the contexts
+//! of the members with events. A set refers to its members weakly, and drops closed ones. Members do not know their
+//! sets.
 //!
-//! A queue is named as long as it has entries, a counter once after each change that is not the client's own.
+//! A queue is reported while it has entries. A counter is reported once after each change that the client did not make
+//! itself.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
@@ -38,19 +39,19 @@ unsafe impl Object for PollSet {
     }
 
     fn closing(&self) -> Result<(), Errno> {
-        if self.members.lock().iter().any(|member| member.what.open().is_some()) { Err(Errno::BUSY) } else { Ok(()) }
+        if self.members.lock().iter().any(|member| member.watched.open().is_some()) { Err(Errno::BUSY) } else { Ok(()) }
     }
 }
 
 /// A member, and its context as a number.
 struct Member {
-    what: What,
+    watched: Watched,
     context: usize,
 }
 
-enum What {
+enum Watched {
     Queue(Weak<Cq>),
-    /// With what the client has been told of.
+    /// A counter, and its changes at the last report.
     Counter(Weak<Cntr>, Changes),
 }
 
@@ -60,7 +61,7 @@ enum Open {
     Counter(Arc<Cntr>),
 }
 
-impl What {
+impl Watched {
     fn open(&self) -> Option<Open> {
         match self {
             Self::Queue(queue) => queue.upgrade().map(Open::Queue),
@@ -68,7 +69,7 @@ impl What {
         }
     }
 
-    /// The client's pointer to it, as a number.
+    /// The client's pointer to the object, as a number.
     fn address(&self) -> usize {
         match self {
             Self::Queue(queue) => queue.as_ptr().addr(),
@@ -85,30 +86,30 @@ impl Open {
         }
     }
 
-    /// Nothing was found in the whole set after a round in which `done` things happened here.
-    fn read_nothing(&self, done: usize) {
+    /// The whole set has no event after a round that did `done` things here.
+    fn note_empty_read(&self, done: usize) {
         match self {
-            Self::Queue(queue) => queue.sources().read_nothing(done, || queue.waker()),
-            Self::Counter(counter) => counter.sources().read_nothing(done, || counter.waker()),
+            Self::Queue(queue) => queue.sources().note_empty_read(done, || queue.waker()),
+            Self::Counter(counter) => counter.sources().note_empty_read(done, || counter.waker()),
         }
     }
 }
 
 impl Member {
-    /// Whether there is something that the client was not told of, which it is now.
-    fn tell(&mut self) -> bool {
-        match &mut self.what {
-            What::Queue(queue) => queue.upgrade().is_some_and(|queue| {
+    /// Whether the member has an event that was not reported yet. The caller reports it.
+    fn take_news(&mut self) -> bool {
+        match &mut self.watched {
+            Watched::Queue(queue) => queue.upgrade().is_some_and(|queue| {
                 let found = !queue.is_empty();
                 if found {
-                    queue.sources().read_something();
+                    queue.sources().note_read();
                 }
                 found
             }),
-            What::Counter(counter, told) => counter.upgrade().is_some_and(|counter| {
-                let found = std::mem::replace(told, counter.changes()) != *told;
+            Watched::Counter(counter, reported) => counter.upgrade().is_some_and(|counter| {
+                let found = std::mem::replace(reported, counter.changes()) != *reported;
                 if found {
-                    counter.sources().read_something();
+                    counter.sources().note_read();
                 }
                 found
             }),
@@ -117,29 +118,29 @@ impl Member {
 }
 
 impl PollSet {
-    fn add(&self, what: What, context: *mut c_void) -> Result<(), Errno> {
+    fn add(&self, watched: Watched, context: *mut c_void) -> Result<(), Errno> {
         let mut members = self.members.lock();
-        members.retain(|member| member.what.open().is_some());
-        if members.iter().any(|member| member.what.address() == what.address()) {
+        members.retain(|member| member.watched.open().is_some());
+        if members.iter().any(|member| member.watched.address() == watched.address()) {
             return Err(Errno::ALREADY);
         }
-        members.push(Member { what, context: context.expose_provenance() });
+        members.push(Member { watched, context: context.expose_provenance() });
         Ok(())
     }
 
     fn remove(&self, address: usize) -> Result<(), Errno> {
         let mut members = self.members.lock();
         let before = members.len();
-        members.retain(|member| member.what.address() != address);
+        members.retain(|member| member.watched.address() != address);
         if members.len() < before { Ok(()) } else { Err(Errno::INVAL) }
     }
 
-    /// Makes progress and names so many members that have something, by their contexts.
+    /// Makes progress, and reports the contexts of up to `count` members with events by `name`.
     fn poll(&self, count: usize, mut name: impl FnMut(usize, *mut c_void)) -> usize {
         let mut members = self.members.lock();
         let mut rounds = Vec::with_capacity(members.len());
         members.retain(|member| {
-            let open = member.what.open();
+            let open = member.watched.open();
             let is_open = open.is_some();
             rounds.extend(open.map(|open| (open.progress(), open)));
             is_open
@@ -147,18 +148,18 @@ impl PollSet {
         let mut named = 0;
         for at in 0..members.len() {
             if named == count {
-                // Next time those come first that were not looked at.
+                // The next call starts with the members that this call did not check.
                 members.rotate_left(at);
                 break;
             }
             let member = &mut members[at];
-            if member.tell() {
+            if member.take_news() {
                 name(named, std::ptr::with_exposed_provenance_mut(member.context));
                 named += 1;
             }
         }
         if named == 0 {
-            rounds.iter().for_each(|(done, open)| open.read_nothing(*done));
+            rounds.iter().for_each(|(done, open)| open.note_empty_read(*done));
         }
         named
     }
@@ -207,7 +208,7 @@ unsafe extern "C" fn poll(set: *mut sys::fid_poll, contexts: *mut *mut c_void, c
             // SAFETY: the client's array has room for `count` contexts.
             unsafe { contexts.wrapping_add(at).write(context) };
         });
-        // No more than `count`.
+        // The set names at most `count` members.
         Ok(c_int::try_from(named).unwrap_or(count))
     })
 }
@@ -219,23 +220,23 @@ unsafe extern "C" fn add(set: *mut sys::fid_poll, fid: *mut sys::fid, flags: u64
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
-        // SAFETY: null, or an object of the client's.
+        // SAFETY: null, or an object of the client.
         let class = unsafe { object::class_of(fid) }?;
-        let (what, domain) = if class == sys::FI_CLASS_CQ as usize {
-            // SAFETY: as above.
+        let (watched, domain) = if class == sys::FI_CLASS_CQ as usize {
+            // SAFETY: an object of the client, whose class was checked.
             let queue = unsafe { object::share_fid::<Cq>(fid) }?;
-            (What::Queue(Arc::downgrade(&queue)), queue.domain().clone())
+            (Watched::Queue(Arc::downgrade(&queue)), queue.domain().clone())
         } else {
-            // SAFETY: as above; anything else than a counter is refused by its class.
+            // SAFETY: an object of the client. Objects that are not counters are refused by their class.
             let counter = unsafe { object::share_fid::<Cntr>(fid) }?;
-            (What::Counter(Arc::downgrade(&counter), Changes::default()), counter.domain().clone())
+            (Watched::Counter(Arc::downgrade(&counter), Changes::default()), counter.domain().clone())
         };
         if !domain.same(&set.domain) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: as above; the context is the client's to change, but not during this call.
+        // SAFETY: an object of the client, which does not change the context during this call.
         let context = unsafe { (*fid).context };
-        set.add(what, context).map(|()| 0)
+        set.add(watched, context).map(|()| 0)
     })
 }
 

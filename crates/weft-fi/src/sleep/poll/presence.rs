@@ -1,12 +1,11 @@
-//! Who reads a queue or counter: so that a thread which reads several in turn is not deaf to the others while
-//! it naps on one.
+//! The reader of each queue or counter: a thread that reads several in turn must not nap on one and miss the others.
 //!
-//! Place in the data flow: each read leaves its thread's mark ([`Presence::read_well`],
-//! [`Presence::read_in_vain`]), two instructions; before a nap the thread looks whether its mark is anywhere
-//! else ([`Presence::is_all_that_is_read`]). A nap ends when the devices of the queue's endpoints stir, so
-//! other queues of the same endpoints do not count.
+//! Place in the data flow: each read leaves a mark of its thread ([`Presence::note_read`],
+//! [`Presence::note_empty_read`]), at the cost of two instructions. Before a nap the thread checks whether other queues
+//! carry its mark ([`Presence::reader_reads_nothing_else`]). The devices of the queue's endpoints end the nap, so other
+//! queues of the same endpoints do not count.
 //!
-//! Marks are hints: one that is lost, or left by a thread that has ended, costs one nap too many or too few.
+//! Marks are hints. A mark that is lost, or that a thread has left before it ended, costs one nap too many or too few.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -17,21 +16,21 @@ use smallvec::SmallVec;
 /// All queues and counters of the process.
 static PRESENT: Mutex<Vec<Arc<Presence>>> = Mutex::new(Vec::new());
 /// No thread.
-const NOBODY: usize = 0;
+const NO_THREAD: usize = 0;
 
-/// What others may know of a queue or counter.
+/// The public record of a queue or counter.
 #[derive(Default)]
 pub(super) struct Presence {
-    /// Reads in a row that found nothing.
+    /// Number of successive reads that found nothing.
     idle: AtomicU32,
-    /// The thread that has read last, unless that was asked for since.
+    /// The thread of the last read, until a check takes the mark.
     reader: AtomicUsize,
-    /// The endpoints that reads drive, by address. Locked after `PRESENT`.
+    /// The addresses of the endpoints that reads drive. Locked after `PRESENT`.
     cells: Mutex<SmallVec<[usize; 4]>>,
 }
 
 impl Presence {
-    /// Of a new queue or counter.
+    /// Registers a new queue or counter.
     pub(super) fn enter() -> Arc<Self> {
         let presence = Arc::new(Self::default());
         PRESENT.lock().push(Arc::clone(&presence));
@@ -44,41 +43,41 @@ impl Presence {
     }
 
     /// Reads drive one more endpoint.
-    pub(super) fn drives(&self, cell: usize) {
+    pub(super) fn add_endpoint(&self, cell: usize) {
         self.cells.lock().push(cell);
     }
 
-    /// Reads drive one less.
-    pub(super) fn drives_no_more(&self, cell: usize) {
+    /// Reads drive one endpoint less.
+    pub(super) fn remove_endpoint(&self, cell: usize) {
         self.cells.lock().retain(|known| *known != cell);
     }
 
     /// A read has found something.
     #[inline]
-    pub(super) fn read_well(&self) {
+    pub(super) fn note_read(&self) {
         self.reader.store(this_thread(), Ordering::Relaxed);
         self.idle.store(0, Ordering::Relaxed);
     }
 
-    /// A read has found nothing after a round in which `done` things happened. Returns how often that has
-    /// been so in a row.
+    /// A read has found nothing after a round that did `done` things. Returns the number of successive reads without
+    /// an entry or progress.
     #[inline]
-    pub(super) fn read_in_vain(&self, done: usize) -> u32 {
+    pub(super) fn note_empty_read(&self, done: usize) -> u32 {
         self.reader.store(this_thread(), Ordering::Relaxed);
         let idle = if done > 0 { 0 } else { self.idle.load(Ordering::Relaxed).wrapping_add(1) };
         self.idle.store(idle, Ordering::Relaxed);
         idle
     }
 
-    /// Whether this thread has read nothing since it last asked but what the devices of these endpoints fill.
+    /// Whether this thread, since its last check, has read no queue or counter of other endpoints.
     #[cold]
-    pub(super) fn is_all_that_is_read(self: &Arc<Self>) -> bool {
+    pub(super) fn reader_reads_nothing_else(self: &Arc<Self>) -> bool {
         let mine = self.cells.lock().clone();
         let me = this_thread();
         let mut alone = true;
         for other in PRESENT.lock().iter().filter(|other| !Arc::ptr_eq(other, self)) {
             if other.reader.load(Ordering::Relaxed) == me {
-                other.reader.store(NOBODY, Ordering::Relaxed);
+                other.reader.store(NO_THREAD, Ordering::Relaxed);
                 alone &= other.cells.lock().iter().all(|cell| mine.contains(cell));
             }
         }
@@ -86,8 +85,8 @@ impl Presence {
     }
 }
 
-/// A number of this thread's that no other living thread has: its thread pointer, which takes one
-/// instruction. (A variable of the thread's takes a call in a library that is loaded late.)
+/// The thread pointer, a number that is unique among existing threads. Reading it takes one instruction. A thread-local
+/// variable takes a call in a library that is loaded at run time.
 #[inline(always)]
 pub(crate) fn this_thread() -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -103,7 +102,7 @@ pub(crate) fn this_thread() -> usize {
     #[cfg(target_arch = "aarch64")]
     {
         let pointer;
-        // SAFETY: reads the register that holds the thread pointer.
+        // SAFETY: the instruction only reads the register that holds the thread pointer.
         unsafe {
             std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(pure, nomem, nostack, preserves_flags));
         }
@@ -121,52 +120,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_have_numbers_of_their_own() {
+    fn each_thread_has_its_own_number() {
         let mine = this_thread();
         let other = std::thread::spawn(this_thread).join().unwrap_or(mine);
-        assert!(mine != other && mine == this_thread() && other != NOBODY);
+        assert!(mine != other && mine == this_thread() && other != NO_THREAD);
     }
 
     #[test]
-    fn a_thread_knows_what_else_it_reads() {
+    fn a_thread_finds_the_other_queues_that_it_reads() {
         let [a, b, other_of_a] = [(); 3].map(|()| Presence::enter());
         for (presence, cell) in [(&a, 1), (&b, 2), (&other_of_a, 1)] {
-            presence.drives(cell);
+            presence.add_endpoint(cell);
         }
-        a.read_in_vain(0);
-        assert!(a.is_all_that_is_read());
+        a.note_empty_read(0);
+        assert!(a.reader_reads_nothing_else());
         // Another queue of the same endpoint is served by the same devices.
-        other_of_a.read_in_vain(0);
-        assert!(a.is_all_that_is_read());
-        for read in [Presence::read_well as fn(&Presence), |b| assert_eq!(b.read_in_vain(1), 0)] {
+        other_of_a.note_empty_read(0);
+        assert!(a.reader_reads_nothing_else());
+        for read in [Presence::note_read as fn(&Presence), |b| assert_eq!(b.note_empty_read(1), 0)] {
             read(&b);
-            assert!(!a.is_all_that_is_read());
-            assert!(a.is_all_that_is_read(), "it was read before the last rest, and not since");
+            assert!(!a.reader_reads_nothing_else());
+            assert!(a.reader_reads_nothing_else(), "it was not read since the last check");
             let elsewhere = Arc::clone(&b);
             assert!(std::thread::spawn(move || read(&elsewhere)).join().is_ok());
-            assert!(a.is_all_that_is_read(), "by somebody else");
+            assert!(a.reader_reads_nothing_else(), "another thread has read it");
         }
-        a.read_in_vain(0);
-        assert!(!b.is_all_that_is_read());
-        // An endpoint that both drive, and one that only the other does.
-        b.read_well();
-        a.drives(2);
-        assert!(a.is_all_that_is_read());
-        b.read_well();
-        a.drives_no_more(2);
-        assert!(!a.is_all_that_is_read());
-        b.read_well();
+        a.note_empty_read(0);
+        assert!(!b.reader_reads_nothing_else());
+        // Both drive one endpoint, and only the other drives a second one.
+        b.note_read();
+        a.add_endpoint(2);
+        assert!(a.reader_reads_nothing_else());
+        b.note_read();
+        a.remove_endpoint(2);
+        assert!(!a.reader_reads_nothing_else());
+        b.note_read();
         b.leave();
-        assert!(a.is_all_that_is_read(), "a closed queue is read by nobody");
+        assert!(a.reader_reads_nothing_else(), "a closed queue has no reader");
         a.leave();
         other_of_a.leave();
     }
 
     #[test]
-    fn reads_in_vain_are_counted_in_a_row() {
+    fn successive_empty_reads_are_counted() {
         let presence = Presence::default();
-        assert_eq!([0, 0, 3, 0].map(|done| presence.read_in_vain(done)), [1, 2, 0, 1]);
-        presence.read_well();
-        assert_eq!(presence.read_in_vain(0), 1);
+        assert_eq!([0, 0, 3, 0].map(|done| presence.note_empty_read(done)), [1, 2, 0, 1]);
+        presence.note_read();
+        assert_eq!(presence.note_empty_read(0), 1);
     }
 }
