@@ -1,10 +1,10 @@
-//! `Waker`: where a thread sleeps until a device stirs or somebody calls.
+//! `Waker`: a thread sleeps on it until a device has an event or another thread notifies it.
 //!
-//! Place in the data flow: blocking reads of queues and counters, wait objects handed to clients (FI_WAIT_FD) and the
-//! progress thread sleep here. A waker is an epoll descriptor that holds one eventfd (the bell) and
-//! the wait descriptors of the endpoints concerned; the epoll descriptor itself can be polled by the client.
+//! Place in the data flow: blocking reads of queues and counters, clients with a wait object (FI_WAIT_FD) and the
+//! progress thread sleep on wakers. A waker is an epoll descriptor that watches one eventfd, the *bell*, and the wait
+//! descriptors of endpoints. The client can poll the epoll descriptor itself.
 //!
-//! Nothing here is on the path of a message unless somebody sleeps.
+//! Messages cost nothing here while no thread sleeps.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -24,10 +24,10 @@ use weft_os::Worker;
 
 use crate::abi::errno::Errno;
 
-/// Events that one sleep reports at most; more are found by the next one.
+/// Most events that one sleep takes. The next sleep finds the others.
 const EVENTS: usize = 8;
-/// So long a helper waits until it looks again whether a client's mutex is free: twice as long each time, up
-/// to the longest.
+/// The shortest and longest pause of a helper between two attempts to lock a client's mutex. Each pause is twice as
+/// long as the last.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 /// The key of the bell in the epoll set.
 const BELL: u64 = u64::MAX;
@@ -44,7 +44,7 @@ pub(crate) struct Waker {
 /// Why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
-    /// A descriptor became ready, or the bell rang.
+    /// A descriptor became ready, or the waker was notified.
     Event,
     /// The time was up.
     Timeout,
@@ -53,7 +53,7 @@ pub(crate) enum Woken {
 }
 
 impl Waker {
-    /// A waker that watches nothing but its bell.
+    /// A waker that watches its bell only.
     pub(crate) fn new() -> Result<Self, NicError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(NicError::system("epoll_create1"))?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(NicError::system("eventfd"))?;
@@ -71,7 +71,7 @@ impl Waker {
         Ok(waker)
     }
 
-    /// A waker for a member of the wait set whose waker this is: what wakes there wakes here.
+    /// A waker for a member of the wait set that has this waker. Events of the member's waker wake this one as well.
     pub(crate) fn new_member(&self) -> Result<Self, NicError> {
         let mut waker = Self::for_kind(WaitKind::Set)?;
         waker.condition.clone_from(&self.condition);
@@ -79,12 +79,12 @@ impl Waker {
         Ok(waker)
     }
 
-    /// The descriptor that a client may poll: readable when there may be something to do.
+    /// The descriptor that a client may poll. It is readable when there may be something to do.
     pub(crate) fn as_raw_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
 
-    /// Also wakes when `fd` is readable. A descriptor that is watched already is left as it is.
+    /// Also wakes when `fd` is readable. Does nothing if `fd` is watched already.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), Sys> {
         match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN) {
             Ok(()) | Err(Sys::EXIST) => Ok(()),
@@ -92,21 +92,21 @@ impl Waker {
         }
     }
 
-    /// No longer wakes for `fd`. Unknown descriptors are ignored: closing one has removed it already.
+    /// No longer wakes for `fd`. Does nothing if `fd` is not watched: its close has removed it already.
     pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
     /// Wakes the sleeper, or the next one.
     pub(crate) fn notify(&self) {
-        // The counter cannot overflow in practice, and a full one is readable all the same.
+        // The counter does not overflow in practice, and a full counter is readable as well.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         if let Some(condition) = &self.condition {
             condition.signal();
         }
     }
 
-    /// Takes earlier rings back.
+    /// Discards earlier notifications.
     pub(crate) fn drain(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.bell, &mut count);
@@ -125,7 +125,7 @@ impl Waker {
             Ok(([], _)) => Woken::Timeout,
             Ok(_) => Woken::Event,
             Err(Sys::INTR) => Woken::Signal,
-            // Nothing else can come from a valid descriptor; treating it as an event makes the caller look.
+            // A valid descriptor has no other error. As after an event, the caller looks for itself.
             Err(_) => Woken::Event,
         }
     }
@@ -135,12 +135,12 @@ impl Waker {
     /// Sleeps for less than a second, with a finer clock than [`Waker::sleep`].
     pub(crate) fn nap(&self, time: Duration) {
         let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-        // Whatever ends it, an interruption included: the caller goes on to look.
+        // The result does not matter: the caller looks for itself, also after an interruption.
         let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&time));
     }
 }
 
-/// The waker of a queue or a counter, made on first use. Where the system refuses it, the next use tries again.
+/// The waker of a queue or a counter, made on first use. If the system refuses it, the next use tries again.
 #[derive(Default)]
 pub(crate) struct LazyWaker {
     made: OnceLock<Waker>,
@@ -148,17 +148,17 @@ pub(crate) struct LazyWaker {
 }
 
 impl LazyWaker {
-    /// The waker, if there was any use of it.
+    /// The waker, if it was made.
     pub(crate) fn made(&self) -> Option<&Waker> {
         self.made.get()
     }
 
-    /// The waker.
+    /// The waker, which is made if necessary. `None` if the system refuses it.
     pub(crate) fn get(&self, make: impl FnOnce() -> Result<Waker, NicError>) -> Option<&Waker> {
         self.made.get().or_else(|| self.make(make).ok())
     }
 
-    /// Makes it. The first refusal is logged.
+    /// Makes the waker. Logs the first refusal.
     #[cold]
     pub(crate) fn make(&self, make: impl FnOnce() -> Result<Waker, NicError>) -> Result<&Waker, Errno> {
         match make() {
@@ -166,7 +166,7 @@ impl LazyWaker {
             Ok(waker) => Ok(self.made.get_or_init(|| waker)),
             Err(error) => {
                 if !self.refused.swap(true, Ordering::Relaxed) {
-                    log::warn!("no wait object, without which calls that block yield instead of sleeping: {error}");
+                    log::warn!("no wait object: blocking calls yield instead of sleeping: {error}");
                 }
                 Err((&error).into())
             }
@@ -179,20 +179,20 @@ impl LazyWaker {
 pub(crate) enum WaitKind {
     /// FI_WAIT_NONE: the client never blocks.
     None,
-    /// FI_WAIT_UNSPEC: the client blocks in our calls.
+    /// FI_WAIT_UNSPEC: the client blocks in calls of weft.
     Unspec,
     /// FI_WAIT_FD: the client may poll a descriptor.
     Fd,
     /// FI_WAIT_MUTEX_COND: the client may wait on a condition variable.
     MutexCond,
-    /// FI_WAIT_YIELD: the client blocks in our calls, which never sleep.
+    /// FI_WAIT_YIELD: the client blocks in calls of weft, which never sleep.
     Yield,
     /// FI_WAIT_SET: the client waits on the set.
     Set,
 }
 
 impl WaitKind {
-    /// From an attribute. Descriptor lists (FI_WAIT_POLLFD) are not supported.
+    /// The kind in an attribute. Descriptor lists (FI_WAIT_POLLFD) are not supported.
     pub(crate) fn from_attr(object: sys::fi_wait_obj) -> Result<Self, Errno> {
         match object {
             sys::FI_WAIT_NONE => Ok(Self::None),
@@ -211,7 +211,7 @@ impl WaitKind {
         matches!(self, Self::Fd | Self::MutexCond | Self::Set)
     }
 
-    /// FI_GETWAIT and FI_GETWAITOBJ for an object of this kind.
+    /// Answers FI_GETWAIT and FI_GETWAITOBJ for an object of this kind.
     ///
     /// # Safety
     /// `arg` is the client's argument for `command`.
@@ -233,11 +233,11 @@ impl WaitKind {
             sys::FI_GETWAITOBJ => {
                 let object = match self {
                     Self::None => sys::FI_WAIT_NONE,
-                    // An unspecified object is a descriptor, which FI_GETWAIT gives.
+                    // An unspecified object is a descriptor, which FI_GETWAIT returns.
                     Self::Unspec | Self::Fd => sys::FI_WAIT_FD,
                     Self::MutexCond => sys::FI_WAIT_MUTEX_COND,
                     Self::Yield => sys::FI_WAIT_YIELD,
-                    // Which has the object to wait on.
+                    // The set has the object to wait on.
                     Self::Set => sys::FI_WAIT_SET,
                 };
                 // SAFETY: the client's `enum fi_wait_obj`.
@@ -249,15 +249,15 @@ impl WaitKind {
     }
 }
 
-/// A mutex and a condition variable for clients that asked for FI_WAIT_MUTEX_COND: signalled whenever the bell
-/// rings. With manual progress nobody rings while every thread of the client waits here; that is the model's own
-/// limit.
+/// A mutex and a condition variable for clients with FI_WAIT_MUTEX_COND. Each notification of the waker
+/// signals it. With manual progress no thread notifies while all threads of the client wait here. That limit
+/// belongs to the progress model.
 ///
-/// The client holds the mutex from before `fi_trywait` until it waits, and so in calls of ours that take our
-/// locks and ring; who rings holds such locks. So only a thread that holds nothing else waits for the mutex.
+/// The client holds the mutex from `fi_trywait` until it waits, also in calls that take locks of weft and notify. A
+/// thread that notifies may hold such locks. Therefore only the helper, which holds no other lock, waits for the mutex.
 struct Condition {
     shared: Arc<Shared>,
-    /// Present until the end.
+    /// The thread that signals the condition variable. Present until drop.
     helper: Option<Worker>,
 }
 
@@ -265,7 +265,7 @@ impl Condition {
     fn new() -> Result<Self, NicError> {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
-        let helper = Worker::spawn("weft-condition", move || theirs.attend())?;
+        let helper = Worker::spawn("weft-condition", move || theirs.run_helper())?;
         Ok(Self { shared, helper: Some(helper) })
     }
 
@@ -275,38 +275,38 @@ impl Condition {
     }
 
     fn signal(&self) {
-        self.shared.call(|calls| calls.signal = true);
+        self.shared.request(|requests| requests.signal = true);
     }
 }
 
 impl Drop for Condition {
     fn drop(&mut self) {
-        self.shared.call(|calls| calls.stop = true);
+        self.shared.request(|requests| requests.stop = true);
         if let Some(helper) = self.helper.take() {
             helper.join();
         }
     }
 }
 
-/// What the client waits on.
+/// The objects on which the client waits.
 struct Objects {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     cond: UnsafeCell<libc::pthread_cond_t>,
 }
 
-// SAFETY: both objects exist for being used by several threads, and never move.
+// SAFETY: both objects are made for use by several threads, and never move.
 unsafe impl Sync for Objects {}
 
-/// What a condition and its helper share.
+/// The state that a condition and its helper share.
 struct Shared {
     objects: ManuallyDrop<Box<Objects>>,
-    calls: Mutex<Calls>,
-    called: Condvar,
+    requests: Mutex<Requests>,
+    requested: Condvar,
 }
 
-/// What the helper has to do.
+/// Requests to the helper.
 #[derive(Default)]
-struct Calls {
+struct Requests {
     signal: bool,
     stop: bool,
 }
@@ -317,51 +317,52 @@ impl Default for Shared {
             mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
             cond: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
         };
-        Self { objects: ManuallyDrop::new(Box::new(objects)), calls: Mutex::default(), called: Condvar::new() }
+        Self { objects: ManuallyDrop::new(Box::new(objects)), requests: Mutex::default(), requested: Condvar::new() }
     }
 }
 
 impl Shared {
-    fn call(&self, what: impl FnOnce(&mut Calls)) {
-        what(&mut self.calls.lock());
-        self.called.notify_one();
+    fn request(&self, set: impl FnOnce(&mut Requests)) {
+        set(&mut self.requests.lock());
+        self.requested.notify_one();
     }
 
-    /// The helper's work. It waits for the client's mutex only here, where it hears of the end:
-    /// pthread_mutex_timedlock(3) would wait by the system's clock, which may be set back meanwhile.
-    fn attend(&self) {
+    /// The helper's loop. While the client holds the mutex, the helper waits for requests in between, so that it also
+    /// finds the request to stop. pthread_mutex_timedlock(3) would use the system's clock, which may be set back.
+    fn run_helper(&self) {
         let (shortest, longest) = PAUSES;
         let mut pause = shortest;
-        let mut calls = self.calls.lock();
-        while !calls.stop {
-            if !std::mem::take(&mut calls.signal) {
-                self.called.wait(&mut calls);
+        let mut requests = self.requests.lock();
+        while !requests.stop {
+            if !std::mem::take(&mut requests.signal) {
+                self.requested.wait(&mut requests);
                 continue;
             }
-            drop(calls);
+            drop(requests);
             let done = self.broadcast();
-            calls = self.calls.lock();
+            requests = self.requests.lock();
             if done {
                 pause = shortest;
-            } else if !calls.stop {
-                if self.called.wait_for(&mut calls, pause).timed_out() {
+            } else if !requests.stop {
+                if self.requested.wait_for(&mut requests, pause).timed_out() {
                     pause = longest.min(pause * 2);
                 }
-                calls.signal = true;
+                requests.signal = true;
             }
         }
     }
 
-    /// Wakes who waits, and who will have begun to wait when the mutex is free. False: it is not free.
+    /// Wakes all threads that wait on the condition variable. Returns `false` if the mutex is not free: its
+    /// holder may be about to wait.
     fn broadcast(&self) -> bool {
         let Objects { mutex, cond } = &**self.objects;
-        // SAFETY: an initialised mutex.
+        // SAFETY: the mutex is initialised.
         if unsafe { libc::pthread_mutex_trylock(mutex.get()) } != 0 {
             return false;
         }
-        // SAFETY: an initialised condition variable.
+        // SAFETY: the condition variable is initialised.
         unsafe { libc::pthread_cond_broadcast(cond.get()) };
-        // SAFETY: locked above.
+        // SAFETY: this thread has locked the mutex above.
         unsafe { libc::pthread_mutex_unlock(mutex.get()) };
         true
     }
@@ -369,13 +370,13 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A client that closes while it holds the mutex will still unlock it: then the objects stay.
+        // A client that closes while it holds the mutex will still unlock it. The objects are leaked then.
         let mutex = self.objects.mutex.get();
-        // SAFETY: an initialised mutex.
+        // SAFETY: the mutex is initialised.
         if unsafe { libc::pthread_mutex_trylock(mutex) } == 0 {
-            // SAFETY: locked above.
+            // SAFETY: this thread has locked the mutex above.
             unsafe { libc::pthread_mutex_unlock(mutex) };
-            // SAFETY: nobody uses them afterwards.
+            // SAFETY: this is the destructor, and the objects are not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.objects) };
         }
     }
@@ -387,23 +388,23 @@ impl std::fmt::Debug for Condition {
     }
 }
 
-/// A time-out in libfabric's convention: milliseconds, negative for ever.
+/// A time-out in libfabric's convention: milliseconds; a negative number means no time-out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// Counted from now.
+    /// The deadline this many milliseconds from now.
     pub(crate) fn after_ms(timeout_ms: i32) -> Self {
         let after = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         Self(after.and_then(|after| Instant::now().checked_add(after)))
     }
 
-    /// How long is left; `None` is for ever, zero is over.
+    /// The remaining time. `None` without a time-out; zero when the deadline has passed.
     pub(crate) fn left(&self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether it has passed.
+    /// Whether the deadline has passed.
     pub(crate) fn over(&self) -> bool {
         self.left().is_some_and(|left| left.is_zero())
     }
@@ -413,17 +414,17 @@ impl Deadline {
 mod tests {
     use super::*;
 
-    /// By no clock of the system's, which may be set back.
+    /// The helper never blocks on the mutex, not even with a time-out: the system's clock may be set back.
     #[test]
-    fn a_helper_does_not_wait_in_a_clients_mutex() {
+    fn a_helper_does_not_block_on_a_clients_mutex() {
         let shared = Shared::default();
         let mutex = shared.objects.mutex.get();
-        // SAFETY: an initialised mutex.
+        // SAFETY: the mutex is initialised.
         assert_eq!(unsafe { libc::pthread_mutex_trylock(mutex) }, 0);
         let start = Instant::now();
         assert!((0..100).all(|_| !shared.broadcast()));
         let taken = start.elapsed();
-        // SAFETY: locked above.
+        // SAFETY: this thread has locked the mutex above.
         assert_eq!(unsafe { libc::pthread_mutex_unlock(mutex) }, 0);
         assert!(shared.broadcast());
         assert!(taken < Duration::from_millis(500), "{taken:?}");

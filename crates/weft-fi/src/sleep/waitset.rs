@@ -1,14 +1,14 @@
-//! Wait sets (fi_poll(3)): waiting for several queues and counters at once.
+//! Wait sets (fi_poll(3)): one wait for several queues and counters.
 //!
-//! Place in the data flow: a queue or counter opened with FI_WAIT_SET has a waker of its own, which the set's
-//! waker watches. `fi_wait` does for all members what `fi_trywait` does for a client, and sleeps on the set's
-//! waker. Members hold the set; it looks at those that are open.
+//! Place in the data flow: a queue or counter opened with FI_WAIT_SET has a waker of its own, which the set's waker
+//! watches. `fi_wait` prepares all members as `fi_trywait` does for a client, and sleeps on the set's waker. Members
+//! hold the set. The set refers to them weakly, and skips closed ones.
 //!
-//! What a member has to say only once (that a counter has changed, that a queue was signaled) is over when
-//! the client is told to look, and not before: by an answer of `fi_trywait` or the return of `fi_wait`.
+//! Some events are reported once: a change of a counter, a signal of a queue. They are cleared when the client learns
+//! that it must look, and not before. It learns that from -FI_EAGAIN of `fi_trywait`, or when `fi_wait` returns.
 //!
-//! No wake-up is lost: whoever sleeps has armed and parked each member ([`crate::sleep::poll`]), and all that wakes
-//! one is level-triggered up to the set's descriptor. Slices are for time-outs inside the engines.
+//! No wake-up is lost. A sleeper has parked and armed each member ([`crate::sleep::poll`]), and every wake-up is
+//! level-triggered up to the set's descriptor. Sleeps are divided into slices for time-outs inside the engines.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
@@ -45,20 +45,20 @@ unsafe impl Object for WaitSet {
     }
 }
 
-/// What a client may wait for, alone or in a wait set: a queue or a counter.
+/// An object that a client may wait on, alone or in a wait set: a queue or a counter.
 pub(crate) trait Member: Send + Sync {
-    /// One round on all that brings something about here. Returns 0 when nothing happened.
+    /// Makes one round of progress on the object's endpoints. Returns 0 when nothing happened.
     fn progress(&self) -> usize;
-    /// Whether the client has to look: a queue that has something or was signaled, a counter that has
-    /// changed. It stays so until [`Member::clear_news`].
+    /// Whether the client must look: the queue has entries or was signaled, or the counter has changed. True until
+    /// [`Member::clear_news`].
     fn has_news(&self) -> bool;
-    /// The client hears that it has to look. What it does not find by itself when it looks is over: a signal, a change.
+    /// The client learns that it must look. Clears events that it would not find by itself: a signal, a change.
     fn clear_news(&self);
-    /// Ok: whatever comes wakes those who sleep on the waker, until the next round of progress. -FI_EAGAIN if
-    /// it has stirred, or may have.
+    /// Prepares the object for a sleep on its waker. On success any event wakes the sleeper, until the next round of
+    /// progress. Fails with -FI_EAGAIN if there is an event, or may be.
     fn park(&self) -> Result<(), Errno>;
 
-    /// The same for `fi_trywait`, whose answer the client hears.
+    /// `fi_trywait`: parks the object. -FI_EAGAIN tells the client to look.
     fn trywait(&self) -> Result<(), Errno> {
         let answer = self.park();
         if answer == Err(Errno::AGAIN) {
@@ -68,19 +68,19 @@ pub(crate) trait Member: Send + Sync {
     }
 }
 
-/// Whether the client of these has to look, which it is told then.
-fn tell(members: &[Arc<dyn Member>]) -> bool {
-    let stirred = members.iter().any(|member| member.has_news());
-    if stirred {
+/// Whether the client must look at one of these members. If so, clears the events of all: the caller tells the client.
+fn take_news(members: &[Arc<dyn Member>]) -> bool {
+    let news = members.iter().any(|member| member.has_news());
+    if news {
         members.iter().for_each(|member| member.clear_news());
     }
-    stirred
+    news
 }
 
-/// The set that the attributes of an object name, if its kind is one in a set.
+/// The set in the attributes of an object, for objects of kind [`WaitKind::Set`].
 ///
 /// # Safety
-/// `set` is the attributes' pointer: with this kind a wait set of the client.
+/// `set` is the pointer in the attributes. With [`WaitKind::Set`] it is null or a wait set of the client.
 pub(crate) unsafe fn named(
     kind: WaitKind,
     set: *mut sys::fid_wait,
@@ -89,7 +89,7 @@ pub(crate) unsafe fn named(
     if kind != WaitKind::Set {
         return Ok(None);
     }
-    // SAFETY: by the caller's promise; null is refused.
+    // SAFETY: the caller's promise.
     let set = unsafe { Hold::<WaitSet>::of(set) }?;
     if set.fabric.same(fabric) { Ok(Some(set)) } else { Err(Errno::INVAL) }
 }
@@ -102,7 +102,7 @@ pub(crate) fn new_waker(kind: WaitKind, set: Option<&Hold<WaitSet>>) -> Result<W
     }
 }
 
-/// Makes an object a member of its set, if it is in one; [`new_waker`] has made its waker.
+/// Adds an object to its set, if it has one. Its waker came from [`new_waker`].
 pub(crate) fn join<M: Member + 'static>(set: Option<&Hold<WaitSet>>, member: &Arc<M>) {
     let Some(set) = set else { return };
     let member: Weak<M> = Arc::downgrade(member);
@@ -118,26 +118,26 @@ impl WaitSet {
 
     /// `fi_wait`.
     fn wait(&self, deadline: Deadline) -> Result<(), Errno> {
-        while !self.attend(deadline)? {
-            // Nobody is held in here, so that members can be closed meanwhile.
+        while !self.park(deadline)? {
+            // No member is held during the sleep, so that members can be closed meanwhile.
             let time = deadline.left().map_or(SLICE, |left| left.min(SLICE));
             if self.waker.sleep(Some(time)) == Woken::Signal {
                 let members = self.open_members();
                 members.iter().for_each(|member| _ = member.progress());
-                return if tell(&members) { Ok(()) } else { Err(Errno::INTR) };
+                return if take_news(&members) { Ok(()) } else { Err(Errno::INTR) };
             }
         }
         Ok(())
     }
 
-    /// Makes progress until a member has stirred, which the client is to be told; `false`: until all are
-    /// prepared for the caller to sleep.
-    fn attend(&self, deadline: Deadline) -> Result<bool, Errno> {
+    /// Makes progress until a member has an event, which the caller reports: `true`. Or until all members are
+    /// parked for the caller's sleep: `false`.
+    fn park(&self, deadline: Deadline) -> Result<bool, Errno> {
         let mut members = self.open_members();
         let (mut fruitless, mut fruitful) = (0, 0_u32);
         loop {
             let moved = members.iter().map(|member| member.progress()).sum::<usize>() > 0;
-            if tell(&members) {
+            if take_news(&members) {
                 return Ok(true);
             }
             (fruitless, fruitful) = if moved { (0, fruitful.wrapping_add(1)) } else { (fruitless + 1, fruitful) };
@@ -154,7 +154,7 @@ impl WaitSet {
                 return Ok(false);
             }
             if look {
-                // This may go on for long, while members are closed and others opened.
+                // The loop may run for long. Members are closed and opened meanwhile.
                 members.clear();
                 if fruitless > SPINS && yields {
                     std::thread::yield_now();
@@ -164,7 +164,7 @@ impl WaitSet {
         }
     }
 
-    /// For `fi_trywait`: Ok when the client may block on the set's descriptor.
+    /// `fi_trywait`. On success the client may block on the set's descriptor.
     pub(crate) fn trywait(&self) -> Result<(), Errno> {
         if self.kind == WaitKind::Yield {
             return Err(Errno::INVAL);
