@@ -1,18 +1,18 @@
-//! A thread that hands on what clients have sent when they do not come back.
+//! The flusher: a thread that writes kept messages when their client makes no more calls.
 //!
-//! Place in the data flow: TCP gathers short messages that follow one another and writes them together, at
-//! the next round of progress at the latest. A client whose sends are complete owes us no such round: it may
-//! go and compute, or wait by means of its own for what its message brings about. So the device says that it
-//! keeps something ([`weft_nic::Unsent`]), and this thread, one for the process, looks after a [`TICK`]
-//! whether anything was added; if not, it enters the endpoint like a control call, and has the device write.
+//! Place in the data flow: TCP gathers short messages that follow one another. It writes them together, at the next
+//! round of progress at the latest. A client whose sends are complete need not make such a round: it may compute, or
+//! wait by other means for the effect of its message. The device therefore notes that it keeps messages
+//! ([`weft_nic::Unsent`]). This thread, one for the process, checks after each [`TICK`] whether a message was added. If
+//! not, it enters the endpoint like a control call and has the device write.
 //!
-//! It is started by the first message that is kept, sleeps while there is none, and is gone when the last
-//! endpoint is closed. It makes no progress: what arrives stays where it is until the client asks. Where the
-//! system refuses the thread, devices keep nothing: each message is written at once. The thread is tried
-//! again after [`RETRY`].
+//! The first kept message starts the thread. The thread sleeps while no message is kept, and ends when the
+//! last endpoint is closed. It makes no progress: arrivals wait for the client's next call. If the system
+//! refuses the thread, devices keep nothing, and write each message at once. The start is tried again after
+//! [`RETRY`].
 //!
-//! A forked child has a flusher of its own from its first endpoint on: whatever of its parent's somebody held
-//! at that moment stays held for ever.
+//! A forked child gets a flusher of its own with its first endpoint. Another thread of the parent may have held the
+//! locks of the parent's flusher at the fork, and they stay locked in the child.
 //!
 //! Order of locks: the members, then an endpoint's engine, then the handle.
 
@@ -31,33 +31,34 @@ use weft_os::Worker;
 use crate::endpoint::cell::CellRef;
 use crate::sleep::flusher::thread_state::ThreadState;
 
-/// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
+/// The interval between two looks at the endpoints. A kept message waits for one to two ticks. The ticks take less than
+/// 1 % of a core.
 const TICK: Duration = Duration::from_millis(1);
-/// A round of the thread is over long before.
+/// Longest wait for a lock at the end of the program. A round of the thread takes much less.
 const STUCK: Duration = Duration::from_millis(100);
-/// Ticks without anything kept before the thread sleeps until it is called.
+/// Ticks without a kept message before the thread parks.
 const QUIET_TICKS: u32 = 20;
-/// A thread that was refused is not asked for again before.
+/// The time between two attempts to start a thread that the system refuses.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The process's own, or its parent's as long as it has none. Never freed.
+/// The process's flusher, or its parent's until it has one. Never freed.
 static FLUSHER: AtomicPtr<Flusher> = AtomicPtr::new(ptr::null_mut());
 
-/// What the file that the model checker tries imports from here.
+/// The primitives of `thread_state`, which the model checker replaces.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU8, Ordering, fence};
 }
 
 struct Flusher {
     owner: Pid,
-    /// The endpoints that are looked after.
+    /// The endpoints that the thread looks at.
     members: Mutex<Vec<Member>>,
-    /// A leaf: taken under engines' locks.
+    /// The last in the order of locks: taken under engines' locks.
     handle: Mutex<Handle>,
     state: ThreadState,
 }
 
-/// The thread, or when it was refused last.
+/// The thread, or the time of its last refusal.
 #[derive(Default)]
 struct Handle {
     thread: Option<Worker>,
@@ -67,19 +68,19 @@ struct Handle {
 struct Member {
     cell: CellRef,
     unsent: Arc<Unsent>,
-    /// What the device said at the last look.
+    /// The device's note at the last look.
     seen: Option<u32>,
 }
 
-/// An endpoint is ready: it is looked after from now on.
+/// Adds an enabled endpoint, if its device may keep messages.
 pub(crate) fn join(cell: &CellRef) {
     if let Some(unsent) = cell.unsent() {
         Flusher::ours().members.lock().push(Member { cell: Arc::clone(cell), unsent, seen: None });
     }
 }
 
-/// After the endpoint's engine has sent its last. On return the thread does not look at the endpoint any
-/// more, and is gone if it was the last.
+/// Removes an endpoint, after the last send of its engine. On return the thread does not use the endpoint any more, and
+/// has ended if it was the last endpoint.
 pub(crate) fn leave(cell: &CellRef) {
     let Some(flusher) = Flusher::found() else { return };
     let mut members = flusher.members.lock();
@@ -89,9 +90,9 @@ pub(crate) fn leave(cell: &CellRef) {
     }
 }
 
-/// At the end of the program: ends the thread, although there may be endpoints, unless it is stuck.
+/// Ends the thread at the end of the program, although there may be endpoints. Leaves a thread that is stuck.
 pub(crate) fn stop() {
-    // In a handler of a signal, whoever holds these may never go on.
+    // The caller may be in a signal handler, which has interrupted the holder of these locks.
     if let Some(flusher) = Flusher::found()
         && let Some(members) = flusher.members.try_lock_for(STUCK)
         && let Some(mut handle) = flusher.handle.try_lock_for(STUCK)
@@ -100,9 +101,9 @@ pub(crate) fn stop() {
     }
 }
 
-/// A device keeps something after it has kept nothing ([`Unsent::new`]). Returns whether the thread will write it.
+/// A device keeps a message after it has kept none ([`Unsent::new`]). Returns whether the thread will write it.
 pub(crate) fn notify() -> bool {
-    // The owner is not checked here: the flusher is ours if the device's endpoint has joined.
+    // The owner is not checked here: the flusher is this process's if the device's endpoint has joined.
     match Flusher::known() {
         Some(flusher) => flusher.state.notify(|| Flusher::ours().wake()),
         None => Flusher::ours().wake(),
@@ -110,19 +111,20 @@ pub(crate) fn notify() -> bool {
 }
 
 impl Flusher {
-    /// This process's, or a parent's.
+    /// The flusher of this process, or of a parent.
     #[inline]
     fn known() -> Option<&'static Self> {
-        // SAFETY: null, or a flusher, which is never freed.
+        // SAFETY: the pointer is null, or points to a flusher, which is never freed.
         unsafe { FLUSHER.load(Ordering::Acquire).as_ref() }
     }
 
-    /// This process's, if it has one.
+    /// The flusher of this process, if there is one.
     fn found() -> Option<&'static Self> {
         Self::known().filter(|flusher| flusher.owner == getpid())
     }
 
-    /// This process's. A parent's is left as it is: to let go of its endpoints would be to close them.
+    /// The flusher of this process, which is made if necessary. A parent's flusher is leaked: dropping its
+    /// endpoints would close them.
     fn ours() -> &'static Self {
         loop {
             let known = FLUSHER.load(Ordering::Acquire);
@@ -131,7 +133,7 @@ impl Flusher {
             }
             let new = Box::into_raw(Box::new(Self::new()));
             if FLUSHER.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                // SAFETY: made above, and known to nobody: another thread was faster.
+                // SAFETY: the box was made above and not published: another thread was faster.
                 drop(unsafe { Box::from_raw(new) });
             }
         }
@@ -141,7 +143,8 @@ impl Flusher {
         Self { owner: getpid(), members: Mutex::default(), handle: Mutex::default(), state: ThreadState::new() }
     }
 
-    /// Whoever holds the members knows that the thread is in no engine, whose holder may wait for the handle.
+    /// Ends the thread. The caller holds the members, so the thread is in no engine, whose holder may wait for the
+    /// handle.
     fn end(&self, _members: &[Member], handle: &mut Handle) {
         if let Some(thread) = handle.thread.take() {
             self.state.end();
@@ -170,9 +173,7 @@ impl Flusher {
             }
             Err(error) => {
                 if handle.refused.replace(Instant::now()).is_none() {
-                    log::warn!(
-                        "no thread for messages that TCP gathers, each of which is written at once instead: {error}"
-                    );
+                    log::warn!("no thread for messages that TCP gathers: each message is written at once: {error}");
                 }
                 false
             }
@@ -183,7 +184,7 @@ impl Flusher {
         let mut quiet = 0;
         while !self.state.is_ending() {
             std::thread::park_timeout(TICK);
-            // Whoever closes the last endpoint waits for us and holds this.
+            // A thread that closes the last endpoint holds the members, and waits for this thread.
             let Some(mut members) = self.members.try_lock() else { continue };
             quiet = if look(&mut members) { 0 } else { quiet + 1 };
             if quiet < QUIET_TICKS {
@@ -196,13 +197,13 @@ impl Flusher {
     }
 }
 
-/// Looks at every endpoint once. Returns whether anything is kept.
+/// Looks at every endpoint once. Returns whether any device keeps messages.
 fn look(members: &mut [Member]) -> bool {
     let mut busy = false;
     for member in members {
         let kept = member.unsent.kept();
         busy |= kept.is_some();
-        // What grows will be written by whoever adds to it.
+        // While messages are added, the client is active and writes them itself.
         if std::mem::replace(&mut member.seen, kept) == kept && kept.is_some() {
             member.cell.drain(&member.unsent);
         }
@@ -216,8 +217,8 @@ mod tests {
 
     use super::*;
 
-    /// Forks while a thread of ours is there and another one of the client's has locked something. Returns
-    /// how a child has ended that does this.
+    /// Forks while the flusher's thread exists and another thread holds a lock, taken by `hold`. Returns the
+    /// exit status of a child that calls `does`.
     fn child_beside_holder<L>(hold: impl FnOnce() -> L + Send + 'static, does: fn()) -> i32 {
         let (ready, is_ready) = mpsc::channel();
         let (over, is_over) = mpsc::channel::<()>();
@@ -227,24 +228,24 @@ mod tests {
             assert!(ready.send(()).is_ok() && is_over.recv().is_ok());
         });
         assert!(is_ready.recv().is_ok());
-        // SAFETY: the child calls nothing that another thread of its parent may hold, but for what is tried here.
+        // SAFETY: the child takes no lock that another thread of its parent may hold, except those under test.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: no handler: it ends the child.
+            // SAFETY: the signal has no handler, and ends the child.
             unsafe { libc::alarm(5) };
             does();
-            // SAFETY: the child's end.
+            // SAFETY: the child ends here.
             unsafe { libc::_exit(0) };
         }
         let mut status = -1;
-        // SAFETY: the child's status is the caller's.
+        // SAFETY: the pointer is valid for a write.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(over.send(()).is_ok() && holder.join().is_ok());
         status
     }
 
-    /// The thread was at work when the client forked, or somebody was about to wake it: the child, which goes
-    /// on to open an endpoint, waits for neither. Nor does one that ends.
+    /// The flusher's thread was active when the client forked, or another thread was about to wake it. Neither a child
+    /// that opens an endpoint nor one that ends waits for the locks that these threads hold.
     #[test]
     fn a_child_does_not_wait_for_its_parents_thread() {
         let opens = || {

@@ -1,21 +1,22 @@
-//! `Trywait`: what a successful `fi_trywait` leaves behind until the thread reads again: parked devices, for a
-//! sleep that we cannot see.
+//! `Trywait`: the endpoints that a successful `fi_trywait` has parked, until the thread reads again.
 //!
-//! Place in the data flow: [`crate::sleep::poll`] and [`crate::eq`] → here → `park` and `unpark` of endpoints. It is
-//! a file of its own so that a model checker can try the interleavings (`tests/loom_trywait.rs`).
+//! Place in the data flow: [`crate::sleep::poll`] and [`crate::eq`] → here → `park` and `wake` of endpoints. The
+//! protocol is a file of its own so that a model checker can try the interleavings (`tests/loom_trywait.rs`).
 //!
-//! No wake-up is lost: the client sleeps only after the devices were parked, which refuse if something has
-//! come, and the queue was armed after that and found empty. Who polls an endpoint that is parked for others
-//! parks it again. Only a read by the thread that asked ends the parking: another thread may read the same
-//! queue and go away, while the sleeper still relies on it.
+//! The client sleeps in a system call of its own, which weft does not see. No wake-up is lost:
 //!
-//! Where an endpoint joins, the bell is rung for those who have not parked it ([`Trywait::invalidate`]). Whoever
-//! takes that ring back, to sleep as well, may have woken nobody else by then: so everything that it has
-//! parked is parked for the other sleepers first.
-//!
-//! A counter's bell rings for all who sleep, but not all of them wait for the same value: whoever goes on
-//! waiting leaves it ringing until those who sleep outside have come back ([`Trywait::arm_threshold`]), or have had
-//! [`PATIENCE`] to. (A client may ask in one thread and sleep in another, so some never come back.)
+//! - The client sleeps only after the devices were parked, which fails if something has arrived. After that the queue
+//!   was armed and found empty.
+//! - A thread that polls an endpoint on which others sleep parks it again.
+//! - Only a read by the thread that called `fi_trywait` ends the parking. Another thread may read the same queue and
+//!   stop, while the sleeper still relies on the parking.
+//! - When an endpoint joins, the sleepers, which have not parked it, are notified ([`Trywait::invalidate`]).
+//!   A thread that drains this notification, to sleep as well, may do so before a sleeper has woken. It
+//!   therefore first parks its own endpoints for the other sleepers.
+//! - A counter's bell wakes all sleepers, which may wait for different values. A thread that continues to
+//!   wait leaves the bell set until the outside sleepers have returned ([`Trywait::arm_threshold`]), or had
+//!   [`PATIENCE`] to do so. A client may call `fi_trywait` in one thread and sleep in another, so some
+//!   sleepers never return.
 
 use std::time::Duration;
 
@@ -23,28 +24,28 @@ use smallvec::SmallVec;
 
 use super::sync::{AtomicBool, AtomicU64, Instant, Mutex, Ordering};
 
-/// So long a bell is left ringing for threads that were called: longer than a thread that is woken waits for a core.
+/// The time for which a bell stays set for notified threads. It exceeds the time that a woken thread waits for a core.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Endpoints that were parked.
+/// Parked endpoints.
 pub(crate) type List<C> = SmallVec<[C; 4]>;
 
-/// Something whose devices can be parked.
+/// An object whose devices can be parked.
 pub(crate) trait Park {
-    /// Where the sleeper sleeps.
+    /// The waker on which the thread sleeps.
     type Waker;
-    /// How it sleeps.
+    /// The kind of sleep.
     type Sleep: Copy;
 
-    /// Prepares for sleep; `false`: there is something to do.
+    /// Parks the devices for a sleep. Returns `false` if there is something to do.
     fn park(&self, waker: &Self::Waker, sleep: Self::Sleep) -> bool;
-    /// Ends what a successful `park` began.
+    /// Ends the sleep that a successful `park` began.
     fn wake(&self, sleep: Self::Sleep);
-    /// Whether both are one.
+    /// Whether both are the same object.
     fn is(&self, other: &Self) -> bool;
 }
 
-/// Parks all or none.
+/// Parks all members, or none.
 pub(crate) fn park_all<'a, C: Park + Clone + 'a>(
     list: impl Iterator<Item = &'a C>,
     waker: &C::Waker,
@@ -61,32 +62,32 @@ pub(crate) fn park_all<'a, C: Park + Clone + 'a>(
     Some(parked)
 }
 
-/// Ends the parking that [`park_all`] began.
+/// Ends the sleep that [`park_all`] began.
 pub(crate) fn wake_all<C: Park>(parked: &[C], sleep: C::Sleep) {
     for member in parked {
         member.wake(sleep);
     }
 }
 
-/// A thread was told that it may sleep.
+/// A thread that may sleep after `fi_trywait`.
 struct Sleeper<C> {
     thread: usize,
-    /// What is parked for it.
+    /// The endpoints that are parked for it.
     parked: List<C>,
-    /// The calls before it asked.
+    /// The generation when it called `fi_trywait`.
     generation: u64,
-    /// When it was first seen that it has been called since.
+    /// When another thread first found that it was notified since.
     notified_at: Option<Instant>,
 }
 
 type Sleepers<C> = SmallVec<[Sleeper<C>; 1]>;
 
-/// What is parked for threads of the client that sleep where we cannot see them.
+/// The outside sleepers of one queue, counter or event queue.
 pub(crate) struct Trywait<C> {
-    /// Whether there is any. A reader that sees it late has asked for nothing itself.
+    /// Whether there is a sleeper. A reader that sees a stale value has not called `fi_trywait` itself.
     any: AtomicBool,
     sleepers: Mutex<Sleepers<C>>,
-    /// How often sleepers were told to look for themselves.
+    /// Number of notifications to all sleepers.
     generation: AtomicU64,
 }
 
@@ -95,20 +96,20 @@ impl<C: Park + Clone> Trywait<C> {
         Self { any: AtomicBool::new(false), sleepers: Mutex::new(SmallVec::new()), generation: AtomicU64::new(0) }
     }
 
-    /// Whoever sleeps, or is about to, has to look for itself, and the bell is to be rung: an endpoint has
-    /// joined, or changed in a way that a sleeper did not expect, and may not be parked for it.
+    /// Makes threads that sleep here or are about to look again. An endpoint has joined or changed, and may not be
+    /// parked for them. The caller notifies the bell afterwards.
     #[cold]
     pub(crate) fn invalidate(&self) {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// To be asked before anything is parked for a sleep ([`Trywait::arm`]).
+    /// The current generation. It is read before anything is parked for a sleep ([`Trywait::arm`]).
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// `fi_trywait`: parks by `park` what the client drives, and arms what is waited for. True: the thread
-    /// may sleep until it reads.
+    /// `fi_trywait`: parks the client's endpoints by `park`, and arms the queue or counter by `arm`. Returns
+    /// whether the thread may sleep until it reads.
     pub(crate) fn trywait(
         &self,
         thread: usize,
@@ -136,9 +137,9 @@ impl<C: Park + Clone> Trywait<C> {
         same
     }
 
-    /// For a sleeper with a wish of its own: takes earlier rings back by `drain`, and makes the wish. False:
-    /// not to be slept, since it is `ready`, or a ring was meant for somebody who may not have heard it yet.
-    /// Then the bell is rung again.
+    /// Arms a counter for a sleeper with a threshold of its own, after a drain of the bell. Returns whether the thread
+    /// may sleep. It may not if the counter is `ready`, or if the drained notification was meant for a thread that may
+    /// not have read it yet: then the bell is notified again.
     pub(crate) fn arm_threshold(
         &self,
         drain: impl FnOnce(),
@@ -148,7 +149,8 @@ impl<C: Park + Clone> Trywait<C> {
     ) -> bool {
         drain();
         arm();
-        // Whoever was called is seen to be, if the drain has taken its ring back. What has come is for all who sleep.
+        // If the drain has taken another thread's notification, that thread's generation is seen to be old. An event is
+        // for all sleepers.
         let sleeps = !ready() && !self.awaits_notified();
         if !sleeps {
             notify();
@@ -156,7 +158,7 @@ impl<C: Park + Clone> Trywait<C> {
         sleeps
     }
 
-    /// Whether a thread that sleeps outside was called, and has not come back yet.
+    /// Whether an outside sleeper was notified and has not returned yet.
     fn awaits_notified(&self) -> bool {
         let mut sleepers = self.sleepers.lock();
         let generation = self.generation();
@@ -167,14 +169,14 @@ impl<C: Park + Clone> Trywait<C> {
         awaits
     }
 
-    /// Whether there may be threads that sleep outside. Whoever arms after such a thread, by the same lock,
-    /// is told of it.
+    /// Whether threads may sleep outside. The result includes every sleeper that has armed before the caller, under the
+    /// same lock.
     pub(crate) fn has_sleepers(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// Whether the thread may sleep. [`park_all`] has `parked` all members since `generation` was read, and the
-    /// queue, which is armed only then, is still empty.
+    /// Whether the thread may sleep: [`park_all`] has `parked` all members since `generation` was read, and the queue,
+    /// which is armed after that, is still empty.
     pub(crate) fn admit(
         &self,
         thread: usize,
@@ -185,7 +187,7 @@ impl<C: Park + Clone> Trywait<C> {
         arm: impl FnOnce() -> bool,
     ) -> bool {
         let Some(parked) = parked else { return false };
-        // Seen by whoever arms after this thread, before this one has looked whether it was called.
+        // Threads that arm later see this sleeper, even before it checks its generation.
         let (before, shared) = {
             let mut sleepers = self.sleepers.lock();
             let before = take(&mut sleepers, thread);
@@ -202,13 +204,13 @@ impl<C: Park + Clone> Trywait<C> {
         armed
     }
 
-    /// Before a thread that has `parked` these for a sleep inside takes back the ring: parks them for those
-    /// who sleep outside, too. False: there is something to do.
+    /// Parks the endpoints of an inside sleeper for the outside sleepers as well, before the thread drains the bell.
+    /// Returns `false` if there is something to do.
     pub(crate) fn park_for_sleepers(&self, parked: &[C], waker: &C::Waker, sleep: C::Sleep) -> bool {
         share(&mut self.sleepers.lock(), parked, waker, sleep)
     }
 
-    /// A thread reads.
+    /// A thread reads, which ends its sleep.
     #[inline]
     pub(crate) fn wake(&self, thread: impl FnOnce() -> usize, sleep: C::Sleep) {
         if self.any.load(Ordering::Relaxed) {
@@ -227,7 +229,7 @@ impl<C: Park + Clone> Trywait<C> {
         gone.inspect(|gone| wake_all(gone, sleep));
     }
 
-    /// Something is closed.
+    /// Removes closed endpoints.
     pub(crate) fn remove(&self, gone: impl Fn(&C) -> bool) {
         for sleeper in self.sleepers.lock().iter_mut() {
             sleeper.parked.retain(|member| !gone(member));

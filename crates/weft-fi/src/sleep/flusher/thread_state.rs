@@ -1,13 +1,12 @@
-//! `ThreadState`: whether the flusher's thread exists and sleeps, and how it is notified.
+//! `ThreadState`: the state of the flusher's thread, and its notification.
 //!
-//! Place in the data flow: a device that keeps a message → `note` of a [`weft_nic::Unsent`] →
-//! [`super::notify`] → here; the thread's loop. It is a file of its own so that a model checker can try every
-//! interleaving with that note (`tests/loom_flusher.rs`).
+//! Place in the data flow: a device that keeps a message → `note` of a [`weft_nic::Unsent`] → [`super::notify`] → here;
+//! the thread's loop. It is a file of its own so that a model checker can try every interleaving with that note
+//! (`tests/loom_flusher.rs`).
 //!
-//! No notification is lost. The thread announces that it parks, fences, and looks whether anything is kept.
-//! The holder of a device notes that it keeps something, fences, and looks whether the thread is parked. A
-//! caller relies on the thread only once the thread exists, since a start that another caller has begun may
-//! fail.
+//! No notification is lost. The thread announces that it parks, executes a fence, and checks whether a message is kept.
+//! The holder of a device notes that it keeps a message, executes a fence, and checks whether the thread is parked. A
+//! caller relies on the thread only once it exists, because a start by another caller may fail.
 //!
 //! ```text
 //!           started                     park
@@ -67,7 +66,7 @@ impl ThreadState {
                 // Another caller, or the thread itself, was faster.
                 Err(now) => now == State::Running,
             },
-            // The thread writes nothing any more.
+            // The thread writes no more messages.
             State::Ending => false,
         }
     }
@@ -92,16 +91,16 @@ impl ThreadState {
         self.load() == State::Ending
     }
 
-    /// Thread: parks, unless something is `kept`. [`ThreadState::sleep`] follows.
+    /// Thread: parks, unless a message is `kept`. [`ThreadState::sleep`] follows.
     pub(super) fn park(&self, kept: impl FnOnce() -> bool) {
-        // Fails if the thread must end, or if its start was not noted yet.
+        // The change fails if the thread must end, or if its start was not noted yet.
         if self.change(State::Running, State::Parked).is_err() {
             return;
         }
         // Either the device's holder sees that the thread is parked, or the thread sees what the device keeps.
         fence(Ordering::SeqCst);
         if kept() {
-            // An error is a notification that came first, or the order to end.
+            // The change fails if a notification came first, or if the thread must end.
             let _ = self.change(State::Parked, State::Running);
         }
     }
