@@ -1,7 +1,7 @@
 //! `Parking`: the threads that sleep on one endpoint and rely on its parked devices.
 //!
-//! Place in the data flow: the lock of the endpoint guards one `Parking`. `endpoint/cell/parking.rs` changes it together
-//! with the devices. The diagram of its states is in [`crate::sleep`].
+//! Place in the data flow: the lock of the endpoint guards one `Parking`. `endpoint/cell/parking.rs` changes
+//! it together with the devices. The diagram of its states is in [`crate::sleep`].
 //!
 //! Invariant: the devices are parked when a thread of the client starts to sleep, and armed when the progress thread
 //! does. A round of progress ends the parking. The caller of that round parks the devices again, or notifies the

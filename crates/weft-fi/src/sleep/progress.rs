@@ -1,29 +1,29 @@
-//! Automatic progress: one thread per domain that does what the client's threads do not.
+//! Automatic progress: one thread per domain that makes progress while the client's threads make none.
 //!
-//! Place in the data flow: made by the domain when FI_PROGRESS_AUTO is in force; endpoints join at enable and leave
-//! at close. For each endpoint the thread is in one of two modes.
+//! Place in the data flow: a domain with FI_PROGRESS_AUTO makes the thread. Endpoints join at enable and
+//! leave at close. For each endpoint the thread is in one of two modes.
 //!
-//! - *Listening*: it sleeps on the devices' wait descriptors, which are armed (see
-//!   `Device::arm`), and progresses the endpoint when they stir. The client may come and go meanwhile: its
-//!   reads take what there is, and only call the thread when something has stirred that it did not wait for.
-//! - *Stepped back*: the client polls, and pays nothing for having a thread. The thread neither touches the
-//!   endpoint nor listens to its devices, and only looks after each [`TICK`] whether the client is still
-//!   there; after some, less often.
+//! - *Listening*: the thread sleeps on the wait descriptors of the armed devices (`Device::arm`), and progresses the
+//!   endpoint after their events. The client may make rounds meanwhile. It notifies the thread only of work that the
+//!   devices do not report.
+//! - *Stepped back*: the client polls, and pays nothing for the thread. The thread neither enters the endpoint nor
+//!   watches its devices. After each [`TICK`] it checks whether the client is still active, and later less often.
 //!
-//! A client that makes `UNAIDED_ROUNDS` (`endpoint/cell/parking.rs`) rounds of progress without the thread's
-//! having been of use takes over; the thread steps back. It listens again when a tick passes without a round,
-//! or when it finds the client away at a tick: no round within [`QUIET`], and no lock held. (That is tried
-//! only where the client runs on another processor.) So a client that computes for 20 µs between posting and
-//! waiting, and never is away for a whole tick, is relieved as well. Where such a time of listening turns out
-//! to be of no use, the next is tried after twice as many ticks. A client that is about to sleep outside our
-//! calls says so ([`AutoProgress::notify_client_parked`]).
+//! The thread steps back after `UNAIDED_ROUNDS` (`sleep/parking.rs`) rounds of the client in which it did not
+//! help. It listens again if the client makes no round for a tick. It also does if a client on another
+//! processor is found away at a tick: the client makes no round for [`QUIET`], and holds no lock. Thus the
+//! thread also serves a client that computes for a short time between a post and a wait, and is never away
+//! for a whole tick. If the thread did not help while it listened, it waits for twice as many ticks before
+//! the next attempt. A client that is about to sleep outside calls of weft notifies the thread
+//! ([`AutoProgress::notify_client_parked`]).
 //!
-//! The thread never spins for longer than FI_WEFT_PROGRESS_SPIN_US after work. It runs where the thread ran
-//! that enabled the first endpoint, or on the processors that FI_WEFT_PROGRESS_AFFINITY names.
+//! The thread spins after work for at most FI_WEFT_PROGRESS_SPIN_US. It runs on the processors that
+//! FI_WEFT_PROGRESS_AFFINITY names. Without that variable it inherits the affinity of the thread that enabled the first
+//! endpoint.
 //!
-//! Invariants: an endpoint is entered only by trying, so no call of the client ever waits for a whole round of
-//! this thread more than once; after [`AutoProgress::leave`] the thread holds no reference; after
-//! [`AutoProgress::stop`] it is gone.
+//! Invariants: the thread only tries to enter an endpoint, so no call of the client waits for a whole round
+//! of the thread more than once. After [`AutoProgress::leave`] the thread holds no reference to the endpoint.
+//! After [`AutoProgress::stop`] the thread has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,43 +40,44 @@ use crate::observe::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::sleep::lock;
 use crate::sleep::wait::Waker;
 
-/// How often an endpoint that the client progresses is looked at.
+/// The interval between two looks at an endpoint that the client progresses.
 const TICK: Duration = Duration::from_millis(1);
-/// The same, once the client was there at so many looks in a row: each takes some 10 µs from it if it shares
-/// our processor.
+/// The interval once the client was active at [`STEADY_LOOKS`] successive looks. If both run on one
+/// processor, each look costs the client about 10 µs.
 const STEADY_TICK: Duration = Duration::from_millis(4);
+/// Successive looks at an active client before looks become less frequent.
 const STEADY_LOOKS: u32 = 50;
-/// How often one is looked at on which a thread of the client sleeps.
+/// The interval between two looks at an endpoint on which a thread of the client sleeps.
 const SLEEPER_TICK: Duration = Duration::from_millis(10);
-/// Looks without work or sleep after which the thread contents itself with ticks.
+/// Successive looks that find no work and cannot park, after which the thread looks once per tick.
 const RESTLESS_LOOKS: u32 = 100;
-/// A client that makes no round for so long, and is in none, has gone to compute.
+/// A client that makes no round for this time, and holds no lock, is away.
 const QUIET: Duration = Duration::from_micros(5);
-/// Most ticks between two times of listening that are of no use.
+/// Most ticks between two attempts to listen that do not help.
 const MOST_PATIENCE: u32 = 256;
-/// Rests between two looks at what the client writes, and must fetch back after each look.
-const RESTS: u32 = 16;
-/// So often in a row the thread is woken beside a client that sleeps in our calls, and is woken as well,
-/// before it leaves it alone.
+/// Spin hints between two reads of the client's counters. Each read takes their cache line from the client.
+const SPIN_HINTS: u32 = 16;
+/// Successive wake-ups beside a client that sleeps in a blocking call, and wakes as well, after which the thread steps
+/// back.
 const NEEDLESS_WAKES: u32 = 16;
-/// Rounds with work between two looks at whether something is to be published.
+/// Rounds with work between two checks whether statistics must be published.
 const ROUNDS_PER_PUBLISHING: u64 = 64;
-/// Longest sleep: time-outs inside the engine are noticed within it.
+/// Longest sleep. Time-outs inside the engine are noticed with at most this delay.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// A round of the thread, and what it waits for, is over long before.
+/// Longest wait for the thread at the end of the program. A round of the thread takes much less.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// The thread of one domain.
 pub(crate) struct AutoProgress {
     waker: Waker,
     spin: Duration,
-    /// Where the thread may run, if not where the client's does that starts it.
+    /// The processors on which the thread may run, if they differ from those of the thread that starts it.
     processors: Option<CpuSet>,
     members: Mutex<Vec<Member>>,
-    /// Rounds in which the thread found something to do.
+    /// Number of rounds in which the thread found work.
     rounds: AtomicU64,
-    /// The client said that it will not progress by itself for a while.
+    /// A thread of the client is about to sleep outside calls of weft.
     client_parked: AtomicBool,
     stop: AtomicBool,
     /// The host of the domain.
@@ -84,21 +85,22 @@ pub(crate) struct AutoProgress {
     thread: Mutex<Option<Worker>>,
 }
 
-/// An endpoint, and what the thread knows of it.
+/// An endpoint, and the thread's record of it.
 struct Member {
     cell: CellRef,
-    /// Application rounds at the last look.
+    /// The client's rounds at the last look.
     seen: u64,
-    /// Looks in a row at which the client was there, since the thread has stepped back.
+    /// Successive looks at which the client was active, since the thread stepped back.
     present: u32,
     mode: Mode,
-    /// When the thread last found something to do here.
+    /// The time at which the thread last found work here.
     worked: Option<Instant>,
-    /// The thread has done something: the client's rounds and waits at that time, to find out whether it was there.
+    /// The client's rounds and lock waits when the thread last did work. If they are the same at the next look, the
+    /// client was away.
     did: Option<(u64, u64)>,
-    /// How often in a row the endpoint would not let us sleep without having anything to do.
+    /// Successive looks that found no work and could not park.
     restless: u32,
-    /// Times in a row that the thread was woken together with a client that slept in our calls.
+    /// Successive wake-ups together with a client that slept in a blocking call.
     needless_wakes: u32,
     patience: Patience,
 }
@@ -114,11 +116,11 @@ enum Mode {
     /// The thread progresses the endpoint and sleeps on its devices.
     Listening {
         /// The thread has found something to do while the client was away.
-        useful: bool,
+        helped: bool,
     },
 }
 
-/// Ticks between two attempts to listen, twice as many after each that was of no use.
+/// Ticks between two attempts to listen. Their number doubles after each attempt that did not help.
 #[derive(Default)]
 struct Patience {
     /// Ticks until the next attempt.
@@ -135,14 +137,14 @@ impl Patience {
         waits
     }
 
-    /// An attempt has ended.
-    fn restart(&mut self, useful: bool) {
-        self.last = if useful { 0 } else { (2 * self.last).clamp(1, MOST_PATIENCE) };
+    /// Starts the wait for the next attempt. `helped`: the last attempt helped.
+    fn restart(&mut self, helped: bool) {
+        self.last = if helped { 0 } else { (2 * self.last).clamp(1, MOST_PATIENCE) };
         self.left = self.last;
     }
 }
 
-/// How soon the thread must look again.
+/// The time of the thread's next look.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Next {
     Now,
@@ -153,14 +155,14 @@ enum Next {
 }
 
 impl AutoProgress {
-    /// Ready to start; the thread itself begins with the first endpoint. After work it polls on for `spin` before it
-    /// sleeps. `affinity` lists the processors that it may run on.
+    /// Prepares the thread, which the first endpoint starts. After work it polls for `spin` before it sleeps.
+    /// `affinity` lists the processors on which it may run.
     pub(crate) fn new(spin: Duration, affinity: Option<&str>) -> Result<Arc<Self>, Errno> {
         let processors = affinity.map(|list| {
             let set = processors(list);
             if set.is_none() {
                 log::warn!(
-                    "FI_WEFT_PROGRESS_AFFINITY={list} is no list of processors, ignoring it; name them by numbers and ranges, such as 1,4-7"
+                    "FI_WEFT_PROGRESS_AFFINITY={list} is not a list of processors and is ignored; name them by numbers and ranges, such as 1,4-7"
                 );
             }
             set
@@ -178,12 +180,12 @@ impl AutoProgress {
         }))
     }
 
-    /// Whether the domain is one of that host.
+    /// Whether the domain belongs to that host.
     pub(crate) fn is_of(&self, host: Option<&Host>) -> bool {
         self.host.map(std::ptr::from_ref) == host.map(std::ptr::from_ref)
     }
 
-    /// Takes care of an endpoint from now on; starts the thread if it is the first.
+    /// Adds an endpoint. The first one starts the thread.
     pub(crate) fn join(self: &Arc<Self>, cell: &CellRef) -> Result<(), Errno> {
         self.start()?;
         self.members.lock().push(Member::new(cell));
@@ -191,7 +193,7 @@ impl AutoProgress {
         Ok(())
     }
 
-    /// Forgets an endpoint; on return the thread does not look at it any more.
+    /// Removes an endpoint. On return the thread does not use it any more.
     pub(crate) fn leave(&self, cell: &CellRef) {
         let mut members = self.members.lock();
         if let Some(at) = members.iter().position(|member| Arc::ptr_eq(&member.cell, cell)) {
@@ -200,13 +202,14 @@ impl AutoProgress {
         }
     }
 
-    /// The client is about to sleep where we cannot see it: progress everything at once, without waiting for a tick.
+    /// A thread of the client is about to sleep outside calls of weft. The progress thread serves all
+    /// endpoints at once, without waiting for a tick.
     pub(crate) fn notify_client_parked(&self) {
         self.client_parked.store(true, Ordering::Release);
         self.waker.notify();
     }
 
-    /// Ends the thread's sleep.
+    /// Wakes the thread.
     pub(crate) fn notify(&self) {
         self.waker.notify();
     }
@@ -218,9 +221,9 @@ impl AutoProgress {
         thread.into_iter().for_each(Worker::join);
     }
 
-    /// The same at the end of the program, which a handler of a signal may have brought about, or a forked
-    /// child: if the thread waits for the call that was interrupted, it does so for ever, and who was
-    /// starting the thread may never go on.
+    /// Ends the thread at the end of the program or of a forked child, and waits for a limited time. The
+    /// caller may be in a signal handler. The interrupted call may hold a lock for which the thread waits, or
+    /// may be starting the thread.
     pub(crate) fn stop_at_end(&self) {
         self.end();
         let thread = self.thread.try_lock_for(STUCK).and_then(|mut thread| thread.take());
@@ -250,10 +253,10 @@ impl AutoProgress {
             && let Err(errno) = sched_setaffinity(None, set)
         {
             log::warn!(
-                "the progress thread cannot run where FI_WEFT_PROGRESS_AFFINITY says: {errno}; name processors that this process may use"
+                "the progress thread cannot run on the processors of FI_WEFT_PROGRESS_AFFINITY: {errno}; name processors that this process may use"
             );
         }
-        // Rings that arrive from here on are about things that the coming look may miss.
+        // Later notifications concern events that the next look may miss.
         self.waker.drain();
         while !self.stop.load(Ordering::Acquire) {
             let client_parked = self.client_parked.swap(false, Ordering::AcqRel);
@@ -270,8 +273,8 @@ impl AutoProgress {
             self.waker.sleep(Some(time));
             self.waker.drain();
         }
-        // Endpoints that are still open, at the end of the program, are not waited for: a call may have been
-        // interrupted in them for ever.
+        // Endpoints may still be open at the end of the program. The thread does not wait for them, because an
+        // interrupted call may hold their locks indefinitely.
     }
 
     /// Looks at every endpoint once.
@@ -280,7 +283,7 @@ impl AutoProgress {
         members.iter_mut().map(|member| member.look(self, client_parked)).min().unwrap_or(Next::WhenWoken)
     }
 
-    /// Rounds in which the thread found something to do.
+    /// Number of rounds in which the thread found work.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
@@ -305,7 +308,7 @@ impl Member {
         let (rounds, sleeper) = self.cell.activity();
         let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
         if self.is_listening() {
-            return if self.cell.take_step_back() { self.part(auto) } else { self.serve(auto, sleeper) };
+            return if self.cell.take_step_back() { self.stop_listening(auto) } else { self.serve(auto, sleeper) };
         }
         if !sleeper && (client_parked || !moved || self.finds_client_away()) {
             return self.serve(auto, sleeper);
@@ -319,13 +322,13 @@ impl Member {
         }
     }
 
-    /// Whether the client, which was there since the last tick, is not there now; looked at only as often as
-    /// that paid lately.
+    /// Whether the client, which was active since the last tick, is away now. The check is skipped while attempts to
+    /// listen do not help.
     fn finds_client_away(&mut self) -> bool {
         if self.patience.waits() {
             return false;
         }
-        // The silence of a client whose core we have taken tells nothing.
+        // A client on this processor makes no rounds while this thread runs.
         if !self.cell.runs_on_other_cpu() {
             return false;
         }
@@ -335,14 +338,14 @@ impl Member {
             if !still(self.seen) {
                 return false;
             }
-            (0..RESTS).for_each(|_| std::hint::spin_loop());
+            (0..SPIN_HINTS).for_each(|_| std::hint::spin_loop());
         }
         true
     }
 
-    /// Ends a time of listening.
-    fn part(&mut self, auto: &AutoProgress) -> Next {
-        self.patience.restart(self.mode == Mode::Listening { useful: true });
+    /// Stops listening, and steps back.
+    fn stop_listening(&mut self, auto: &AutoProgress) -> Next {
+        self.patience.restart(self.mode == Mode::Listening { helped: true });
         self.worked = None;
         self.did = None;
         self.step_back(&auto.waker);
@@ -350,10 +353,10 @@ impl Member {
         Next::Tick
     }
 
-    /// Does the work of an endpoint that nobody else attends to, and listens to its devices from then on.
+    /// Does the work of an endpoint whose client is away, and listens to its devices from then on.
     fn serve(&mut self, auto: &AutoProgress, sleeper: bool) -> Next {
         let Some(mut state) = self.cell.try_visit() else {
-            // A call of the client is inside: it is at work after all, or else will soon be out.
+            // A call of the client holds the lock: the client is active, or the call ends soon.
             return if self.is_listening() { Next::Now } else { Next::Tick };
         };
         if !self.is_listening() {
@@ -361,14 +364,14 @@ impl Member {
             if state.has_inside_sleepers() {
                 return Next::Tick;
             }
-            self.mode = Mode::Listening { useful: false };
+            self.mode = Mode::Listening { helped: false };
             self.present = 0;
             self.cell.take_step_back();
         }
         if self.did.take() == Some((self.seen, self.cell.lock_waits())) && !sleeper {
-            // What was done then was done while the client was away.
+            // The thread did work while the client was away.
             state.listener_helped();
-            self.mode = Mode::Listening { useful: true };
+            self.mode = Mode::Listening { helped: true };
             self.needless_wakes = 0;
         }
         state.wake_listener();
@@ -381,7 +384,7 @@ impl Member {
                 self.cell.publish(&mut state, INTERVAL);
             }
             if programs_due {
-                // Operations were triggered, or wait for room that there may be now.
+                // Operations were triggered, or there may be room for stalled ones.
                 self.cell.run_programs(state);
             }
             self.worked = Some(Instant::now());
@@ -395,15 +398,15 @@ impl Member {
         if state.park_listener(&auto.waker) {
             self.cell.publish(&mut state, BEFORE_SLEEP);
             self.restless = 0;
-            // The devices have just been told to wake whoever sleeps, so the client will be woken without us as well.
+            // The devices are armed now and wake the client without this thread as well.
             if self.needless_wakes > NEEDLESS_WAKES {
                 self.needless_wakes = 0;
                 drop(state);
-                return self.part(auto);
+                return self.stop_listening(auto);
             }
             return Next::WhenWoken;
         }
-        // Something has come meanwhile, or the system refuses to watch the devices.
+        // Something has arrived meanwhile, or the system refuses to watch the devices.
         self.restless += 1;
         if self.restless < RESTLESS_LOOKS { Next::Now } else { Next::Tick }
     }
@@ -420,7 +423,7 @@ impl Member {
     }
 }
 
-/// The processors of a list such as `1,4-7`.
+/// Parses a list of processors, such as `1,4-7`.
 fn processors(list: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     for part in list.split(',') {
@@ -440,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_soonest_need_decides() {
+    fn the_earliest_look_decides() {
         assert!(Next::Now < Next::Tick);
         assert!(
             Next::Tick < Next::SteadyTick
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_processors_are_read() {
+    fn lists_of_processors_are_parsed() {
         let set =
             |list| processors(list).map(|set| (0..CpuSet::MAX_CPU).filter(|&n| set.is_set(n)).collect::<Vec<_>>());
         assert_eq!(set("3"), Some(vec![3]));
@@ -461,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_starts_once_and_is_gone_after_stop() {
+    fn the_thread_starts_once_and_ends_at_stop() {
         let auto = AutoProgress::new(Duration::ZERO, None).unwrap();
         auto.start().unwrap();
         auto.start().unwrap();
