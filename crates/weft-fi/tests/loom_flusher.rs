@@ -1,11 +1,11 @@
-//! Messages that TCP keeps and the thread that sees to them, under a model checker, which tries every
-//! interleaving (up to a bound of preemptions) and every value that a load may return under the C11 memory
-//! model: nothing stays unsent while the thread sleeps. (The checker reports a thread that nobody wakes as a
-//! deadlock.)
+//! The flusher and the messages that TCP keeps, under a model checker.
 //!
-//! What a device tells of what it keeps (weft-nic's `unsent.rs`) and how the thread sleeps and is called are
-//! included as they ship. The device is a number of messages behind its endpoint's lock; the thread's ticks
-//! take no time.
+//! The checker tries every interleaving (up to a bound of preemptions) and every value that a load may return under the
+//! C11 memory model. No message stays unsent while the thread sleeps. The checker reports a thread that is never woken
+//! as a deadlock.
+//!
+//! The device's note of kept messages (weft-nic's `unsent.rs`) and the states of the thread are included as they ship.
+//! The device is a number of messages behind its endpoint's lock. The thread's ticks take no time.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -17,7 +17,7 @@ use loom::sync::{Mutex, Notify};
 mod model;
 use model::check;
 
-/// What the files under test import from their neighbours.
+/// The items that the files under test import from their neighbours.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 }
@@ -33,7 +33,8 @@ use unsent::Unsent;
 /// The thread.
 struct Flusher {
     state: ThreadState,
-    /// Whether it was started, behind the lock of its handle; `Err`: the system refuses so many more starts.
+    /// Whether the thread was started, behind the lock of its handle. `Err`: the number of starts that the system still
+    /// refuses.
     handle: Mutex<Result<(), u32>>,
     /// `unpark` of the thread's handle, and `park`.
     parked: Notify,
@@ -82,7 +83,7 @@ impl Endpoint {
         Arc::new(Self { engine: Mutex::new((0, 0)), unsent: Unsent::new(notify) })
     }
 
-    /// The client sends a message, which is kept, or written where there is no thread.
+    /// The client sends a message. It is kept if there is a thread; otherwise it is written.
     fn send(&self) {
         let mut engine = self.engine.lock().unwrap();
         engine.0 += 1;
@@ -91,7 +92,7 @@ impl Endpoint {
         }
     }
 
-    /// Whoever holds the device writes all that is kept. Returns how much was ever written.
+    /// The holder of the device writes all kept messages. Returns the number of messages written so far.
     fn drain(&self) -> u32 {
         let mut engine = self.engine.lock().unwrap();
         engine.1 += std::mem::take(&mut engine.0);
@@ -99,18 +100,18 @@ impl Endpoint {
         engine.1
     }
 
-    /// The thread, until so many messages are written. (`Flusher::run`.)
+    /// The thread, until `messages` messages are written (`Flusher::run`).
     fn flush(&self, messages: u32) {
-        // Until it is started.
+        // Waits until it is started.
         FLUSHER.parked.wait();
         let mut written = 0;
         while written < messages {
-            // What it says at two looks is the same, after a tick: the client adds nothing.
+            // Two looks, a tick apart, find the same note: the client adds no message.
             if self.unsent.kept().is_some() {
                 written = self.drain();
                 continue;
             }
-            // A tick: the thread may run before its start is noted, and cannot park until then.
+            // A tick. The thread may run before its start is noted, and cannot park until then.
             loom::thread::yield_now();
             FLUSHER.state.park(|| self.unsent.kept().is_some());
             FLUSHER.state.sleep(|| FLUSHER.parked.wait());
@@ -119,7 +120,7 @@ impl Endpoint {
 }
 
 #[test]
-fn what_a_client_leaves_behind_is_written() {
+fn messages_of_an_absent_client_are_written() {
     check(3, || {
         let endpoint = Endpoint::new();
         let client = Arc::clone(&endpoint);
@@ -130,10 +131,10 @@ fn what_a_client_leaves_behind_is_written() {
     });
 }
 
-/// The client writes itself now and then: the thread may have been called for nothing, but is there for what
-/// comes next.
+/// The client writes the first message itself. The thread may have been notified for nothing, but serves the next
+/// message.
 #[test]
-fn what_a_client_leaves_behind_is_written_though_it_wrote_before() {
+fn messages_of_an_absent_client_are_written_after_its_own_writes() {
     check(3, || {
         let endpoint = Endpoint::new();
         let client = Arc::clone(&endpoint);
@@ -148,9 +149,9 @@ fn what_a_client_leaves_behind_is_written_though_it_wrote_before() {
     });
 }
 
-/// The system refuses the thread: nothing waits for one, whichever of two clients asks for it first.
+/// The system refuses the thread. No message is kept for it, whichever of two clients starts it first.
 #[test]
-fn without_a_thread_nothing_is_kept() {
+fn no_message_is_kept_without_a_thread() {
     for refusals in [2, 4] {
         check(3, move || {
             *FLUSHER.handle.lock().unwrap() = Err(refusals);
@@ -183,7 +184,7 @@ fn a_refused_thread_is_tried_again() {
 
 /// The end of the thread is heard by it, wherever it is.
 #[test]
-fn a_thread_that_is_to_end_ends() {
+fn an_ending_thread_ends_and_writes_nothing() {
     check(3, || {
         FLUSHER.state.started();
         let thread = loom::thread::spawn(|| {

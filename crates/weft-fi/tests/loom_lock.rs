@@ -1,9 +1,9 @@
-//! The lock that vanishes for a promised single caller, under a model checker, which tries every interleaving
-//! (up to a bound of preemptions) and every value that a load may return under the C11 memory model: nobody
-//! is ever inside together with somebody else, and whoever waits gets in.
+//! The lock that is elided for serialized callers, under a model checker.
 //!
-//! The file under test is included as it ships; the asymmetric fence is modelled by what it stands for, a
-//! full fence on both sides.
+//! The checker tries every interleaving (up to a bound of preemptions) and every value that a load may return under the
+//! C11 memory model. At most one thread is inside, and every waiting thread gets in.
+//!
+//! The file under test is included as it ships. A full fence on both sides models the asymmetric fence.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -15,12 +15,12 @@ use loom::cell::UnsafeCell;
 mod model;
 use model::check;
 
-/// What the file under test imports from its neighbours.
+/// The items that the file under test imports from its neighbours.
 mod sync {
     use loom::sync::atomic::fence;
     pub(super) use loom::sync::atomic::{AtomicBool, Ordering};
 
-    /// A mutex without a value, at which the checker sees threads wait.
+    /// A mutex without a value. The checker sees the threads that wait for it.
     pub(super) struct Mutex {
         taken: loom::sync::Mutex<bool>,
         free: loom::sync::Condvar,
@@ -92,21 +92,21 @@ mod cell;
 
 use cell::{Guard, Guarded};
 
-/// A plain number, of which the checker notices every access that is not ordered after the one before.
+/// A plain number. The checker reports every access that is not ordered after the previous one.
 type Number = UnsafeCell<u64>;
 type Cell = Arc<Guarded<Number>>;
 
 fn owned() -> Cell {
-    // SAFETY: each model below has one thread that calls `lock`, at most.
+    // SAFETY: in each model at most one thread calls `lock`.
     Arc::new(unsafe { Guarded::new(Callers::One, &Arc::default(), Number::new(0)) })
 }
 
 fn raise(guard: Guard<'_, Number>) {
-    // SAFETY: the guard is the right to do so, which is what is being checked.
+    // SAFETY: the guard gives exclusive access, which the checker verifies.
     guard.with_mut(|number| unsafe { *number += 1 });
 }
 
-/// Runs the parts in threads of their own, the first one in this; returns what the number is in the end.
+/// Runs the first part in this thread and each other part in a new one. Returns the number at the end.
 fn together(cell: &Cell, parts: &[fn(&Guarded<Number>)]) -> u64 {
     let threads: Vec<_> = parts[1..]
         .iter()
@@ -117,7 +117,7 @@ fn together(cell: &Cell, parts: &[fn(&Guarded<Number>)]) -> u64 {
         .collect();
     parts[0](cell);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    // SAFETY: all others have ended.
+    // SAFETY: all other threads have ended.
     cell.intrude().with(|number| unsafe { *number })
 }
 

@@ -1,7 +1,9 @@
-//! Counters and the programs that wait for them under a model checker, which tries every interleaving (up to a bound of
-//! preemptions): no trigger is lost, none fires twice or too early, order is kept.
+//! Counters and the programs that wait for them, under a model checker.
 //!
-//! The files under test are included as they ship; only atomics and locks are exchanged for the checker's.
+//! The checker tries every interleaving (up to a bound of preemptions). No trigger is lost, none fires twice or too
+//! early, and order is kept.
+//!
+//! The files under test are included as they ship, with the checker's atomics and locks.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -13,18 +15,18 @@ use weft_engine::program::{Counter, Errors, Level, Program, Task};
 mod model;
 use model::check;
 
-/// What the files under test import from their neighbours.
+/// The items that the files under test import from their neighbours.
 mod sync {
     use loom::sync::MutexGuard;
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(super) use loom::thread::yield_now;
 
-    /// To the checker sequentially consistent accesses are acquires and releases; only fences are more.
+    /// The checker treats sequentially consistent accesses as acquires and releases. Only fences order more.
     pub(super) fn ordered() {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    /// The checker's mutex, called as the one that ships.
+    /// The checker's mutex, with the interface of the one that ships.
     pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
@@ -46,7 +48,7 @@ mod values;
 use queue::{Outcome, Queue};
 use values::CounterValues;
 
-/// A counter as `Cntr` is one.
+/// A counter, in the place of `Cntr`.
 #[derive(Clone)]
 struct Handle(Arc<CounterValues>);
 
@@ -65,13 +67,13 @@ impl Counter for Handle {
     }
 }
 
-/// One counter, the programs, and what was performed.
+/// One counter, the programs, and the acts that were performed.
 #[derive(Clone)]
 struct Domain {
     counter: Handle,
     queue: Arc<Queue<Handle, u64, u64>>,
     performed: Arc<sync::Mutex<Vec<u64>>>,
-    /// Whether the counter never falls.
+    /// Whether the counter only rises.
     rises: bool,
 }
 
@@ -85,15 +87,15 @@ impl Domain {
         }
     }
 
-    /// As `Cntr::add` and its caller.
+    /// Raises the counter, like `Cntr::add` and its caller.
     fn raise(&self) {
-        let called = self.counter.0.add(1);
-        self.follow(called);
+        let reached = self.counter.0.add(1);
+        self.follow(reached);
     }
 
     fn fail(&self) {
-        let called = self.counter.0.add_errors(1);
-        self.follow(called);
+        let reached = self.counter.0.add_errors(1);
+        self.follow(reached);
     }
 
     fn reset(&self) {
@@ -104,23 +106,24 @@ impl Domain {
         self.change(|values, look| values.set_errors(0, look));
     }
 
-    /// As `Cntr::change` and its caller.
+    /// Changes the counter, like `Cntr::change` and its caller.
     fn change(&self, set: impl FnOnce(&CounterValues, &mut dyn FnMut()) -> bool) {
         let mut freed = false;
-        let called = set(&self.counter.0, &mut || freed |= self.queue.look(1));
-        self.follow(called);
+        let reached = set(&self.counter.0, &mut || freed |= self.queue.look(1));
+        self.follow(reached);
         if freed {
             self.run();
         }
     }
 
-    fn follow(&self, called: bool) {
-        if called && self.counter.0.due().programs && self.queue.look(1) {
+    fn follow(&self, reached: bool) {
+        if reached && self.counter.0.due().programs && self.queue.look(1) {
             self.run();
         }
     }
 
-    /// Performing an act takes a lock, as entering an endpoint does; it must have come so far.
+    /// Runs the queue. An act takes a lock, as one that enters an endpoint does, and checks that its threshold was
+    /// reached.
     fn run(&self) {
         self.queue.run(|threshold| {
             assert!(!self.rises || self.counter.0.value() + self.counter.0.errors() >= threshold, "too early");
@@ -140,7 +143,7 @@ impl Domain {
     }
 }
 
-/// Runs each in a thread of its own, the last one in this.
+/// Runs the last part in this thread and each other part in a new one.
 fn together(domain: &Domain, parts: &[fn(&Domain)]) {
     let (last, others) = parts.split_last().unwrap();
     let threads: Vec<_> = others
@@ -183,8 +186,8 @@ fn an_error_and_a_success_meet_a_submission() {
     });
 }
 
-/// A client that has seen a counter at a threshold may set it back: what waited goes on, though whoever
-/// raised it looks too late.
+/// A client that has seen a counter at a threshold may reset it. The program at that threshold runs, although
+/// the thread that raised the counter checks it after the reset.
 #[test]
 fn a_threshold_that_was_seen_was_reached() {
     check(3, || {
@@ -203,7 +206,7 @@ fn a_threshold_that_was_seen_was_reached() {
     });
 }
 
-/// Whichever of a raise and a setting to where the counter is comes first: it was raised.
+/// A raise and a reset to the present value come in either order. The raise counts in both.
 #[test]
 fn a_raise_meets_a_setting() {
     let both: [[fn(&Domain); 2]; 2] = [[Domain::raise, Domain::reset], [Domain::fail, Domain::reset_errors]];
@@ -218,7 +221,7 @@ fn a_raise_meets_a_setting() {
 }
 
 #[test]
-fn what_is_cancelled_is_not_performed_afterwards() {
+fn a_cancelled_program_is_not_performed_afterwards() {
     check(3, || {
         let domain = Domain::new();
         domain.submit(1);
@@ -230,16 +233,16 @@ fn what_is_cancelled_is_not_performed_afterwards() {
                 domain.submit(0);
                 let mut after = domain.performed();
                 after.retain(|&threshold| threshold == 1);
-                assert_eq!(after, before, "its act was out when the cancelling returned");
+                assert_eq!(after, before, "its act was performed before the cancel returned");
             }],
         );
     });
 }
 
-/// What finds its queue full while it is cancelled is performed later or handed to the canceller: one of the
-/// two, and once.
+/// A program whose act finds its queue full during the cancel is either performed later or returned by the cancel, and
+/// only once.
 #[test]
-fn what_is_cancelled_in_vain_is_not_lost() {
+fn a_program_that_is_cancelled_while_its_queue_is_full_is_not_lost() {
     check(3, || {
         let domain = Domain::new();
         domain.submit(1);
@@ -272,7 +275,7 @@ fn what_is_cancelled_in_vain_is_not_lost() {
     });
 }
 
-/// A sleeper whose threshold is higher than a program's is not forgotten when the program is called.
+/// A sleeper whose threshold is higher than a program's stays armed when the program is due.
 #[test]
 fn a_sleeper_and_a_program_share_a_counter() {
     check(3, || {
@@ -295,7 +298,7 @@ fn a_sleeper_and_a_program_share_a_counter() {
                 }
             })
         };
-        // As a waiter does it: arm, look again, sleep; when woken for something else, once more.
+        // The steps of a waiter: arm, look again, sleep. After a wake-up for another threshold it repeats them.
         loop {
             domain.counter.0.arm_sleeper(2);
             if domain.counter.0.value() >= 2 {

@@ -1,12 +1,12 @@
-//! `fi_trywait` and the sleep on a descriptor that follows, under a model checker, which tries every
-//! interleaving (up to a bound of preemptions): whatever comes, and whoever else reads or counts meanwhile, a
-//! client that was told that it may sleep is woken. (The checker reports a sleeper whom nobody wakes as a
-//! deadlock.)
+//! `fi_trywait` and the following sleep on a descriptor, under a model checker.
 //!
-//! What is parked until the next read, the counter's values and a queue's signal are included as they ship.
-//! Around them is a model: an endpoint whose device wakes a sleeper only while it is parked (how it does that
-//! is checked in weft-nic, `tests/loom_shm.rs`), a queue with a lock, and a descriptor that is readable as an
-//! epoll descriptor is.
+//! The checker tries every interleaving (up to a bound of preemptions). A client that sleeps after a successful
+//! `fi_trywait` is woken by any event, even if other threads read or raise counters meanwhile. The checker reports a
+//! sleeper that is never woken as a deadlock.
+//!
+//! `Trywait`, the counter's values and a queue's signal are included as they ship. The rest is a model: an
+//! endpoint whose device wakes a sleeper only while it is parked (`tests/loom_shm.rs` of weft-nic checks the
+//! device), a queue with a lock, and a descriptor that is readable like an epoll descriptor.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -18,19 +18,19 @@ use loom::sync::{Condvar, Mutex};
 mod model;
 use model::check;
 
-/// What the files under test import from their neighbours.
+/// The items that the files under test import from their neighbours.
 mod sync {
     use std::time::Duration;
 
     use loom::sync::MutexGuard;
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// To the checker sequentially consistent accesses are acquires and releases; only fences are more.
+    /// The checker treats sequentially consistent accesses as acquires and releases. Only fences order more.
     pub(super) fn ordered() {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    /// A clock that stands: nobody is given up.
+    /// A clock that stands still: the patience for notified threads never ends.
     pub(super) struct Instant;
 
     impl Instant {
@@ -43,7 +43,7 @@ mod sync {
         }
     }
 
-    /// The checker's mutex, called as the one that ships.
+    /// The checker's mutex, with the interface of the one that ships.
     pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
@@ -68,10 +68,10 @@ use signal::Signal;
 use trywait::{Park, Trywait};
 use values::CounterValues;
 
-/// What a client sleeps on: readable while the bell has been rung or a parked device has seen something come.
+/// The descriptor on which a client sleeps. It is readable while the bell is set, or a parked device has an arrival.
 #[derive(Default)]
 struct Fd {
-    /// The bell, the devices.
+    /// Whether the bell and each device are readable.
     ready: Mutex<(bool, [bool; 2])>,
     changed: Condvar,
 }
@@ -99,31 +99,31 @@ impl Fd {
     }
 }
 
-/// What an endpoint's lock guards.
+/// The state that an endpoint's lock guards.
 #[derive(Default)]
 struct State {
-    /// Messages that have come and were not polled.
-    come: usize,
-    /// The device wakes who sleeps.
+    /// Messages that have arrived and were not polled.
+    arrived: usize,
+    /// The device wakes sleepers.
     parked: bool,
-    /// Sleepers who rely on that.
-    external: u32,
+    /// Number of sleepers that rely on the parking.
+    sleepers: u32,
 }
 
 /// A queue that endpoints fill, or a counter that they raise.
 struct Model {
     fd: Fd,
     states: [Mutex<State>; 2],
-    /// How many of the endpoints there are by now.
+    /// Number of endpoints that have joined.
     joined: Mutex<usize>,
     outside: Trywait<Arc<Endpoint>>,
-    /// Entries, and whether somebody wants to be rung when there are any.
+    /// Number of entries, and whether the queue is armed.
     queue: Mutex<(usize, bool)>,
     signal: Signal,
     values: CounterValues,
 }
 
-/// The model once more, as the thing that is parked.
+/// One endpoint of the model, which can be parked.
 struct Endpoint(Weak<Model>, usize);
 
 impl Park for Arc<Endpoint> {
@@ -133,19 +133,19 @@ impl Park for Arc<Endpoint> {
     fn park(&self, (): &(), (): ()) -> bool {
         let model = self.0.upgrade().unwrap();
         let mut state = model.states[self.1].lock().unwrap();
-        if state.come > 0 {
+        if state.arrived > 0 {
             return false;
         }
         state.parked = true;
-        state.external += 1;
+        state.sleepers += 1;
         true
     }
 
     fn wake(&self, (): ()) {
         let model = self.0.upgrade().unwrap();
         let mut state = model.states[self.1].lock().unwrap();
-        state.external -= 1;
-        state.parked &= state.external > 0;
+        state.sleepers -= 1;
+        state.parked &= state.sleepers > 0;
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -166,23 +166,23 @@ impl Model {
         })
     }
 
-    /// A message comes from outside.
-    fn comes(&self, to: usize) {
+    /// A message arrives from a peer.
+    fn arrive(&self, to: usize) {
         let mut state = self.states[to].lock().unwrap();
-        state.come += 1;
+        state.arrived += 1;
         if std::mem::take(&mut state.parked) {
             self.fd.device(to, true);
         }
     }
 
-    /// The other endpoint is bound to the queue.
-    fn joins(&self) {
+    /// The second endpoint is bound to the queue.
+    fn join(&self) {
         *self.joined.lock().unwrap() = 2;
         self.outside.invalidate();
         self.fd.notify();
     }
 
-    /// `EndpointCell::progress`: a round, after which the device is parked again for those who sleep.
+    /// `EndpointCell::progress`: a round, after which the device is parked again for the sleepers.
     fn progress(&self) {
         for which in 0..*self.joined.lock().unwrap() {
             self.round(which);
@@ -191,19 +191,19 @@ impl Model {
 
     fn round(&self, which: usize) {
         let mut state = self.states[which].lock().unwrap();
-        let come = std::mem::take(&mut state.come);
+        let arrived = std::mem::take(&mut state.arrived);
         self.fd.device(which, false);
-        state.parked = state.external > 0;
-        if come == 0 {
+        state.parked = state.sleepers > 0;
+        if arrived == 0 {
             return;
         }
         let mut queue = self.queue.lock().unwrap();
-        queue.0 += come;
+        queue.0 += arrived;
         if std::mem::take(&mut queue.1) {
             self.fd.notify();
         }
         drop(queue);
-        if self.values.add(come as u64) && self.values.due().sleepers {
+        if self.values.add(arrived as u64) && self.values.due().sleepers {
             self.outside.invalidate();
             self.fd.notify();
         }
@@ -232,7 +232,7 @@ impl Model {
         self.outside.arm_threshold(drain, || self.values.arm_sleeper(at), || self.values.value() >= at, notify)
     }
 
-    /// `fi_cq_read`, or fi_cntr_read if nothing is `taken`.
+    /// `fi_cq_read`, or `fi_cntr_read` unless the entry is `taken`.
     fn read(&self, thread: usize, taken: bool) -> bool {
         self.outside.wake(|| thread, ());
         self.progress();
@@ -242,7 +242,7 @@ impl Model {
         some
     }
 
-    /// A client that reads a queue until a message is there, and sleeps on the descriptor meanwhile.
+    /// A client that reads a queue until there is a message, and sleeps on the descriptor in between.
     fn receive(self: &Arc<Self>, thread: usize) {
         while !self.read(thread, true) {
             if self.may_sleep(thread, || self.arm_queue()) {
@@ -251,8 +251,8 @@ impl Model {
         }
     }
 
-    /// The same until somebody signals.
-    fn heed(self: &Arc<Self>, thread: usize) {
+    /// A client that reads a queue until another thread signals it.
+    fn await_signal(self: &Arc<Self>, thread: usize) {
         while !self.signal.take() {
             self.read(thread, true);
             if self.may_sleep(thread, || self.arm_queue()) {
@@ -261,8 +261,8 @@ impl Model {
         }
     }
 
-    /// The same until a counter is so high.
-    fn count(self: &Arc<Self>, thread: usize, at: u64) {
+    /// A client that reads a counter until its value reaches `at`.
+    fn await_count(self: &Arc<Self>, thread: usize, at: u64) {
         while self.values.value() < at {
             self.read(thread, false);
             if self.may_sleep(thread, || self.arm_counter(at)) {
@@ -274,7 +274,7 @@ impl Model {
     }
 }
 
-/// A client, messages from outside, and another thread, which does something and goes away.
+/// Runs a client, the arrival of a message, and another thread that makes one call and stops.
 fn together(client: fn(&Arc<Model>), other: fn(&Arc<Model>)) {
     bounded(3, client, other);
 }
@@ -283,7 +283,7 @@ fn bounded(preemptions: usize, client: fn(&Arc<Model>), other: fn(&Arc<Model>)) 
     check(preemptions, move || {
         let model = Model::new();
         let (beside, outside) = (Arc::clone(&model), Arc::clone(&model));
-        let threads = [loom::thread::spawn(move || other(&beside)), loom::thread::spawn(move || outside.comes(0))];
+        let threads = [loom::thread::spawn(move || other(&beside)), loom::thread::spawn(move || outside.arrive(0))];
         client(&model);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
@@ -295,64 +295,64 @@ fn a_message_wakes_a_sleeper() {
 }
 
 #[test]
-fn a_reader_that_goes_away_leaves_the_sleeper_its_wake_up() {
+fn a_reader_that_stops_does_not_lose_the_wake_up() {
     together(|model| model.receive(1), |model| _ = model.read(2, false));
 }
 
 #[test]
-fn two_sleepers_have_a_message_each() {
+fn two_sleepers_receive_a_message_each() {
     together(
         |model| model.receive(1),
         |model| {
-            model.comes(0);
+            model.arrive(0);
             model.receive(2);
         },
     );
 }
 
 #[test]
-fn progress_by_others_wakes_a_sleeper() {
+fn progress_by_another_thread_wakes_a_sleeper() {
     together(|model| model.receive(1), |model| model.progress());
 }
 
 #[test]
 fn a_count_wakes_a_sleeper() {
-    together(|model| model.count(1, 1), |model| _ = model.read(2, false));
+    together(|model| model.await_count(1, 1), |model| _ = model.read(2, false));
 }
 
 #[test]
 fn a_count_wakes_two_sleepers() {
-    bounded(2, |model| model.count(1, 1), |model| model.count(2, 1));
+    bounded(2, |model| model.await_count(1, 1), |model| model.await_count(2, 1));
 }
 
-/// Who waits for less brings about what the other waits for.
+/// The thread with the lower threshold causes the event for which the other thread waits.
 #[test]
-fn a_count_wakes_a_sleeper_beside_one_who_waits_for_more() {
+fn a_count_wakes_a_sleeper_beside_a_higher_threshold() {
     bounded(
         2,
         |model| {
-            model.count(1, 1);
-            model.comes(0);
+            model.await_count(1, 1);
+            model.arrive(0);
         },
-        |model| model.count(2, 2),
+        |model| model.await_count(2, 2),
     );
 }
 
 #[test]
 fn a_signal_wakes_a_sleeper() {
-    together(|model| model.heed(1), |model| model.signal.raise(|| model.fd.notify()));
+    together(|model| model.await_signal(1), |model| model.signal.raise(|| model.fd.notify()));
 }
 
-/// An endpoint joins while a client sleeps, or is about to, and then its message comes.
-fn joins(beside: fn(&Arc<Model>)) {
+/// An endpoint joins while a client sleeps or is about to. Then a message arrives at that endpoint.
+fn join_beside(beside: fn(&Arc<Model>)) {
     check(3, move || {
         let model = Model::new();
         let (other, outside) = (Arc::clone(&model), Arc::clone(&model));
         let threads = [
             loom::thread::spawn(move || beside(&other)),
             loom::thread::spawn(move || {
-                outside.joins();
-                outside.comes(1);
+                outside.join();
+                outside.arrive(1);
             }),
         ];
         model.receive(1);
@@ -361,14 +361,14 @@ fn joins(beside: fn(&Arc<Model>)) {
 }
 
 #[test]
-fn a_sleeper_hears_of_an_endpoint_that_joins() {
-    joins(|_| ());
+fn an_endpoint_that_joins_wakes_a_sleeper() {
+    join_beside(|_| ());
 }
 
-/// Another thread was about to sleep, too, took back the ring, and goes away.
+/// Another thread was about to sleep as well. It drains the notification, and stops.
 #[test]
-fn a_sleeper_hears_of_an_endpoint_that_joins_whoever_takes_back_the_ring() {
-    joins(|model| {
+fn an_endpoint_that_joins_wakes_a_sleeper_after_a_drain_by_another_thread() {
+    join_beside(|model| {
         model.may_sleep(2, || model.arm_queue());
         model.read(2, false);
     });
