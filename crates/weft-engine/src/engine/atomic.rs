@@ -32,15 +32,15 @@ use crate::mem::{self, Iov, IovList};
 use crate::nic::Nic;
 use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, F_MORE, Head, NO_OP, Op, Reader, Status, kind};
 
-/// Longest atomic operation: bytes at the target.
+/// Longest atomic operation, in bytes at the target.
 pub(crate) const MAX_ATOMIC_BYTES: usize = 1 << 20;
-/// Most bytes at the target that one message is about, so that nobody waits long for the next one.
+/// Limit of bytes at the target for one message, so that other messages do not wait long.
 const PART_BYTES: usize = 4096;
-/// What a result costs of the window beside its bytes: its name.
+/// The cost of a result in the window beside its bytes: the operation's name.
 const RESULT_HEAD_BYTES: usize = size_of::<Op>();
-/// Results of one peer that may be under way.
+/// Limit of pending results of one peer, in bytes.
 const FETCH_WINDOW_BYTES: u32 = 256 << 10;
-/// Head, names, data, and the length of a read.
+/// Length of head, names, data, and the length of a read.
 const REQUEST_HEAD_BYTES: usize = size_of::<Head>() + size_of::<AtomicHead>() + 16;
 
 // A part of any type fits the smallest mailbox (256 bytes, see `PathCaps`), and its result fits the window.
@@ -49,29 +49,30 @@ const _: () = {
     assert!(PART_BYTES.is_multiple_of(LARGEST_BYTES) && PART_BYTES < FETCH_WINDOW_BYTES as usize / 2);
 };
 
-/// Results that wait until they can leave.
+/// Results that wait to be sent.
 #[derive(Default)]
 pub(crate) struct FetchResults {
-    /// Messages without their numbers that nothing more fits into, oldest first.
+    /// Full messages without their numbers, oldest first.
     full: VecDeque<Vec<u8>>,
-    /// The message that results are added to; empty, or longer than its head.
+    /// The message to which results are added. Empty, or longer than its head.
     open: Vec<u8>,
-    /// What all of them cost of the window.
+    /// The cost of all results in the window.
     cost: usize,
 }
 
 impl FetchResults {
-    /// Their cost in bytes of the window.
+    /// The cost of the results in the window, in bytes.
     pub(crate) fn cost(&self) -> usize {
         self.cost
     }
 
-    /// Whether there are any.
+    /// Whether results wait.
     pub(crate) fn wait(&self) -> bool {
         self.cost > 0
     }
 
-    /// Begins a result of `len` bytes and returns where they go, at the end. `room`: the length of a message.
+    /// Begins a result of `len` bytes. Returns the buffer, to whose end the bytes must be appended. `room`: the
+    /// length of a message.
     fn begin(&mut self, id: Op, len: usize, room: usize) -> &mut Vec<u8> {
         let cost = RESULT_HEAD_BYTES + len;
         if !self.open.is_empty() && self.open.len() + cost > room {
@@ -85,7 +86,7 @@ impl FetchResults {
         &mut self.open
     }
 
-    /// The message to send first.
+    /// The next message to send.
     fn first(&mut self) -> Option<&mut Vec<u8>> {
         match self.full.front_mut() {
             Some(message) => Some(message),
@@ -93,7 +94,7 @@ impl FetchResults {
         }
     }
 
-    /// The first message has left.
+    /// Notes that the first message has left.
     fn sent(&mut self) {
         let bytes = match self.full.pop_front() {
             Some(message) => message.len(),
@@ -107,7 +108,7 @@ impl FetchResults {
     }
 }
 
-/// The beginning of a request, in words of eight bytes: head, operation and part, key, address, data if any,
+/// The head of a request, in words of eight bytes: head, operation and part, key, address, the data if any, and
 /// the length of a read.
 struct RequestHead {
     words: [U64; 6],
@@ -138,14 +139,14 @@ impl RequestHead {
     }
 }
 
-/// Most bytes at the target that one message may be about.
+/// Limit of bytes at the target for one message.
 fn part_limit(amo: Amo, mailbox_bytes: u32) -> usize {
     let room = (mailbox_bytes as usize - REQUEST_HEAD_BYTES) / amo.sources().max(1);
     let room = room.min(PART_BYTES);
     room - room % LARGEST_BYTES
 }
 
-/// What a part costs of the window of results.
+/// The cost of a part in the window of results.
 fn fetch_cost(amo: Amo, len: u64) -> u32 {
     if amo.fetches() { u32::try_from(len.saturating_add(RESULT_HEAD_BYTES as u64)).unwrap_or(u32::MAX / 2) } else { 0 }
 }
@@ -153,8 +154,8 @@ fn fetch_cost(amo: Amo, len: u64) -> u32 {
 impl<N: Nic> Engine<N> {
     /// Starts an atomic operation of any form.
     ///
-    /// Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (no number, lengths that differ
-    /// or are not a whole number of numbers).
+    /// Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (no number, lengths that differ,
+    /// or a length that is not a whole number of numbers).
     pub fn atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
         let len = self.measure_atomic(op)?;
         let peer_id = self.state.peer_for(op.dest)?;
@@ -176,13 +177,13 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// Whether the operation would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
+    /// Checks an atomic operation apart from queue space. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
     pub fn check_atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
         self.measure_atomic(op)?;
         self.state.peer_for(op.dest).map(|_| ())
     }
 
-    /// Returns the number of bytes at the target.
+    /// Checks the lengths. Returns the number of bytes at the target.
     fn measure_atomic(&self, op: &AtomicOp<'_>) -> Result<u64, Error> {
         let size = op.amo.ty().size() as u64;
         let mut len = 0u64;
@@ -208,7 +209,7 @@ impl<N: Nic> Engine<N> {
         Ok(len)
     }
 
-    /// The fast path: sends the only part if nothing is in its way. False: nothing has happened.
+    /// The fast path: sends the only part if no operation is queued. Returns false if it has done nothing.
     #[inline]
     fn atomic_now(&mut self, op: &AtomicOp<'_>, peer_id: PeerId, remote: &RmaIov, unwatched: bool) -> bool {
         let peer = &mut self.state.peers[peer_id];
@@ -248,9 +249,9 @@ impl<N: Nic> Engine<N> {
         true
     }
 
-    /// Accepts an operation that needs more than one step.
+    /// Queues an operation that needs more than one step.
     #[cold]
-    #[inline(never)] // See `enqueue`.
+    #[inline(never)] // For the reason given at `enqueue`.
     fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, peer_id: PeerId, len: u64) -> Result<(), Error> {
         let mut sources = IovList::new();
         for source in [op.iov, op.compare].into_iter().take(op.amo.sources()) {
@@ -296,8 +297,8 @@ impl<N: Nic> Engine<N> {
         Started::Sent
     }
 
-    /// Sends the results of a peer's operations, as many as the device takes now.
-    #[inline(never)] // See `run_peer`.
+    /// Sends the results of a peer's operations, until the device is full. Returns whether it sent any.
+    #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn run_results(&mut self, peer_id: PeerId) -> bool {
         let peer = &mut self.state.peers[peer_id];
         let (Some(link), Some(queues)) = (peer.link(), peer.queues.as_mut()) else { return false };
@@ -316,7 +317,7 @@ impl<N: Nic> Engine<N> {
     }
 }
 
-/// Makes parts of remote pieces that fit the link's messages.
+/// Divides remote pieces into parts that fit the link's messages.
 fn split(remote: &mut SmallVec<[RmaIov; 1]>, limit: u64) {
     if limit == 0 || remote.iter().all(|piece| piece.len <= limit) {
         return;
@@ -331,7 +332,7 @@ fn split(remote: &mut SmallVec<[RmaIov; 1]>, limit: u64) {
     }
 }
 
-/// `queued`: nothing of it has left, so that its sources are still needed.
+/// Makes the state of an operation. `queued`: no part has left, so the sources are still needed.
 #[inline]
 fn new_op(op: &AtomicOp<'_>, peer_id: PeerId, iov: IovList, len: u64, queued: bool) -> TxOp {
     TxOp {
@@ -355,7 +356,7 @@ fn new_op(op: &AtomicOp<'_>, peer_id: PeerId, iov: IovList, len: u64, queued: bo
 }
 
 impl TxOp {
-    /// The memory of a part in one of the arrays that the operation holds: its sources, then the place for its results.
+    /// The memory of a part in one of the operation's arrays: its sources, followed by the results.
     fn atomic_piece(&self, array: usize, part: u32) -> IovList {
         let clamp = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let len = self.remote.get(part as usize).map_or(0, |remote| remote.len);
@@ -363,7 +364,7 @@ impl TxOp {
         mem::slice(&self.iov, clamp(offset), clamp(len))
     }
 
-    /// Where the results of a part go, if it was sent and fetches; and the cost of it.
+    /// The memory for the results of a part, and their cost, if the part was sent and fetches.
     #[inline]
     fn awaited_results(&self, part: u32) -> Option<(IovList, u32)> {
         let Phase::Atomic { amo, sources } = self.phase else { return None };
@@ -380,14 +381,14 @@ impl TxOp {
     }
 }
 
-/// What a request asks for, checked.
+/// A request that was decoded and checked.
 struct AtomicRequest<'a> {
     amo: Amo,
     id: Op,
     key: u64,
     addr: u64,
     data: Option<u64>,
-    /// More of the operation follows.
+    /// More parts follow.
     more: bool,
     /// Bytes at the target.
     len: usize,
@@ -413,7 +414,7 @@ impl<'a> AtomicRequest<'a> {
         let sources = r.rest();
         let whole =
             len > 0 && len <= PART_BYTES && len.is_multiple_of(ty.size()) && sources.len() == len * amo.sources();
-        // Who fetches waits for the result.
+        // An operation that fetches must have a number, because its result is awaited.
         let named = id.op.get() != NO_OP || form == Form::Base;
         let more = head.flags & F_MORE != 0;
         (whole && named).then_some(Self { more, amo, id, key: key.get(), addr: addr.get(), data, len, sources })
@@ -463,7 +464,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether what a request fetches has room in a message, and in the window of results.
+    /// Whether the result of a request has room in a message, and in the window of results.
     fn may_fetch(&self, peer_id: PeerId, len: usize) -> bool {
         let peer = &self.peers[peer_id];
         let results = peer.queues.as_ref().and_then(|queues| queues.results.as_ref());
@@ -475,7 +476,7 @@ impl State {
     // ---- at the initiator --------------------------------------------------------------------
 
     pub(crate) fn on_results(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
-        // There is one at least.
+        // There is at least one result.
         loop {
             let id: Op = r.take().ok_or(Violation)?;
             let op = self.op_of(peer_id, id.op.get())?;
@@ -492,7 +493,7 @@ impl State {
         }
     }
 
-    /// A part that fetches was refused. (It cannot end well without results.)
+    /// Notes that a part that fetches was refused. It cannot succeed without results.
     pub(crate) fn fetch_refused(
         &mut self,
         peer_id: PeerId,
@@ -513,7 +514,7 @@ impl State {
     }
 }
 
-/// Length of a message of results: the result of the longest part fits.
+/// Length of a message of results. The result of the longest part fits.
 fn part_room(peer: &Peer) -> usize {
     (peer.caps.mailbox_bytes as usize).min(size_of::<Head>() + RESULT_HEAD_BYTES + PART_BYTES)
 }
@@ -530,7 +531,7 @@ mod tests {
         for n in 0..3 {
             results.begin(id(n), 8, 40).extend_from_slice(&[7; 8]);
         }
-        // Two fit a message of 40 bytes beside its head.
+        // Two results fit a message of 40 bytes beside its head.
         let mut lens = Vec::new();
         while let Some(message) = results.first() {
             lens.push(message.len());

@@ -1,9 +1,9 @@
 //! Receiving messages, tagged and untagged: posting, matching, delivery.
 //!
-//! Place in the data flow: `Engine::recv` posts, or finds its message in the unexpected queue. EAGER and RTS
-//! messages arrive through the core, are matched, and their payload is copied (eager) or fetched (rendezvous:
-//! our get, or CTS and the sender's push); the completion is the last thing. What finds no receive waits in
-//! the unexpected queue. [`crate::engine::send`] is the sending side.
+//! Place in the data flow: `Engine::recv` posts a receive, or finds its message in the unexpected queue. EAGER
+//! and RTS messages arrive through [`State`] and are matched. An eager payload is copied. A rendezvous payload
+//! is fetched by a get of this side, or pushed by the sender after a CTS. The completion is the last effect. A
+//! message that matches no receive waits in the unexpected queue. [`crate::engine::send`] is the sending side.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -24,15 +24,15 @@ use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
 
-/// Pieces of a peer's memory that every descriptor of an announced message may have.
+/// Number of memory pieces that the descriptor of every announced message may have.
 const SHORT_LIST: usize = 2;
 
-/// Announced messages of a peer that may wait with longer lists of pieces.
+/// Limit of announced messages of one peer that wait with longer lists of pieces.
 const LONG_LISTS: usize = 1 << 14;
 
 impl<N: Nic> Engine<N> {
-    /// The fast path of [`Engine::recv`]: a plain receive into `piece`, all that `op` has, for which nothing
-    /// is here yet. False: nothing has happened.
+    /// The fast path of [`Engine::recv`]: posts a plain receive into `piece`, the only piece of `op`, if no
+    /// message waits. Returns false if it has done nothing.
     #[inline(always)]
     pub fn post_now(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
         let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
@@ -56,9 +56,10 @@ impl<N: Nic> Engine<N> {
         true
     }
 
-    /// Posts a receive, or peeks, claims, discards (fi_tagged(3)). Completes at once if the message is already here.
+    /// Posts a receive, or peeks, claims or discards (fi_tagged(3)). It completes at once if the message is
+    /// already here.
     ///
-    /// Errors: `Again` when the RX queue is full, `NothingClaimed`.
+    /// Errors: `Again` if the RX queue is full, `NothingClaimed`.
     pub fn recv(&mut self, op: &RecvOp<'_>) -> Result<(), Error> {
         if let [piece] = op.iov
             && self.post_now(op, *piece)
@@ -68,7 +69,8 @@ impl<N: Nic> Engine<N> {
         self.state.follow_book();
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let result = if op.flags.contains(OpFlags::PEEK) {
-            // Whoever peeks until a message is there reads the misses from the queue, which needs no progress for them.
+            // A client that peeks repeatedly reads the misses from the queue without progress, so a peek makes
+            // progress itself.
             self.progress();
             self.state.peek(op, tagged);
             Ok(())
@@ -77,15 +79,15 @@ impl<N: Nic> Engine<N> {
         } else {
             self.state.post(op, tagged)
         };
-        // A rendezvous or an acknowledgement may have become due.
+        // An answer to a rendezvous, or an acknowledgement, may have become due.
         if self.state.peers.has_active() {
             self.run_active();
         }
         result
     }
 
-    /// Cancels the oldest posted receive with this context pointer; true if there was one, and then its
-    /// completion with `Fault::Canceled` follows. Sends are not cancelled: they end by themselves.
+    /// Cancels the oldest posted receive with this context pointer. Returns true if there was one; its
+    /// completion with `Fault::Canceled` follows. Sends cannot be cancelled.
     pub fn cancel(&mut self, ctx_ptr: usize) -> bool {
         for tagged in [true, false] {
             if let Some(key) = self.state.matcher(tagged).find_posted(ctx_ptr) {
@@ -96,7 +98,7 @@ impl<N: Nic> Engine<N> {
         false
     }
 
-    /// Cancels every posted receive whose context is `wanted`.
+    /// Cancels every posted receive whose context `wanted` accepts.
     pub fn cancel_where(&mut self, mut wanted: impl FnMut(Context) -> bool) {
         for tagged in [true, false] {
             while let Some(key) = self.state.matcher(tagged).find_posted_where(&mut wanted) {
@@ -132,7 +134,7 @@ impl State {
         }
         let buffer = multi.then(|| self.multi_recvs.insert(MultiRecv { used: 0, inflight: 0, retired: false }));
         let posted = self.matcher(tagged).post_pieces(wanted, op.iov, op.ctx, buffer);
-        // A multi-receive takes what has been waiting, as long as it has room.
+        // A multi-receive takes waiting messages while it has room.
         while multi && self.matcher(tagged).posted.get_mut(posted).is_some() {
             let Some(key) = self.find_unexpected(tagged, wanted) else { break };
             let Some(message) = self.matcher(tagged).unexpected.remove(key) else { break };
@@ -239,7 +241,7 @@ impl State {
         Ok(())
     }
 
-    /// Throws a message away as if it had been received; returns where it came from.
+    /// Drops a message as if it had been received. Returns its source.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
         let src = self.peers[message.peer].addr;
@@ -254,7 +256,7 @@ impl State {
                 self.announcement_taken(message.peer);
                 self.queue_ack(message.peer, op);
             }
-            // Its bytes are thrown away when they have come, and acknowledged then.
+            // The bytes are dropped when they have arrived, and acknowledged then.
             Body::Prefetch { .. } => self.announcement_taken(message.peer),
             Body::Lost { .. } => self.peers.note_sweepable(true),
         }
@@ -288,7 +290,7 @@ impl State {
         self.complete_recv(&info, ADDR_NONE, Some(fault));
     }
 
-    /// See [`take_buffer`].
+    /// Takes memory for a message from the posted receive `key` of this engine, by [`take_buffer`].
     #[inline]
     fn take_posted_buffer(
         &mut self,
@@ -302,8 +304,8 @@ impl State {
         take_buffer(matcher, &mut self.multi_recvs, self.min_multi_recv, tagged, key, tag, data, len)
     }
 
-    /// The memory for a message of `len` bytes: from a receive that was posted here, or from the pool. None:
-    /// it must wait.
+    /// Takes memory for a message of `len` bytes from a receive of this engine or of the pool. None: the
+    /// message must wait.
     #[inline]
     fn receive_for(
         &mut self,
@@ -320,14 +322,14 @@ impl State {
         }
     }
 
-    /// Where a peer's message comes from.
+    /// The address of a message's sender, after changes of the book were applied.
     #[inline]
     fn source_of(&mut self, peer_id: PeerId) -> Addr {
         self.follow_book();
         self.peers[peer_id].addr
     }
 
-    /// The peer's address is known now: gives what is here of it to receives that name the address.
+    /// Gives waiting messages of a peer to receives that name its address, which has become known.
     #[cold]
     pub(crate) fn match_again(&mut self, peer_id: PeerId) {
         for tagged in [true, false] {
@@ -355,16 +357,16 @@ impl State {
         }
     }
 
-    /// Reports a message that has been received.
+    /// Adds the completion of a received message.
     #[inline]
     pub(crate) fn received(&mut self, info: &RecvInfo, peer_id: PeerId) {
         let src = self.peers[peer_id].addr;
-        // That a message was cut matters more.
+        // A truncated message is reported as such, even if its source is a stranger.
         let stranger = src == ADDR_NONE && self.source_errors && info.excess == 0;
         self.complete_recv(info, src, stranger.then(|| Fault::Stranger(peer_id.number())));
     }
 
-    /// Reports a received message, or why it was not received.
+    /// Adds the completion of a receive, with its message or an error.
     #[inline]
     pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
         let mut flags = info.flags;
@@ -386,9 +388,9 @@ impl State {
 
     // ---- arrivals ----------------------------------------------------------------------------
 
-    /// The fast path of [`crate::nic::Sink::message`]: an eager message that is the next of its connection,
-    /// needs no acknowledgement, and fits the one piece of a plain receive that is posted. True: it has been
-    /// received. False: nothing has happened, it goes the long way.
+    /// The fast path of [`crate::nic::Sink::message`]: an eager message that is the next one of its peer, needs
+    /// no acknowledgement, and fits the single piece of a posted plain receive. Returns true if it was
+    /// received, and false if this did nothing.
     #[inline(always)]
     pub(crate) fn receive_eager_fast(&mut self, link: LinkId, bytes: &[u8]) -> bool {
         let Some((head, mut rest)) = bytes.split_first_chunk::<8>() else { return false };
@@ -446,7 +448,7 @@ impl State {
         true
     }
 
-    /// An eager message, of whatever kind.
+    /// Handles EAGER.
     pub(crate) fn on_eager(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
@@ -511,7 +513,7 @@ impl State {
             return Err(Violation);
         }
         if source.len() > SHORT_LIST && announced > LONG_LISTS {
-            // Descriptors stay short where there are many. The peer is asked to push these bytes.
+            // Descriptors are kept short if there are many. The peer is asked to push these bytes.
             source = Vec::new();
         }
         let ahead = source.is_empty() && len > 0 && len <= u64::from(peer.caps.eager_bytes);
@@ -530,7 +532,7 @@ impl State {
         Ok(())
     }
 
-    /// A message that was announced, and has waited here, is taken.
+    /// Notes that an announced message that waited here was taken.
     pub(crate) fn announcement_taken(&mut self, peer_id: PeerId) {
         let peer = &mut self.peers[peer_id];
         peer.extra().rendezvous_waiting = peer.rendezvous_waiting().saturating_sub(1);
@@ -539,13 +541,13 @@ impl State {
         }
     }
 
-    /// A message finds no receive, and waits for one.
+    /// Keeps a message that matched no receive.
     fn keep_unexpected(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
         self.peers[message.peer].count_unexpected(WaitEvent::Begun);
         self.matcher(tagged).keep(message, src)
     }
 
-    /// Fetches the payload of a matched message, or asks for it.
+    /// Fetches the payload of a matched message, or requests it.
     fn start_rendezvous(
         &mut self,
         peer_id: PeerId,
@@ -568,8 +570,8 @@ impl State {
         self.peers.defer_matched(peer_id, if direct { BulkOp::Fetch(token) } else { BulkOp::RequestPush(token) });
     }
 
-    /// A message that has waited here is taken. Its share of the window is the next link's, if it came over
-    /// one that has ended.
+    /// Notes that a message that waited here was taken. If it came over an earlier link, its share of the
+    /// window belongs to the next link.
     fn eager_taken(&mut self, peer_id: PeerId, payload_bytes: usize, orphan: bool) {
         self.peers.note_sweepable(orphan);
         let peer = &mut self.peers[peer_id];
@@ -581,7 +583,7 @@ impl State {
         }
     }
 
-    /// The payload of an eager message has been taken: its share of the window goes back, in portions.
+    /// Returns the share of an eager message's payload in the window, in portions.
     #[inline(always)]
     pub(crate) fn return_window(&mut self, peer_id: PeerId, payload_bytes: usize) {
         let peer = &mut self.peers[peer_id];
@@ -592,8 +594,8 @@ impl State {
         }
     }
 
-    /// A portion of the window is free. Messages that were announced for want of it come first, then it goes
-    /// back to the peer.
+    /// Uses a free portion of the window: first for messages that were announced because the window was full.
+    /// The rest is returned to the peer.
     #[cold]
     fn reuse_window(&mut self, peer_id: PeerId) {
         self.prefetch(peer_id);
@@ -614,8 +616,8 @@ impl State {
     }
 }
 
-/// Takes the memory for a message of `len` bytes from a posted receive, which leaves the queue unless it is a
-/// multi-receive with room for more.
+/// Takes memory for a message of `len` bytes from a posted receive. The receive leaves the queue unless it is a
+/// multi-receive with more room.
 #[inline]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn take_buffer(
@@ -656,7 +658,7 @@ pub(crate) fn take_buffer(
         info.missing = info.excess > 0 && buffer.iter().any(Iov::is_missing);
         multi.used += planted!(Bug::MultiOverlaps, info.stored, info.stored.saturating_sub(1));
         multi.inflight += 1;
-        // A full buffer is released even where the client has set no minimum.
+        // A full buffer is released even if the client has set no minimum.
         if whole - multi.used < min.max(1) {
             multi.retired = true;
             matcher.take_posted(key);
@@ -668,7 +670,7 @@ pub(crate) fn take_buffer(
     (iov, info)
 }
 
-/// One message less under way into a multi-receive buffer; true if the buffer goes back to the client.
+/// Notes that a message has left a multi-receive buffer. Returns true if the buffer is released to the client.
 pub(crate) fn leave_multi_recv(multi_recvs: &mut Slab<MultiRecv>, number: u32) -> bool {
     let Some(multi) = multi_recvs.get_mut(number as usize) else { return false };
     multi.inflight = multi.inflight.saturating_sub(1);
@@ -680,7 +682,7 @@ pub(crate) fn leave_multi_recv(multi_recvs: &mut Slab<MultiRecv>, number: u32) -
     planted!(Bug::MultiReleasedEarly, over, retired)
 }
 
-/// What a receive asks for.
+/// The criteria of a receive.
 pub(crate) fn wanted(op: &RecvOp<'_>) -> Wanted {
     let tagged = op.flags.contains(OpFlags::TAGGED);
     Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
@@ -703,7 +705,7 @@ fn recv_info(op: &RecvOp<'_>, message: &Unexpected) -> RecvInfo {
 }
 
 impl RecvInfo {
-    /// Why part of the message is not stored, if so.
+    /// The error of a message that is not stored as a whole.
     fn cut(&self) -> Option<Fault> {
         match (self.excess, self.missing) {
             (_, true) => Some(Fault::NoMemory),
@@ -712,7 +714,7 @@ impl RecvInfo {
         }
     }
 
-    /// Decides how much of a message of `len` bytes is stored.
+    /// Sets the numbers of bytes of a message of `len` bytes that are stored and that are not.
     #[inline]
     fn fit(&mut self, iov: &[Iov], len: u64) {
         let room = mem::total_len(iov) as u64;

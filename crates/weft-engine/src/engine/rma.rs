@@ -1,12 +1,12 @@
 //! Remote memory access: reads and writes of registered regions, executed by the target's engine.
 //!
-//! Place in the data flow, initiating: `Engine::write`/`read` → parts (one per remote piece) → WRITE,
-//! WRITE_RTS, READ or READ_BULK → ACK, FIN, READ_DATA, or bytes in our window → completion. At the target:
-//! every request is checked against [`Regions`] (key, access, range) before a byte moves, on every access.
+//! Place in the data flow, at the initiator: `Engine::write`/`read` → parts (one per remote piece) → WRITE,
+//! WRITE_RTS, READ or READ_BULK → ACK, FIN, READ_DATA, or bytes in a window → completion. At the target, every
+//! request is checked against [`Regions`] (key, access, range) before a byte moves.
 //!
-//! A write is complete when the target has stored it (so delivery complete costs nothing extra), except an
-//! inject that nobody waits for. Immediate data travels with the last part; the target tells of it when all
-//! parts are stored ([`crate::engine::remote_events`]).
+//! A write is complete when the target has stored it, so delivery complete costs nothing extra. An
+//! unacknowledged inject is an exception. Immediate data travels with the last part. The target reports it when
+//! all parts are stored ([`crate::engine::remote_events`]).
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -31,34 +31,34 @@ use crate::mem::{self, Iov, IovList};
 use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
 
-/// What a write and a read need of a region.
+/// The rights that a write and a read need.
 const WRITE: Access = Access { read: false, write: true };
 const READ: Access = Access { read: true, write: false };
 
 struct RegionEntry {
     region: Region,
-    /// Transfers that still touch the memory.
+    /// Number of transfers that use the memory.
     busy: u32,
     /// Spans of the memory that were found to be accessible.
     accessible: AccessibleSpans,
 }
 
-/// The regions that peers may reach through this endpoint.
+/// The regions that peers may access through this endpoint.
 #[derive(Default)]
 pub(crate) struct Regions {
     by_key: FxHashMap<u64, RegionEntry>,
-    /// Transfers of regions that were removed while busy.
+    /// Number of transfers of regions that were removed while in use, by key.
     removed_busy: FxHashMap<u64, u32>,
     probe: Option<Probe>,
 }
 
 impl Regions {
-    /// No region. `probe`: whom to ask for memory that is not known to be there.
+    /// Makes an empty table. `probe` checks memory that is not known to be accessible.
     pub(crate) fn new(probe: Option<Probe>) -> Self {
         Self { probe, ..Self::default() }
     }
 
-    /// The memory of an access that needs these rights.
+    /// Checks an access that needs these rights. Returns its memory.
     pub(crate) fn check(&mut self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
         let RegionEntry { region, accessible, .. } = self.by_key.get_mut(&key).ok_or(Status::BadKey)?;
         let allowed = (region.access.write || !need.write) && (region.access.read || !need.read);
@@ -89,12 +89,12 @@ impl Regions {
         }
     }
 
-    /// Whether a device that could not write to the memory of a receive could not for that memory's sake.
+    /// Whether memory of a receive is inaccessible, after a device could not write to it.
     pub(crate) fn is_no_memory(&self, memory: &[Iov]) -> bool {
         self.probe.is_some_and(|probe| memory.iter().any(|piece| probe(piece.into(), true, false).is_none()))
     }
 
-    /// The region of a key.
+    /// The region with this key.
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<&Region> {
         self.by_key.get(&key).map(|entry| &entry.region)
@@ -116,7 +116,7 @@ impl Regions {
 }
 
 impl<N: Nic> Engine<N> {
-    /// Peers may now reach `region`. Errors: `KeyInUse`.
+    /// Lets peers access `region`. Errors: `KeyInUse`.
     pub fn add_region(&mut self, region: Region) -> Result<(), Error> {
         let key = region.key;
         if self.state.regions.by_key.contains_key(&key) || self.state.regions.removed_busy.contains_key(&key) {
@@ -126,10 +126,10 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// Peers may no longer reach the region. On return nothing touches its memory any more: transfers that are under
-    /// way are finished first, or their connections closed if they take too long.
+    /// Stops access of peers to a region. On return its memory is no longer used: pending transfers have ended,
+    /// or the links of those that took too long were closed.
     pub fn remove_region(&mut self, key: u64) {
-        /// Rounds of progress that transfers under way get: about a tenth of a second.
+        /// Rounds of progress that pending transfers get: about a tenth of a second.
         const PATIENCE_ROUNDS: u32 = 100_000;
         let Some(entry) = self.state.regions.by_key.remove(&key) else { return };
         if entry.busy > 0 {
@@ -156,7 +156,8 @@ impl<N: Nic> Engine<N> {
         self.state.regions.removed_busy.remove(&key);
     }
 
-    /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
+    /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths
+    /// differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (peer_id, len) = self.measure_rma(op)?;
         if self.write_now(op, peer_id, len) {
@@ -173,9 +174,9 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// The fast path of [`Engine::write`]: one piece that goes eagerly, with nothing before it. Its bytes
-    /// have left when this returns true, so that of the operation only what its acknowledgement needs is
-    /// kept. False: nothing has happened.
+    /// The fast path of [`Engine::write`]: one piece that is sent eagerly, with no operation queued before it.
+    /// Returns true if its bytes have left; only the state for its acknowledgement is kept. Returns false if it
+    /// has done nothing.
     fn write_now(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
         let [remote] = op.remote else { return false };
         let state = &mut self.state;
@@ -234,12 +235,12 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// Whether a read or write would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
+    /// Checks a read or write apart from queue space. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
     pub fn check_rma(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         self.measure_rma(op).map(|_| ())
     }
 
-    /// The connection and the length of an operation that is in order.
+    /// Checks an operation. Returns its peer and its length in bytes.
     fn measure_rma(&mut self, op: &RmaOp<'_>) -> Result<(PeerId, u64), Error> {
         let len = mem::total_len(op.iov) as u64;
         let remote = op.remote.iter().try_fold(0u64, |sum, r| sum.checked_add(r.len)).ok_or(Error::Invalid)?;
@@ -253,7 +254,7 @@ impl<N: Nic> Engine<N> {
         Ok((self.state.peer_for(op.dest)?, len))
     }
 
-    #[inline(never)] // See `enqueue`.
+    #[inline(never)] // For the reason given at `enqueue`.
     fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, peer_id: PeerId, len: u64) -> Result<(), Error> {
         let copy = if kind == Kind::Write { op.flags } else { op.flags - OpFlags::INJECT };
         let (iov, owned) = retain_memory(op.iov, copy);
@@ -391,7 +392,7 @@ fn rma_head(index: u32, part: u32, data: u64, remote: &RmaIov) -> RmaHead {
     }
 }
 
-/// What a part says of itself: the last one brings the data, the others that more follow.
+/// The flags of a part: the last one carries the data, the others state that more follow.
 #[inline]
 fn part_flags(flags: OpFlags, last: bool) -> u8 {
     match last {
@@ -432,7 +433,7 @@ fn put_bulk<const ROOM: usize>(w: &mut Writer<ROOM>, len: u64, window: u64, iov:
     }
 }
 
-/// The local memory of one part; a send has one, which begins at 0.
+/// The local memory of a part. A send has one part, which begins at 0.
 pub(crate) fn part_iov(op: &TxOp, part: u32, len: u64) -> IovList {
     let offset = usize::try_from(op.part_offset(part)).unwrap_or(usize::MAX);
     mem::slice(&op.iov, offset, usize::try_from(len).unwrap_or(usize::MAX))
@@ -554,8 +555,8 @@ impl State {
         Ok(())
     }
 
-    /// Answers a read. The bytes of a short one are taken now; those of a longer one when the answer leaves,
-    /// or before the same peer changes memory.
+    /// Answers a read. The bytes of a short answer are copied now. Those of a longer one are read when it
+    /// leaves, or before the same peer changes memory.
     fn reply(&mut self, peer_id: PeerId, op: Op, key: u64, iov: IovList) {
         let len = mem::total_len(&iov);
         if len > PROMPT_REPLY_BYTES {
@@ -568,7 +569,7 @@ impl State {
         self.peers.defer_message(peer_id, &w);
     }
 
-    /// Answers that were about to read a region which goes away are refusals instead.
+    /// Replaces pending answers from a region that is being removed by refusals.
     fn revoke_replies(&mut self, gone: u64) {
         for queues in self.peers.iter_mut().filter_map(|(_, peer)| peer.queues.as_mut()) {
             for work in &mut queues.deferred {
@@ -584,7 +585,7 @@ impl State {
         }
     }
 
-    /// A request of the peer is about to change memory that its earlier reads may be about.
+    /// Prepares for a request of the peer that changes memory, which its earlier reads may cover.
     #[inline]
     pub(crate) fn memory_changes(&mut self, peer_id: PeerId) -> Result<(), Violation> {
         if let Some(queues) = &mut self.peers[peer_id].queues
@@ -596,13 +597,13 @@ impl State {
         Ok(())
     }
 
-    /// A part of a read has been answered, or refused without a window of its own.
+    /// Notes that a part of a read was answered, or was refused and had no window.
     pub(crate) fn part_read(&mut self, peer_id: PeerId, len: u64) {
         let peer = &mut self.peers[peer_id];
         peer.extra().reading = peer.reading().saturating_sub(reply_cost(len));
     }
 
-    /// The bytes of a long write are stored.
+    /// Notes that all bytes of a long write are stored.
     pub(crate) fn write_arrived(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Write { op, key, data, parts } = what else { return };
         let writing = &mut self.peers[peer_id].extra().writing;
@@ -612,7 +613,7 @@ impl State {
         self.queue_ack(peer_id, op.op.get());
     }
 
-    /// The bytes of a long read have been taken.
+    /// Notes that all bytes of a long read have been moved.
     pub(crate) fn read_served(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Serve { op, key, window, put, parts } = what else { return };
         self.part_done(peer_id, parts, &taken(key, usize::try_from(len).unwrap_or(usize::MAX)));
@@ -639,8 +640,8 @@ impl State {
         Ok(())
     }
 
-    /// A part of a read was refused, or the target's device has put the bytes of a long one in their place. A
-    /// short one has no window: it is named by its number, since no transfer has so small a token.
+    /// Notes that a part of a read was refused, or that the target's device has put the bytes of a long part. A
+    /// short part has no window and is named by its number. The tokens of transfers are larger.
     pub(crate) fn read_ended(
         &mut self,
         peer_id: PeerId,

@@ -3,10 +3,10 @@
 //! Place in the data flow: `Engine::send` → (fast path) `Nic::send`, or TX queue → [`Engine::start_send`] → EAGER or
 //! RTS → CTS/push or the peer's get → ACK/FIN → completion. [`crate::engine::recv`] is the receiving side.
 //!
-//! Flow control. A peer may have `window_bytes` of eager payload (plus [`EAGER_COST`] per message) waiting
-//! here unmatched; a sender without window left sends by rendezvous whatever the size, so memory here is
-//! bounded and later messages still get past earlier ones that nobody has asked for yet. Windows are given
-//! back in quarters.
+//! Flow control: a peer may have `window_bytes` of eager payload (plus [`EAGER_COST`] per message) waiting here
+//! without a matching receive. A sender without window uses rendezvous whatever the length. Memory here is
+//! therefore bounded, and later messages can pass earlier ones that no receive has matched. Windows are
+//! returned in quarters.
 
 use smallvec::SmallVec;
 use zerocopy::IntoBytes;
@@ -29,11 +29,13 @@ use crate::wire::{
     self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
 };
 
-/// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
+/// The cost of a message in the eager window beside its payload: about the size of its entry in the unexpected
+/// queue.
 pub(crate) const EAGER_COST: u64 = 64;
 
-/// The header of an eager message: [`crate::wire::Head`], then tag, data and the operation to acknowledge,
-/// where there are such. Words of eight bytes, because this is built for every short message.
+/// The header of an eager message: [`crate::wire::Head`], followed by tag, data and the operation to
+/// acknowledge, if the message has them. It consists of words of eight bytes, because it is built for every
+/// short message.
 struct EagerHead {
     words: [U64; 4],
     count: usize,
@@ -70,9 +72,9 @@ impl EagerHead {
 }
 
 impl<N: Nic> Engine<N> {
-    /// Starts a send of any form: plain, tagged, with data, injected. Completes at once where it can.
+    /// Starts a send of any form: plain, tagged, with data, injected. It completes at once if possible.
     ///
-    /// Errors: `Again` when the TX queue is full, or for an inject that cannot leave yet and makes no entry;
+    /// Errors: `Again` if the TX queue is full, and for an inject without a queue entry that cannot leave yet;
     /// `NoSuchAddress`, `TooLong`.
     #[inline]
     pub fn send(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
@@ -85,8 +87,9 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// The fast path of [`Engine::send`]. True: the message has left and its send is complete, of which no
-    /// [`Completion`] tells. False: nothing has happened, and [`Engine::send_later`] is to be called.
+    /// The fast path of [`Engine::send`]. Returns true if the message has left and its send is complete; there
+    /// is no [`Completion`]. Returns false if it has done nothing; the caller then calls
+    /// [`Engine::send_later`].
     #[inline(always)]
     pub fn send_now(&mut self, op: &SendOp<'_>) -> bool {
         let len = if let [one] = op.iov { one.len() } else { mem::total_len(op.iov) };
@@ -112,7 +115,7 @@ impl<N: Nic> Engine<N> {
         true
     }
 
-    /// What [`Engine::send`] does where the fast path does not serve. Errors: as there.
+    /// The slow path of [`Engine::send`], with the same errors.
     #[cold]
     pub fn send_later(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
         if self.state.is_unreliable() {
@@ -128,7 +131,8 @@ impl<N: Nic> Engine<N> {
         {
             return self.send(&SendOp { flags: op.flags - OpFlags::AFTER_ACCESSES, ..*op });
         }
-        // Too long for the device, or without window, it goes by rendezvous, which takes progress on both sides anyhow.
+        // A message that is too long for the device, or lacks window, uses rendezvous, which needs progress on
+        // both sides in any case.
         let eager = len <= peer.caps.eager_bytes as usize && len as u64 + EAGER_COST <= peer.tx_credit;
         let wants_room = peer.link().is_none() || eager;
         let query_failed = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
@@ -140,13 +144,13 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// Whether a send to there of that length would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`.
+    /// Checks a send of `len` bytes to `dest` apart from queue space. Errors: `NoSuchAddress`, `TooLong`.
     pub fn check_send(&mut self, dest: Addr, len: usize) -> Result<(), Error> {
         self.state.peer_for(dest)?;
         if len as u64 > self.state.config.max_msg_bytes { Err(Error::TooLong) } else { Ok(()) }
     }
 
-    #[inline(never)] // See `enqueue`.
+    #[inline(never)] // For the reason given at `enqueue`.
     pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, peer_id: PeerId, len: usize) -> Result<(), Error> {
         if len as u64 > self.state.config.max_msg_bytes {
             return Err(Error::TooLong);
@@ -234,7 +238,7 @@ fn send_long_rts<N: Nic>(
     nic.send(link, rts_head::<LONG_ROOM>(index, op, ack, room).with_seq(seq), &[])
 }
 
-/// The memory of an operation that has to wait: its own pieces, or for an inject a private copy.
+/// The memory of an operation that must wait: its own pieces, or a private copy for an inject.
 pub(crate) fn retain_memory(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
     if planted!(Bug::InjectNotCopied, !flags.contains(OpFlags::INJECT), true) {
         return (SmallVec::from_slice(iov), None);
@@ -281,14 +285,14 @@ impl State {
         });
     }
 
-    /// Tells the peer how its operation ended; `window` as in [`Fin`].
+    /// Queues a FIN, which reports the end of the peer's operation. `window` is that of [`Fin`].
     pub(crate) fn queue_fin(&mut self, peer_id: PeerId, op: u32, status: Status, window: u64) {
         let mut w = Short::new(kind::FIN, 0);
         w.put(&Fin { op: op.into(), status: status.to_wire().into(), window: window.into() });
         self.peers.defer_message(peer_id, &w);
     }
 
-    /// Tells the peer that its operation ended well; several such go in one message.
+    /// Queues an acknowledgement of the peer's operation. One message carries several of them.
     #[inline]
     pub(crate) fn queue_ack(&mut self, peer_id: PeerId, op: u32) {
         self.peers.queues(peer_id).acks.push(op);
@@ -334,7 +338,7 @@ impl State {
         Ok(())
     }
 
-    /// An operation that nobody waits for failed at the target: the client still hears of it.
+    /// Reports that an unacknowledged operation failed at the target.
     fn nameless_fault(&mut self, status: Status) {
         self.completions.push(Completion {
             kind: Kind::Write,

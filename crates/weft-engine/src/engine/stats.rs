@@ -1,11 +1,11 @@
-//! What has passed between an endpoint and its peers, in numbers, for whoever looks from outside.
+//! Counters of the traffic between an endpoint and its peers, for statistics.
 //!
-//! Place in the data flow: beside it. Whoever sends or takes a message adds to plain numbers in its
-//! connection (`Peer`), beside what it changes anyhow: two instructions. They have few bytes; before they are
-//! too large they are moved to the peer's `PeerCounters`. There also stand remote accesses and what is rare, in
-//! memory that a peer has not with whom there were but messages.
+//! Place in the data flow: the code that sends or takes a message increments small counters in its `Peer`,
+//! next to fields that it changes in any case. Before they overflow they are added to the peer's
+//! `PeerCounters`. Remote accesses and rare events are counted there directly. A peer with only few messages
+//! has no such memory.
 //!
-//! Invariant: what a peer says can make numbers wrong, never more than that.
+//! Invariant: a peer's messages can make counters wrong, and have no other effect through them.
 
 use std::mem::take;
 
@@ -19,70 +19,70 @@ use crate::mrcache;
 use crate::name::EpName;
 use crate::nic::{LinkId, Nic};
 
-/// One direction.
+/// Traffic in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
-    /// Messages of clients, of any length.
+    /// Number of clients' messages, of any length.
     pub messages: u64,
-    /// Their bytes.
+    /// Bytes of these messages.
     pub bytes: u64,
-    /// How many of them went by rendezvous.
+    /// Number of these messages that were sent by rendezvous.
     pub rendezvous: u64,
-    /// Remote accesses (reads, writes, atomics, by their parts), counted in the direction of the request.
+    /// Number of remote accesses (reads, writes, atomics, counted by parts), in the direction of the request.
     pub accesses: u64,
-    /// The bytes that they are about.
+    /// Bytes of these accesses.
     pub access_bytes: u64,
 }
 
-/// A direction.
+/// The direction of traffic.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Direction {
-    /// From us to the peer.
+    /// From this engine to the peer.
     Sent,
-    /// From the peer to us.
+    /// From the peer to this engine.
     Received,
 }
 
-/// What becomes of a message that finds no receive when it comes.
+/// An event of an unexpected message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitEvent {
-    /// It begins to wait.
+    /// The message begins to wait.
     Begun,
-    /// A receive has taken it.
+    /// A receive has taken the message.
     Over,
 }
 
-/// What is counted for one peer besides: one that is idle, or has had messages only, has none.
+/// Further counters of one peer. Peers that are idle, or have exchanged only messages, have none.
 #[derive(Debug, Default)]
 pub(crate) struct PeerCounters {
-    /// What has passed, but for the messages that are still counted in [`Peer`].
+    /// Traffic, except for messages that are still counted in [`Peer`].
     flows: [Flow; 2],
-    /// Messages received that had to wait, and those that a receive has taken after that.
+    /// Number of received messages that had to wait, and of those that a receive has taken afterwards.
     waited: [u64; 2],
-    /// Short messages that went by rendezvous because the peer's window was used up.
+    /// Number of short messages that were sent by rendezvous because the peer's window was used up.
     pub(crate) stalls: u64,
-    /// How often what was to be sent found no room in the device.
+    /// Number of attempts to send for which the device had no room.
     pub(crate) retries: u64,
-    /// Links that have ended, and attempts to make one that failed.
+    /// Number of links that have ended, and of failed attempts to make one.
     links_ended: u64,
     calls_failed: u64,
 }
 
 impl Peer {
-    /// Where to count what is rare.
+    /// The counters of rare events.
     #[inline(always)]
     pub(crate) fn counters(&mut self) -> &mut PeerCounters {
         &mut self.extra().counters
     }
 
-    /// Another message. `cost`: its bytes and [`EAGER_COST`], which is at hand where windows are reckoned with.
+    /// Counts a message. `cost` is its bytes plus [`EAGER_COST`], which callers know from the window.
     #[inline(always)]
     pub(crate) fn count_message(&mut self, direction: Direction, cost: u64) {
         self.messages[direction as usize] = self.messages[direction as usize].wrapping_add(1);
         self.costs[direction as usize] = self.costs[direction as usize].wrapping_add(cost);
     }
 
-    /// Another message, which goes by rendezvous.
+    /// Counts a message that uses rendezvous.
     pub(crate) fn count_rendezvous(&mut self, direction: Direction, bytes: u64) {
         self.count_message(direction, bytes.wrapping_add(EAGER_COST));
         self.rendezvous[direction as usize] += 1;
@@ -91,8 +91,8 @@ impl Peer {
         }
     }
 
-    /// A message that was counted as received begins to wait for a receive, or has been taken by one after
-    /// that. Those that never waited are the rest: so nobody counts them.
+    /// Counts an event of an unexpected message. All other received messages found their receive at once, so
+    /// these need no counter.
     pub(crate) fn count_unexpected(&mut self, what: WaitEvent) {
         self.waited[what as usize] += 1;
         if self.waited[what as usize] == u8::MAX {
@@ -100,7 +100,7 @@ impl Peer {
         }
     }
 
-    /// Another access, or a part of one.
+    /// Counts an access, or a part of one.
     #[inline(always)]
     pub(crate) fn count_access(&mut self, direction: Direction, bytes: u64) {
         let flow = &mut self.counters().flows[direction as usize];
@@ -108,7 +108,7 @@ impl Peer {
         flow.access_bytes = flow.access_bytes.wrapping_add(bytes);
     }
 
-    /// What was sent, and received.
+    /// The traffic of both directions.
     fn flows(&self) -> [Flow; 2] {
         let mut flows = self.extra.as_ref().map_or_else(Default::default, |extra| extra.counters.flows);
         for (direction, flow) in flows.iter_mut().enumerate() {
@@ -120,7 +120,7 @@ impl Peer {
         flows
     }
 
-    /// Messages received that had to wait, and those that a receive has taken after that.
+    /// Number of received messages that had to wait, and of those that a receive has taken afterwards.
     fn waited(&self) -> [u64; 2] {
         let mut waited = self.extra.as_ref().map_or_else(Default::default, |extra| extra.counters.waited);
         for (sum, count) in waited.iter_mut().zip(self.waited) {
@@ -129,7 +129,7 @@ impl Peer {
         waited
     }
 
-    /// Moves what the paths have counted to the tally.
+    /// Adds the small counters to [`PeerCounters`].
     #[cold]
     fn fold_counters(&mut self) {
         let (flows, waited) = (self.flows(), self.waited());
@@ -138,14 +138,15 @@ impl Peer {
         (self.messages, self.costs, self.rendezvous, self.waited) = ([0; 2], [0; 2], [0; 2], [0; 2]);
     }
 
-    /// Moves it before it is too large. (Nobody sends 2³¹ messages between two rounds of progress.)
+    /// Adds the small counters before they overflow. Fewer than 2³¹ messages are sent between two rounds of
+    /// progress.
     fn fold_large_counters(&mut self) {
         if self.messages.into_iter().any(|count| count >= 1 << 31) {
             self.fold_counters();
         }
     }
 
-    /// The connection's link, or an attempt to make one, has ended: what must be known of it.
+    /// Takes the counters of a peer whose link, or attempt to make one, has ended.
     pub(crate) fn take_counters(&mut self) -> PeerCounters {
         self.fold_counters();
         let (carried, called) = match self.state {
@@ -159,73 +160,73 @@ impl Peer {
         take(counters)
     }
 }
-/// How far a connection is.
+/// The state of a peer's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkStatus {
     /// There is no link.
     Idle,
-    /// One is being made.
+    /// A link is being made.
     Connecting,
-    /// There is one.
+    /// There is a link.
     Up(LinkId),
 }
 
-/// What an engine tells of one peer.
+/// Statistics of one peer.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerReport {
-    /// The peer.
+    /// The peer's name.
     pub name: EpName,
-    /// In the address vector.
+    /// The peer's address in the address vector.
     pub addr: Addr,
-    /// The connection.
+    /// The state of the link.
     pub state: LinkStatus,
-    /// From us to the peer.
+    /// Traffic from this engine to the peer.
     pub sent: Flow,
-    /// From the peer to us.
+    /// Traffic from the peer to this engine.
     pub received: Flow,
-    /// Messages received whose receive was posted already when they came.
+    /// Number of received messages for which a receive was already posted.
     pub matched_on_arrival: u64,
-    /// Messages received that had to wait, and that a receive has taken since.
+    /// Number of received messages that had to wait, and that a receive has taken since.
     pub matched_on_posting: u64,
-    /// Short messages that went by rendezvous because the peer's window was used up.
+    /// Number of short messages that were sent by rendezvous because the peer's window was used up.
     pub stalls: u64,
-    /// How often what was to be sent found no room in the device.
+    /// Number of attempts to send for which the device had no room.
     pub retries: u64,
-    /// Operations that wait to be sent.
+    /// Number of operations that wait to be sent.
     pub waiting: u64,
-    /// Operations that were sent and are not complete; of those in parts, the parts.
+    /// Number of operations that were sent and are not complete, counted by parts.
     pub outstanding: u64,
-    /// Links that have come up.
+    /// Number of links that have come up.
     pub links_up: u64,
-    /// Links that have ended.
+    /// Number of links that have ended.
     pub links_down: u64,
-    /// Attempts to make one that failed.
+    /// Number of failed attempts to make a link.
     pub calls_failed: u64,
 }
 
-/// What an engine tells of itself.
+/// Statistics of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Numbers of peers that are in use or were ([`Engine::peer_report`]).
+    /// Upper limit of the numbers of peers ([`Engine::peer_report`]).
     pub peers: u64,
-    /// Operations under way.
+    /// Number of operations that are not complete.
     pub operations: u64,
-    /// Receives that are posted.
+    /// Number of posted receives.
     pub posted: u64,
-    /// Messages that wait for a receive.
+    /// Number of messages that wait for a receive.
     pub unexpected: u64,
-    /// Most that ever did, in one queue.
+    /// Greatest number of messages that ever waited in one queue.
     pub unexpected_most: u64,
-    /// Messages that came before their receive, so far.
+    /// Number of messages so far that arrived before their receive.
     pub unexpected_total: u64,
-    /// Datagrams that were dropped before they left.
+    /// Number of datagrams that were dropped before they left.
     pub dropped: u64,
-    /// The registration cache, where there is one.
+    /// Counters of the registration cache, if there is one.
     pub cache: mrcache::Counts,
 }
 
 impl<N: Nic> Engine<N> {
-    /// What happens, in numbers.
+    /// The engine's statistics.
     pub fn report(&self) -> Report {
         let State { peers, ops, tagged, untagged, registrations, dropped, .. } = &self.state;
         let count = |count: usize| count as u64;
@@ -241,8 +242,8 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// The same of the peer with that number (they count from 0 on, in the order in which they were met; a stranger
-    /// that went may have left its number to another one).
+    /// The statistics of one peer. Peers are numbered from 0 in the order of their first use. A stranger that
+    /// left may have left its number to another peer. `None`: no peer has the number.
     pub fn peer_report(&mut self, number: usize) -> Option<PeerReport> {
         let peer = self.state.peers.get_mut(PeerId::new(number)).filter(|peer| peer.state != PeerState::Vacant)?;
         peer.fold_large_counters();
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_longer_fits_is_not_lost() {
+    fn counters_that_overflow_are_folded() {
         let mut peer = peer();
         for _ in 0..100_000 {
             peer.count_rendezvous(Direction::Sent, 5 << 30);
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_moved_before_they_begin_again() {
+    fn large_counters_are_folded_before_they_wrap() {
         let mut peer = peer();
         for _ in 0..5 {
             peer.messages[Direction::Sent as usize] += 1 << 31;
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_outlives_links() {
+    fn counters_outlive_links() {
         let mut peer = peer();
         peer.count_message(Direction::Sent, 9 + EAGER_COST);
         peer.state = PeerState::Connecting(LinkId(1));
