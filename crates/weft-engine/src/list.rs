@@ -1,7 +1,7 @@
 //! A doubly linked list with stable keys: it keeps insertion order and removes any item in constant time.
 //!
-//! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`], and
-//! the operations that are not complete. Memory grows to the high-water mark and is reused; a push allocates
+//! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`].
+//! Memory grows to the high-water mark and is reused; a push allocates
 //! only when that mark rises. A slab would serve too, but moves every item twice, a cost on the path of each
 //! receive and each write.
 
@@ -35,17 +35,6 @@ impl<T> List<T> {
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The key that the next item will get.
-    #[inline]
-    pub(crate) fn next_key(&self) -> u32 {
-        if self.free == NIL { u32::try_from(self.nodes.len()).unwrap_or(NIL) } else { self.free }
     }
 
     /// Appends an item. Its key stays valid until the item is removed.

@@ -22,7 +22,7 @@ use slab::Slab;
 
 use crate::api::{ADDR_NONE, Addr, Context, Matching};
 use crate::bugs::planted;
-use crate::engine::PeerId;
+use crate::engine::{PeerId, TransferId};
 use crate::mem::{Iov, IovList};
 use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;
@@ -55,7 +55,7 @@ pub(crate) enum Body {
     /// The payload is at the sender, whose operation `op` waits.
     Rendezvous { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool },
     /// The payload is on its way into memory of the engine, by this transfer (`crate::engine::prefetch`).
-    Prefetch { token: u64, len: u64 },
+    Prefetch { token: TransferId, len: u64 },
     /// The payload is lost, because the sender's link has ended. The receive that matches the message fails.
     Lost { why: LinkError, len: u64 },
 }

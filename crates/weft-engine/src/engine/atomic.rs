@@ -20,7 +20,7 @@ use zerocopy::little_endian::U64;
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
 use crate::bugs::planted;
-use crate::engine::ids::PeerId;
+use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Peer;
 use crate::engine::remote_events::RemoteAccess;
@@ -218,11 +218,11 @@ impl<N: Nic> Engine<N> {
         if !peer.tx_is_empty()
             || remote.len > part_limit(op.amo, peer.caps.mailbox_bytes) as u64
             || peer.fetching() + cost > FETCH_WINDOW_BYTES
-            || !(unwatched || peer.may_ask(0, self.state.request_limit))
+            || !(unwatched || peer.may_ask(0, self.state.outgoing.request_limit()))
         {
             return false;
         }
-        let index = if unwatched { NO_OP } else { self.state.ops.next_key() };
+        let index = if unwatched { NO_OP } else { self.state.outgoing.next_op().get() };
         let data = op.flags.contains(OpFlags::DATA).then_some(op.data);
         let id = Op { op: index.into(), part: 0.into() };
         let request = RequestHead::new(op.amo, id, remote, data, false, peer.tx_seq);
@@ -245,7 +245,11 @@ impl<N: Nic> Engine<N> {
         peer.outstanding += 1;
         peer.extra().accesses += 1;
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
-        self.state.ops.push(|| TxOp { next_part: 1, pending: 1, ..new_op(op, peer_id, iov, remote.len, false) });
+        self.state.outgoing.push(peer, || TxOp {
+            next_part: 1,
+            pending: 1,
+            ..new_op(op, peer_id, iov, remote.len, false)
+        });
         true
     }
 
@@ -266,8 +270,8 @@ impl<N: Nic> Engine<N> {
 
     /// Sends the next part of the operation at the front of the TX queue.
     #[inline(never)] // See `run_peer`.
-    pub(crate) fn start_atomic(&mut self, index: u32) -> Started {
-        let Some(op) = self.state.ops.get_mut(index) else { return Started::Blocked };
+    pub(crate) fn start_atomic(&mut self, index: OpId) -> Started {
+        let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
         let peer = &mut self.state.peers[op.peer];
         let limit = part_limit(amo, peer.caps.mailbox_bytes) as u64;
@@ -288,7 +292,7 @@ impl<N: Nic> Engine<N> {
         let next = op.remote.get(op.next_part as usize + 1);
         let more = next.is_some();
         let data = (next.is_none() && op.flags.contains(OpFlags::DATA)).then_some(op.data);
-        let id = Op { op: index.into(), part: op.next_part.into() };
+        let id = Op { op: index.get().into(), part: op.next_part.into() };
         let request = RequestHead::new(amo, id, remote, data, more, peer.tx_seq);
         if self.nic.send(link, request.bytes(), &body).is_err() {
             return Started::Blocked;
@@ -479,14 +483,15 @@ impl State {
         // There is at least one result.
         loop {
             let id: Op = r.take().ok_or(Violation)?;
-            let op = self.op_of(peer_id, id.op.get())?;
+            let index = OpId::new(id.op.get());
+            let op = self.op_of(peer_id, index)?;
             let (home, cost) = op.awaited_results(id.part.get()).ok_or(Violation)?;
             let payload = r.take_bytes(cost as usize - RESULT_HEAD_BYTES).ok_or(Violation)?;
             mem::scatter(&home, 0, payload);
             op.pending -= 1;
             let peer = &mut self.peers[peer_id];
             peer.extra().fetching = peer.fetching().saturating_sub(cost);
-            self.finish_op(id.op.get());
+            self.finish_op(index);
             if r.rest().is_empty() {
                 return Ok(());
             }
@@ -497,7 +502,7 @@ impl State {
     pub(crate) fn fetch_refused(
         &mut self,
         peer_id: PeerId,
-        index: u32,
+        index: OpId,
         part: u64,
         status: Status,
     ) -> Result<(), Violation> {

@@ -315,7 +315,7 @@ impl State {
         }
         let peer = self.links.pending_peer(link).ok_or(Violation)?;
         self.close_links(called);
-        self.peers[called].state = PeerState::Idle;
+        self.peers[called].set_state(PeerState::Idle);
         let peer_id = self.peers.named(&peer);
         self.adopt(link, peer_id, open.window_bytes.get());
         self.connected(peer_id, data);
@@ -331,7 +331,7 @@ impl State {
         }
         self.connection.phase = ConnectionPhase::Over;
         self.close_links(peer_id);
-        self.peers[peer_id].state = PeerState::Idle;
+        self.peers[peer_id].set_state(PeerState::Idle);
         self.announce(ConnEvent::Refused { data: planted!(Bug::RefusalWithoutData, data, Box::default()) });
         Ok(())
     }

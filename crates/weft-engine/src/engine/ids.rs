@@ -40,3 +40,137 @@ impl PeerId {
         self.0.get() - 1
     }
 }
+
+/// One of our operations. Peers name it in their answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct OpId(u32);
+
+impl OpId {
+    #[inline(always)]
+    pub(crate) const fn new(key: u32) -> Self {
+        Self(key)
+    }
+
+    /// The operation's key in its table, and its number in messages.
+    #[inline(always)]
+    pub(crate) const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+/// A transfer of bulk data. The generation tells it from earlier transfers with the same slot, so that a late or forged
+/// number finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TransferId {
+    pub(super) slot: u32,
+    /// From 1 to 2³¹ - 1.
+    pub(super) generation: NonZeroU32,
+}
+
+impl TransferId {
+    /// The number as devices and peers see it. It exceeds any number of 32 bits and has less than 64.
+    #[inline]
+    pub(crate) fn to_wire(self) -> u64 {
+        u64::from(self.generation.get()) << 32 | u64::from(self.slot)
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "both halves")]
+    pub(crate) const fn from_wire(number: u64) -> Option<Self> {
+        match NonZeroU32::new((number >> 32) as u32) {
+            Some(generation) => Some(Self { slot: number as u32, generation }),
+            None => None,
+        }
+    }
+}
+
+/// A window into which bulk data is pushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WindowId {
+    /// The receiver has named it after its transfer.
+    Transfer(TransferId),
+    /// The pusher has announced it: the windows of a link are numbered from 0 on.
+    Announced(u64),
+}
+
+impl WindowId {
+    /// In messages, set for announced windows.
+    const ANNOUNCED: u64 = 1 << 63;
+
+    #[inline]
+    pub(crate) fn to_wire(self) -> u64 {
+        match self {
+            Self::Transfer(id) => id.to_wire(),
+            Self::Announced(n) => Self::ANNOUNCED | n,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn from_wire(number: u64) -> Option<Self> {
+        if number & Self::ANNOUNCED != 0 {
+            Some(Self::Announced(number & !Self::ANNOUNCED))
+        } else {
+            TransferId::from_wire(number).map(Self::Transfer)
+        }
+    }
+}
+
+/// The meaning of the number that a device returns with the end of bulk work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceContext {
+    /// A get or put of a transfer, or the push that serves it.
+    Transfer(TransferId),
+    /// A push of one of our operations.
+    Push(OpId),
+    /// Help with the peer's transfer for one of our operations.
+    Assist(OpId),
+}
+
+impl DeviceContext {
+    /// Set for pushes and help. Transfers have smaller numbers.
+    const OWN: u64 = 1 << 63;
+    /// Set for help, with [`Self::OWN`].
+    const ASSIST: u64 = 1 << 62;
+
+    #[inline]
+    pub(crate) fn to_number(self) -> u64 {
+        match self {
+            Self::Transfer(id) => id.to_wire(),
+            Self::Push(op) => Self::OWN | u64::from(op.get()),
+            Self::Assist(op) => Self::OWN | Self::ASSIST | u64::from(op.get()),
+        }
+    }
+
+    /// `None`: no number of [`Self::to_number`].
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+    pub(crate) const fn from_number(number: u64) -> Option<Self> {
+        if number & Self::OWN == 0 {
+            return match TransferId::from_wire(number) {
+                Some(id) => Some(Self::Transfer(id)),
+                None => None,
+            };
+        }
+        let op = OpId::new(number as u32);
+        Some(if number & Self::ASSIST == 0 { Self::Push(op) } else { Self::Assist(op) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_their_meaning() {
+        let id = TransferId { slot: 7, generation: NonZeroU32::MIN };
+        let contexts =
+            [DeviceContext::Transfer(id), DeviceContext::Push(OpId::new(7)), DeviceContext::Assist(OpId::new(7))];
+        for context in contexts {
+            assert_eq!(DeviceContext::from_number(context.to_number()), Some(context));
+        }
+        for window in [WindowId::Transfer(id), WindowId::Announced(7)] {
+            assert_eq!(WindowId::from_wire(window.to_wire()), Some(window));
+        }
+        assert_eq!(WindowId::from_wire(7), None, "no transfer has so small a number");
+    }
+}

@@ -18,7 +18,7 @@ use zerocopy::little_endian::U32;
 use crate::api::Addr;
 use crate::engine::Engine;
 use crate::engine::ids::{PeerId, number};
-use crate::engine::peer::{PathCaps, PeerState};
+use crate::engine::peer::PeerState;
 use crate::engine::state::{State, Violation};
 use crate::growth;
 use crate::name::EpName;
@@ -305,7 +305,7 @@ impl<N: Nic> Engine<N> {
         }
         // A close makes no work. If that changes, nothing is lost here.
         work.append(&mut self.state.links.work);
-        self.state.lingering_copies.retain(|(link, _)| work.iter().any(|work| work.link() == Some(*link)));
+        self.state.outgoing.free_lingering(|link| work.iter().all(|work| work.link() != Some(link)));
         self.state.links.work = work;
         moved
     }
@@ -331,7 +331,7 @@ impl State {
         slot.state = LinkState::Opening;
         let full = self.peers[peer_id].name.is_full();
         let peer_id = if full { peer_id } else { self.learn_name(link, peer_id, &up.peer) };
-        if self.peers[peer_id].state == PeerState::Connecting(link) {
+        if self.peers[peer_id].state() == PeerState::Connecting(link) {
             self.send_first_message(link);
         }
     }
@@ -398,7 +398,7 @@ impl State {
             return self.refuse_link(link);
         }
         peer.call = call;
-        match peer.state {
+        match peer.state() {
             _ if to_self => {
                 // Both ends of the link meet in this engine. This end only receives.
                 peer.extra().own_end = Some(link);
@@ -443,8 +443,8 @@ impl State {
     fn link_message_sent(&mut self, link: LinkId) {
         let Some(peer_id) = self.links.slot(link).peer else { return };
         let peer = &mut self.peers[peer_id];
-        if peer.state == PeerState::Greeting(link) {
-            peer.state = PeerState::Up(link);
+        if peer.state() == PeerState::Greeting(link) {
+            peer.set_state(PeerState::Up(link));
             self.peers.activate(peer_id);
         }
     }
@@ -457,7 +457,7 @@ impl State {
         let Some(pending) = slot.pending.take() else { return };
         let used = (self.config.window_bytes as u64).saturating_sub(pending.granted);
         let peer = &mut self.peers[peer_id];
-        peer.open(state, PathCaps::new(&pending.up.caps, eager), window, used);
+        peer.open(state, &pending.up.caps, eager, window, used);
         self.begin_stake(peer_id, pending.withheld);
         let peer = &self.peers[peer_id];
         if peer.owed() >= self.config.window_quarter() {
@@ -502,8 +502,8 @@ impl State {
         let Some(peer_id) = self.links.slot(link).peer else { return Err(Violation) };
         self.links.close(link);
         let peer = &mut self.peers[peer_id];
-        if peer.state == PeerState::Connecting(link) {
-            peer.state = PeerState::Idle;
+        if peer.state() == PeerState::Connecting(link) {
+            peer.set_state(PeerState::Idle);
             peer.redials += 1;
             if peer.redials > REDIAL_LIMIT {
                 self.fail_peer(peer_id, LinkError::Refused);
@@ -550,10 +550,10 @@ impl State {
             }
             LinkState::Dialing | LinkState::Opening => {
                 let peer = &mut self.peers[peer_id];
-                if peer.state != PeerState::Connecting(link) {
+                if peer.state() != PeerState::Connecting(link) {
                     return;
                 }
-                peer.state = PeerState::Idle;
+                peer.set_state(PeerState::Idle);
                 // The peer may have received our OPEN, and dropped its own attempt, before the link broke.
                 let broke = state == LinkState::Opening && why != LinkError::Closed && peer.redials < INSISTENCE;
                 match self.take_standby(peer_id) {
@@ -574,7 +574,7 @@ impl State {
     pub(crate) fn close_links(&mut self, peer_id: PeerId) {
         let peer = &self.peers[peer_id];
         let mut theirs: SmallVec<[LinkId; 3]> = SmallVec::new();
-        if let PeerState::Connecting(link) | PeerState::Greeting(link) | PeerState::Up(link) = peer.state {
+        if let PeerState::Connecting(link) | PeerState::Greeting(link) | PeerState::Up(link) = peer.state() {
             theirs.push(link);
         }
         theirs.extend(peer.queues.as_ref().and_then(|queues| queues.standby));

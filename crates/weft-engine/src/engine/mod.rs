@@ -11,6 +11,7 @@ mod atomic;
 mod claims;
 mod connection;
 mod datagram;
+mod groups;
 mod ids;
 mod links;
 mod ops;
@@ -31,7 +32,7 @@ mod transfer;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
 pub use connection::{ConnEvent, MAX_CONN_DATA, PEER, Role};
-pub(crate) use ids::PeerId;
+pub(crate) use ids::{PeerId, TransferId};
 pub(crate) use peer::{HEADER_BYTES, ORDERED_RMA_BYTES};
 pub use probe::Probe;
 pub(crate) use send::EAGER_COST;
@@ -193,7 +194,7 @@ impl<N: Nic> Engine<N> {
 
     /// Number of accepted operations that are not complete.
     pub fn incomplete(&self) -> usize {
-        self.state.ops.len()
+        self.state.outgoing.len()
     }
 
     /// Number of receives of either kind that can be posted before `Again`.
@@ -222,7 +223,7 @@ impl<N: Nic> Engine<N> {
     /// Whether every accepted send, read and write has completed and left. fi_close waits for this, within a
     /// limit.
     pub fn quiescent(&self) -> bool {
-        self.state.ops.is_empty()
+        self.state.outgoing.len() == 0
             && !self.state.links.has_work()
             && self.state.peers.as_slice().iter().all(|peer| !peer.has_work())
             && self.nic.drained()
@@ -231,7 +232,7 @@ impl<N: Nic> Engine<N> {
     /// Whether the engine is idle, including transfers of peers (a leak check for tests).
     pub fn at_rest(&self) -> bool {
         self.quiescent()
-            && self.state.transfers.len() == 0
+            && !self.state.outgoing.has_transfers()
             && self.state.parts.iter().all(|(_, parts)| parts.is_idle())
             && self.state.registrations.as_ref().is_none_or(|registrations| registrations.is_idle())
     }
@@ -245,7 +246,7 @@ impl<N: Nic> Engine<N> {
     /// the engine.
     pub fn shutdown(&mut self) {
         for peer_id in self.state.peers.ids() {
-            if !matches!(self.state.peers[peer_id].state, PeerState::Idle | PeerState::Vacant) {
+            if !matches!(self.state.peers[peer_id].state(), PeerState::Idle | PeerState::Vacant) {
                 self.state.reset_peer(peer_id, crate::nic::LinkError::Closed);
             }
         }
@@ -305,7 +306,7 @@ impl<N: Nic> Engine<N> {
             return Err(Error::Again);
         }
         let peer_id = op.peer;
-        let index = self.state.ops.push(|| op);
+        let index = self.state.outgoing.push(&mut self.state.peers[peer_id], || op);
         self.state.peers.queues(peer_id).tx.push_back(index);
         planted!(Bug::AgainWithEffect, Ok(()), if full { Err(Error::Again) } else { Ok(()) })
     }
@@ -337,7 +338,7 @@ impl<N: Nic> Engine<N> {
             });
             return Ok(());
         }
-        if peer.state == PeerState::Idle {
+        if peer.state() == PeerState::Idle {
             self.dial(peer_id);
         }
         Err(Error::Again)
@@ -386,7 +387,7 @@ impl<N: Nic> Engine<N> {
             self.state.peers.return_queues(peer_id);
             return false;
         }
-        match peer.state {
+        match peer.state() {
             PeerState::Idle => {
                 self.dial(peer_id);
                 true
@@ -413,7 +414,7 @@ impl<N: Nic> Engine<N> {
         match self.nic.connect(&name) {
             Ok(link) => {
                 self.state.links.dialing(link, peer_id);
-                self.state.peers[peer_id].state = PeerState::Connecting(link);
+                self.state.peers[peer_id].set_state(PeerState::Connecting(link));
             }
             Err(why) => self.state.fail_peer(peer_id, why),
         }
@@ -487,7 +488,7 @@ impl<N: Nic> Engine<N> {
             planted!(Bug::OrderSwapped, self.state.swap_queued(peer_id));
             let peer = &self.state.peers[peer_id];
             let Some(&index) = peer.queues.as_ref().and_then(|queues| queues.tx.front()) else { return moved };
-            let Some(op) = self.state.ops.get(index) else {
+            let Some(op) = self.state.outgoing.op(index) else {
                 self.state.peers.queues(peer_id).tx.pop_front();
                 continue;
             };
@@ -503,10 +504,12 @@ impl<N: Nic> Engine<N> {
             moved = true;
             self.state.peers.queues(peer_id).tx.pop_front();
             let what = |op: &TxOp| (op.parts(), op.kind != Kind::Send, op.awaits_match());
-            let (parts, access, unmatched) = self.state.ops.get(index).map_or((1, false, false), what);
+            let (parts, access, unmatched) = self.state.outgoing.op(index).map_or((1, false, false), what);
             let peer = &mut self.state.peers[peer_id];
             peer.outstanding = peer.outstanding.saturating_add(parts);
-            peer.unmatched += u32::from(unmatched);
+            if unmatched {
+                peer.extra().unmatched += 1;
+            }
             if access {
                 let extra = peer.extra();
                 extra.accesses = extra.accesses.saturating_add(parts);
@@ -519,10 +522,10 @@ impl<N: Nic> Engine<N> {
 impl State {
     /// The behaviour of the planted bug `OrderSwapped`: the first two queued operations are exchanged.
     fn swap_queued(&mut self, peer_id: PeerId) {
-        let Self { peers, ops, .. } = self;
+        let Self { peers, outgoing, .. } = self;
         if let Some(queues) = peers[peer_id].queues.as_mut()
             && queues.tx.len() > 1
-            && ops.get(queues.tx[0]).is_some_and(|op| op.next_part == 0)
+            && outgoing.op(queues.tx[0]).is_some_and(|op| op.next_part == 0)
         {
             queues.tx.swap(0, 1);
         }

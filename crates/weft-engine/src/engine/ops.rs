@@ -5,14 +5,18 @@
 //! this side's memory, for a peer's operation. Devices and peers name it by its token. The token contains a
 //! generation, so that a late or forged token finds no transfer.
 
-use slab::Slab;
+use std::num::NonZeroU32;
+
 use smallvec::SmallVec;
 
 use crate::amo::Amo;
 use crate::api::{Context, Fault, Kind, OpFlags, RmaIov};
-use crate::engine::ids::PeerId;
+use crate::engine::groups::Groups;
+use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
+use crate::engine::peer::Peer;
+use crate::engine::peers::Peers;
 use crate::mem::{IovList, Owned};
-use crate::nic::RemoteIov;
+use crate::nic::{LinkId, RemoteIov};
 use crate::wire::Op;
 
 /// The progress of a send. RMA operations count their parts instead.
@@ -132,7 +136,7 @@ pub(crate) enum TransferKind {
     /// ([`crate::engine::remote_events`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
     /// Into the buffer of our own read: its operation number.
-    ReadHome { op: u32 },
+    ReadHome { op: OpId },
     /// Out of a region, for the peer's read: by put, or by push into `window`.
     Serve { op: Op, key: u64, window: u64, put: bool, parts: Option<u32> },
 }
@@ -146,136 +150,187 @@ pub(crate) struct Staged {
 
 /// Bulk data on its way.
 pub(crate) struct Transfer {
-    generation: u32,
+    generation: NonZeroU32,
     pub(crate) peer: PeerId,
     pub(crate) kind: TransferKind,
     pub(crate) iov: IovList,
-    pub(crate) remote: Vec<RemoteIov>,
+    pub(crate) remote: Box<[RemoteIov]>,
     pub(crate) expect: u64,
     pub(crate) placed: u64,
-    /// The memory of the engine that `iov` describes, if it is such.
+    /// The memory of the engine that `iov` describes, if any.
     pub(crate) staged: Option<Box<Staged>>,
-    /// The window by which the peer may push the bytes; 0: it may not, because a device of ours moves them.
+    /// The window by which the peer may push the bytes, as in messages. 0: our device moves them.
     window: u64,
 }
 
 impl Transfer {
-    /// Whether bytes for `window` may be stored, or counted.
-    pub(crate) fn takes(&self, window: u64) -> bool {
-        self.window == window
-    }
-}
-
-/// All transfers of an endpoint.
-#[derive(Default)]
-pub(crate) struct Transfers {
-    slab: Slab<Transfer>,
-    generation: u32,
-}
-
-impl Transfers {
-    /// Enters a transfer and returns its token. Bit 63 is never set: see [`push_ctx`]; it exceeds any number
-    /// of 32 bits.
-    pub(crate) fn insert(
-        &mut self,
-        peer: PeerId,
-        kind: TransferKind,
-        iov: IovList,
-        remote: Vec<RemoteIov>,
-        expect: u64,
-    ) -> u64 {
-        self.generation = self.generation % 0x7fff_ffff + 1;
-        let generation = self.generation;
-        let index = self.slab.insert(Transfer {
-            generation,
+    pub(crate) fn new(peer: PeerId, kind: TransferKind, iov: IovList, remote: Vec<RemoteIov>, expect: u64) -> Self {
+        Self {
+            generation: NonZeroU32::MIN,
             peer,
             kind,
             iov,
-            remote,
+            remote: remote.into_boxed_slice(),
             expect,
             placed: 0,
             staged: None,
             window: 0,
-        });
-        u64::from(generation) << 32 | index as u64
+        }
     }
 
-    pub(crate) fn get_mut(&mut self, token: u64) -> Option<&mut Transfer> {
-        let (index, generation) = split(token);
-        self.slab.get_mut(index).filter(|x| x.generation == generation)
+    /// Whether bytes for `window` may be stored, or counted.
+    pub(crate) fn takes(&self, window: WindowId) -> bool {
+        self.window == window.to_wire()
+    }
+}
+
+/// Operations and transfers of an endpoint. Those of a peer are a group.
+pub(crate) struct Outgoing {
+    ops: Groups<TxOp>,
+    transfers: Groups<Transfer>,
+    generation: u32,
+    /// Private copies of operations that have failed. The device reads them until their link is closed.
+    lingering: Vec<(LinkId, Owned)>,
+    /// Unanswered requests that may be under way to each peer.
+    request_limit: u32,
+}
+
+impl Outgoing {
+    /// `request_limit`: unanswered requests that may be under way to each peer.
+    pub(crate) fn new(request_limit: u32) -> Self {
+        Self {
+            ops: Groups::default(),
+            transfers: Groups::default(),
+            generation: 0,
+            lingering: Vec::new(),
+            request_limit,
+        }
+    }
+
+    // ---- operations --------------------------------------------------------------------------
+
+    /// The number of the next operation.
+    #[inline(always)]
+    pub(crate) fn next_op(&self) -> OpId {
+        OpId::new(self.ops.next_key())
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, peer: &mut Peer, make: impl FnOnce() -> TxOp) -> OpId {
+        OpId::new(self.ops.push(&mut peer.ops, make))
+    }
+
+    #[inline(always)]
+    pub(crate) fn op(&self, id: OpId) -> Option<&TxOp> {
+        self.ops.get(id.get())
+    }
+
+    #[inline(always)]
+    pub(crate) fn op_mut(&mut self, id: OpId) -> Option<&mut TxOp> {
+        self.ops.get_mut(id.get())
+    }
+
+    pub(crate) fn remove(&mut self, peer: &mut Peer, id: OpId) -> Option<TxOp> {
+        self.ops.remove(&mut peer.ops, id.get())
+    }
+
+    /// Drops an operation that the caller has already read.
+    #[inline(always)]
+    pub(crate) fn drop_op(&mut self, peer: &mut Peer, id: OpId) {
+        self.ops.drop_item(&mut peer.ops, id.get());
+    }
+
+    /// A peer's operations, oldest first.
+    pub(crate) fn ops_of(&self, peer: &Peer) -> Vec<OpId> {
+        let mut ids: Vec<_> = self.ops.iter(peer.ops).map(|(key, _)| OpId::new(key)).collect();
+        ids.reverse();
+        ids
+    }
+
+    /// Gives an operation to another peer.
+    pub(crate) fn move_op(&mut self, id: OpId, peers: &mut Peers, to: PeerId) {
+        let Some(from) = self.op(id).map(|op| op.peer) else { return };
+        if let Some(op) = self.remove(&mut peers[from], id) {
+            let moved = self.push(&mut peers[to], || TxOp { peer: to, ..op });
+            debug_assert_eq!(moved, id, "the free place is taken at once");
+        }
+    }
+
+    /// Operations that are not complete.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Unanswered requests that may be under way to each peer.
+    #[inline(always)]
+    pub(crate) fn request_limit(&self) -> u32 {
+        self.request_limit
+    }
+
+    // ---- transfers ---------------------------------------------------------------------------
+
+    /// Enters a transfer.
+    pub(crate) fn start(&mut self, peer: &mut Peer, transfer: Transfer) -> TransferId {
+        self.generation = self.generation % 0x7fff_ffff + 1;
+        let generation = NonZeroU32::MIN.saturating_add(self.generation - 1);
+        let slot = self.transfers.push(&mut peer.transfers, || Transfer { generation, ..transfer });
+        TransferId { slot, generation }
+    }
+
+    pub(crate) fn transfer(&mut self, id: TransferId) -> Option<&mut Transfer> {
+        self.transfers.get_mut(id.slot).filter(|transfer| transfer.generation == id.generation)
     }
 
     /// Gives a transfer the memory that its pieces describe.
-    pub(crate) fn stage(&mut self, token: u64, staged: Staged) {
-        if let Some(x) = self.get_mut(token) {
-            x.staged = Some(Box::new(staged));
+    pub(crate) fn stage(&mut self, id: TransferId, staged: Staged) {
+        if let Some(transfer) = self.transfer(id) {
+            transfer.staged = Some(Box::new(staged));
         }
     }
 
-    /// The peer is told, or has said itself, by which window it may push.
-    pub(crate) fn open(&mut self, token: u64, window: u64) {
-        if let Some(x) = self.get_mut(token) {
-            x.window = window;
+    /// The peer may push the bytes by this window from now on.
+    pub(crate) fn open(&mut self, id: TransferId, window: WindowId) {
+        if let Some(transfer) = self.transfer(id) {
+            transfer.window = window.to_wire();
         }
     }
 
-    pub(crate) fn remove(&mut self, token: u64) -> Option<Transfer> {
-        self.get_mut(token)?;
-        self.slab.try_remove(split(token).0)
+    /// Removes a transfer.
+    pub(crate) fn end(&mut self, peers: &mut Peers, id: TransferId) -> Option<Transfer> {
+        let peer = self.transfer(id)?.peer;
+        self.transfers.remove(&mut peers[peer].transfers, id.slot)
     }
 
-    /// Tokens of the transfers that `wanted` accepts, oldest slot first.
-    pub(crate) fn tokens(&self, wanted: impl Fn(&Transfer) -> bool) -> Vec<u64> {
-        self.slab
-            .iter()
-            .filter(|(_, x)| wanted(x))
-            .map(|(index, x)| u64::from(x.generation) << 32 | index as u64)
-            .collect()
+    /// A peer's transfers in the order of their slots.
+    pub(crate) fn transfers_of(&self, peer: &Peer) -> Vec<TransferId> {
+        let ids = self.transfers.iter(peer.transfers);
+        let mut ids: Vec<_> = ids.map(|(slot, x)| TransferId { slot, generation: x.generation }).collect();
+        ids.sort_unstable();
+        ids
     }
 
-    /// All of them.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Transfer> {
-        self.slab.iter().map(|(_, transfer)| transfer)
+    /// Transfers that `wanted` accepts, in the order of their slots.
+    pub(crate) fn transfers_where(&self, wanted: impl Fn(&Transfer) -> bool) -> Vec<TransferId> {
+        let all = self.transfers.iter_all().filter(|(_, x)| wanted(x));
+        all.map(|(slot, x)| TransferId { slot, generation: x.generation }).collect()
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.slab.len()
+    pub(crate) fn has_transfers(&self) -> bool {
+        self.transfers.len() > 0
     }
-}
 
-fn split(token: u64) -> (usize, u32) {
-    (usize::try_from(token & 0xffff_ffff).unwrap_or(usize::MAX), u32::try_from(token >> 32).unwrap_or(u32::MAX))
-}
+    // ---- memory of failed operations ---------------------------------------------------------
 
-/// The device context of a push that our operation `op` makes; bit 63 tells it from a transfer's token.
-pub(crate) fn push_ctx(op: u32) -> u64 {
-    1 << 63 | u64::from(op)
-}
+    /// Keeps memory until a link is closed.
+    pub(crate) fn linger(&mut self, link: LinkId, memory: Owned) {
+        self.lingering.push((link, memory));
+    }
 
-/// The device context of our help with the peer's transfer for our operation `op`.
-pub(crate) fn assist_ctx(op: u32) -> u64 {
-    1 << 62 | push_ctx(op)
-}
-
-/// What a device context stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceContext {
-    /// A transfer, by its token.
-    Transfer(u64),
-    /// A push for our operation.
-    Push(u32),
-    /// Help with our operation.
-    Assist(u32),
-}
-
-impl DeviceContext {
-    pub(crate) fn of(ctx: u64) -> Self {
-        let op = u32::try_from(ctx & 0xffff_ffff).unwrap_or(u32::MAX);
-        match ctx >> 62 {
-            3 => Self::Assist(op),
-            2 => Self::Push(op),
-            _ => Self::Transfer(ctx),
-        }
+    /// Frees memory that was kept for links that `closed` accepts.
+    #[inline]
+    pub(crate) fn free_lingering(&mut self, closed: impl Fn(LinkId) -> bool) {
+        self.lingering.retain(|(link, _)| !closed(*link));
     }
 }
 
@@ -291,18 +346,22 @@ pub(crate) struct MultiRecv {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::EpName;
 
     #[test]
-    fn a_stale_token_finds_nothing() {
-        let mut transfers = Transfers::default();
-        let kind = TransferKind::ReadHome { op: 1 };
-        let first = transfers.insert(PeerId::new(0), kind, IovList::new(), Vec::new(), 1);
-        assert!(transfers.remove(first).is_some());
-        let second = transfers.insert(PeerId::new(0), kind, IovList::new(), Vec::new(), 1);
-        assert_eq!(first & 0xffff_ffff, second & 0xffff_ffff);
-        assert!(transfers.get_mut(first).is_none() && transfers.get_mut(second).is_some());
-        assert_eq!(DeviceContext::of(second), DeviceContext::Transfer(second));
-        assert_eq!(DeviceContext::of(push_ctx(7)), DeviceContext::Push(7));
-        assert_eq!(DeviceContext::of(assist_ctx(7)), DeviceContext::Assist(7));
+    fn a_stale_number_finds_no_transfer() {
+        let mut peers = Peers::new();
+        let id = peers.named(&EpName::service(([127, 0, 0, 1], 1).into()));
+        let mut outgoing = Outgoing::new(1);
+        let transfer = || {
+            let kind = TransferKind::ReadHome { op: OpId::new(1) };
+            Transfer::new(id, kind, IovList::new(), Vec::new(), 1)
+        };
+        let first = outgoing.start(&mut peers[id], transfer());
+        assert!(outgoing.end(&mut peers, first).is_some());
+        let second = outgoing.start(&mut peers[id], transfer());
+        assert_eq!(first.slot, second.slot);
+        assert!(outgoing.transfer(first).is_none() && outgoing.transfer(second).is_some());
+        assert_eq!(outgoing.transfers_of(&peers[id]), [second]);
     }
 }

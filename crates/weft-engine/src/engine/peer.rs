@@ -15,6 +15,8 @@ use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, OpFlags};
 use crate::engine::atomic::FetchResults;
+use crate::engine::groups::Group;
+use crate::engine::ids::{OpId, TransferId, WindowId};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::stats::PeerCounters;
 use crate::engine::strangers::Stake;
@@ -90,6 +92,16 @@ pub(crate) enum PeerState {
     Vacant,
 }
 
+/// [`PeerState`] without the links: both together take more room in a [`Peer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    Connecting,
+    Greeting,
+    Up,
+    Vacant,
+}
+
 /// Work that an arrival has caused, in the order in which it arose.
 pub(crate) enum Deferred {
     /// A complete message without its number. Answers to reads of at most [`PROMPT_REPLY_BYTES`] bytes are
@@ -103,15 +115,15 @@ pub(crate) enum Deferred {
 /// a time.
 pub(crate) enum BulkOp {
     /// Fetch or serve a transfer: its token.
-    Transfer(u64),
+    Transfer(TransferId),
     /// Ask for the bytes of a transfer into a matched receive, or ahead of one: its token.
-    RequestPush(u64),
+    RequestPush(TransferId),
     /// Fetch the bytes of a transfer into a matched receive: its token.
-    Fetch(u64),
+    Fetch(TransferId),
     /// Push a part of our operation into the peer's window.
-    Push { op: u32, part: u32, window: u64, len: u64 },
+    Push { op: OpId, part: u32, window: u64, len: u64 },
     /// Help the peer to move a part of our operation: the first `len` bytes, from or to `far`.
-    Assist { op: u32, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
+    Assist { op: OpId, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
 }
 
 /// The answer that completes a send, after the message has left.
@@ -149,40 +161,44 @@ pub(crate) struct PathCaps {
     /// Length limit of a read's or write's part that travels within a message.
     pub(crate) rma_bytes: u32,
     pub(crate) mailbox_bytes: u32,
-    pub(crate) flags: PathFlags,
     /// Sends with any of these do not take the fast path.
     pub(crate) slow_sends: OpFlags,
 }
 
-impl PathCaps {
-    /// What the peer must say before a send of this level is complete.
-    pub(crate) fn answer_to(&self, flags: OpFlags) -> Answer {
+impl PathFlags {
+    /// The answer that completes a send of this level.
+    pub(crate) fn answer_to(self, flags: OpFlags) -> Answer {
         if flags.contains(OpFlags::DELIVERY) {
             Answer::Received
-        } else if flags.contains(OpFlags::TRANSMIT) && !self.flags.contains(PathFlags::SURVIVES) {
+        } else if flags.contains(OpFlags::TRANSMIT) && !self.contains(Self::SURVIVES) {
             Answer::Arrived
         } else {
             Answer::Nothing
         }
     }
 
-    /// `eager` overrides the device's own switch; both leave room for the longest header.
-    pub(crate) fn new(caps: &NicCaps, eager: Option<usize>) -> Self {
+    fn new(caps: &NicCaps) -> Self {
+        let mut flags = Self::empty();
+        flags.set(Self::GET, caps.get);
+        flags.set(Self::PUT, caps.put);
+        flags.set(Self::ORDERED, caps.ordered);
+        flags.set(Self::PUSH_FOLLOWS, caps.push_follows && caps.ordered);
+        flags.set(Self::SURVIVES, caps.survives);
+        flags.set(Self::REGISTERED, caps.registered);
+        flags
+    }
+}
+
+impl PathCaps {
+    /// `eager` overrides the device's own threshold. Both leave room for the longest header.
+    fn new(caps: &NicCaps, eager: Option<usize>) -> Self {
         let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let room = caps.mailbox_bytes.saturating_sub(HEADER_BYTES);
         let eager = eager.unwrap_or(caps.eager_bytes);
-        let mut flags = PathFlags::empty();
-        flags.set(PathFlags::GET, caps.get);
-        flags.set(PathFlags::PUT, caps.put);
-        flags.set(PathFlags::ORDERED, caps.ordered);
-        flags.set(PathFlags::PUSH_FOLLOWS, caps.push_follows && caps.ordered);
-        flags.set(PathFlags::SURVIVES, caps.survives);
-        flags.set(PathFlags::REGISTERED, caps.registered);
         Self {
             eager_bytes: clamp(eager.min(room)),
             rma_bytes: clamp(eager.max(ORDERED_RMA_BYTES).min(room)),
             mailbox_bytes: clamp(caps.mailbox_bytes),
-            flags,
             slow_sends: if caps.survives { SLOW_SENDS } else { SLOW_SENDS.union(OpFlags::TRANSMIT) },
         }
     }
@@ -193,8 +209,12 @@ pub(crate) struct Peer {
     pub(crate) name: EpName,
     /// Address in the book, `ADDR_NONE` for a stranger.
     pub(crate) addr: Addr,
-    pub(crate) state: PeerState,
+    /// The state, without its link.
+    phase: Phase,
+    /// The link of the state.
+    link: LinkId,
     pub(crate) caps: PathCaps,
+    pub(crate) path: PathFlags,
     /// In the list of connections with work.
     pub(crate) active: bool,
     /// Reason why the last attempt to connect failed, if it was made for an inject that was not accepted. The
@@ -223,8 +243,10 @@ pub(crate) struct Peer {
     pub(crate) credit_owed: u64,
     /// Number of operations that have left the TX queue and are not complete, counted by parts.
     pub(crate) outstanding: u32,
-    /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
-    pub(crate) unmatched: u32,
+    /// Our operations that are not complete ([`crate::engine::ops::Outgoing`]).
+    pub(crate) ops: Group,
+    /// Transfers of bulk data.
+    pub(crate) transfers: Group,
     /// Queued work, if any (`Peers::queues`).
     pub(crate) queues: Option<Box<PeerQueues>>,
     /// Further state, if the peer has exchanged more than a few messages ([`Peer::extra`]).
@@ -234,6 +256,8 @@ pub(crate) struct Peer {
 /// State that idle peers and peers with few messages do not need: remote accesses and counters.
 #[derive(Default)]
 pub(crate) struct PeerExtra {
+    /// Sends among the outstanding operations that wait for the peer's client ([`UNMATCHED_LIMIT`]).
+    pub(crate) unmatched: u32,
     /// Remote accesses among the outstanding operations, by parts.
     pub(crate) accesses: u32,
     /// Number of unexpected messages whose payload waits at the peer.
@@ -290,7 +314,7 @@ bitflags::bitflags! {
 #[derive(Default)]
 pub(crate) struct PeerQueues {
     /// Operations, by number.
-    pub(crate) tx: VecDeque<u32>,
+    pub(crate) tx: VecDeque<OpId>,
     pub(crate) deferred: VecDeque<Deferred>,
     /// Whether answers to the peer's reads are queued that might have to be copied if the peer changes memory,
     /// and the bytes of those that were copied.
@@ -430,14 +454,10 @@ impl Peer {
         Self {
             name,
             addr: ADDR_NONE,
-            state: PeerState::Idle,
-            caps: PathCaps {
-                eager_bytes: 0,
-                rma_bytes: 0,
-                mailbox_bytes: 0,
-                flags: PathFlags::ORDERED,
-                slow_sends: SLOW_SENDS,
-            },
+            phase: Phase::Idle,
+            link: LinkId(u32::MAX),
+            caps: PathCaps { eager_bytes: 0, rma_bytes: 0, mailbox_bytes: 0, slow_sends: SLOW_SENDS },
+            path: PathFlags::ORDERED,
             active: false,
             connect_failure: None,
             redials: 0,
@@ -452,17 +472,43 @@ impl Peer {
             rx_used: 0,
             credit_owed: 0,
             outstanding: 0,
-            unmatched: 0,
+            ops: Group::EMPTY,
+            transfers: Group::EMPTY,
             queues: None,
             extra: None,
         }
     }
 
+    /// Returns to the state before the first link. Operations, transfers and counters stay, and so does the part of the
+    /// window that unreceived messages use.
+    pub(crate) fn reset(&mut self) {
+        let counters = self.take_counters();
+        let stake = self.extra.as_ref().map(|extra| extra.stake).unwrap_or_default();
+        *self = Self {
+            addr: self.addr,
+            active: self.active,
+            call: self.call,
+            ops: self.ops,
+            transfers: self.transfers,
+            rx_used: self.unreceived(),
+            extra: Some(Box::new(PeerExtra { counters, stake, ..PeerExtra::default() })),
+            ..Self::new(self.name)
+        };
+    }
+
     /// Fresh numbering and fresh windows, for a link that is (or soon will be) usable. `used`: what the peer
     /// has not been granted of its own, which is what waited here when that was said.
-    pub(crate) fn open(&mut self, state: PeerState, caps: PathCaps, window_bytes: u64, used: u64) {
-        self.state = state;
-        self.caps = caps;
+    pub(crate) fn open(
+        &mut self,
+        state: PeerState,
+        caps: &NicCaps,
+        eager: Option<usize>,
+        window_bytes: u64,
+        used: u64,
+    ) {
+        self.set_state(state);
+        self.caps = PathCaps::new(caps, eager);
+        self.path = PathFlags::new(caps);
         self.connect_failure = None;
         self.redials = 0;
         self.tx_seq = 0;
@@ -496,21 +542,41 @@ impl Peer {
 
     /// The name of the next window that this side announces.
     pub(crate) fn announcing(&self) -> u64 {
-        Announced::name(self.extra.as_ref().map_or(0, |extra| extra.announcing))
+        WindowId::Announced(self.extra.as_ref().map_or(0, |extra| extra.announcing)).to_wire()
     }
 
-    /// The link over which to send, when up.
+    /// The progress of the peer's link.
     #[inline]
-    pub(crate) fn link(&self) -> Option<LinkId> {
-        match self.state {
-            PeerState::Up(link) => Some(link),
-            _ => None,
+    pub(crate) fn state(&self) -> PeerState {
+        match self.phase {
+            Phase::Idle => PeerState::Idle,
+            Phase::Connecting => PeerState::Connecting(self.link),
+            Phase::Greeting => PeerState::Greeting(self.link),
+            Phase::Up => PeerState::Up(self.link),
+            Phase::Vacant => PeerState::Vacant,
         }
+    }
+
+    pub(crate) fn set_state(&mut self, state: PeerState) {
+        let none = LinkId(u32::MAX);
+        (self.phase, self.link) = match state {
+            PeerState::Idle => (Phase::Idle, none),
+            PeerState::Connecting(link) => (Phase::Connecting, link),
+            PeerState::Greeting(link) => (Phase::Greeting, link),
+            PeerState::Up(link) => (Phase::Up, link),
+            PeerState::Vacant => (Phase::Vacant, none),
+        };
+    }
+
+    /// The link that carries operations, if it is up.
+    #[inline(always)]
+    pub(crate) fn link(&self) -> Option<LinkId> {
+        (self.phase == Phase::Up).then_some(self.link)
     }
 
     /// Whether a link carries its messages.
     pub(crate) fn is_in_use(&self) -> bool {
-        matches!(self.state, PeerState::Greeting(_) | PeerState::Up(_))
+        matches!(self.state(), PeerState::Greeting(_) | PeerState::Up(_))
     }
 
     /// Whether no operation waits in the TX queue.
@@ -531,7 +597,7 @@ impl Peer {
 
     /// Whether this peer is a stranger without pending work.
     pub(crate) fn is_sweepable(&self) -> bool {
-        let idle = self.state == PeerState::Idle && self.queues.is_none() && self.outstanding == 0;
+        let idle = self.state() == PeerState::Idle && self.queues.is_none() && self.outstanding == 0;
         self.addr == ADDR_NONE && idle
     }
 
@@ -551,13 +617,23 @@ impl Peer {
     /// requests of an operation that has left in part. `limit` comes from [`request_limit`].
     #[inline]
     pub(crate) fn may_ask(&self, pending: u32, limit: u32) -> bool {
-        (self.outstanding - self.unmatched).saturating_add(pending) < limit
+        self.outstanding.saturating_add(pending) < limit || self.may_ask_beside_unmatched(pending, limit)
+    }
+
+    /// Sends that wait for the peer's client do not count as requests.
+    #[cold]
+    fn may_ask_beside_unmatched(&self, pending: u32, limit: u32) -> bool {
+        (self.outstanding - self.unmatched()).saturating_add(pending) < limit
+    }
+
+    fn unmatched(&self) -> u32 {
+        self.extra.as_ref().map_or(0, |extra| extra.unmatched)
     }
 
     /// Whether another message may leave that waits for the peer's client.
     #[inline]
     pub(crate) fn may_announce(&self) -> bool {
-        (self.unmatched as usize) < UNMATCHED_LIMIT
+        (self.unmatched() as usize) < UNMATCHED_LIMIT
     }
 
     /// Number of operations in the TX queue.

@@ -208,13 +208,16 @@ impl Peers {
 
     /// Only the planted bug `StaleEpoch` uses this.
     fn at_socket(&self, name: &EpName) -> Option<PeerId> {
-        self.find_where(|peer| peer.state != PeerState::Vacant && peer.name.socket_identity() == name.socket_identity())
+        self.find_where(|peer| {
+            peer.state() != PeerState::Vacant && peer.name.socket_identity() == name.socket_identity()
+        })
     }
 
     /// Frees the place of a peer that is gone.
     fn vacate(&mut self, id: PeerId) {
         let name = self[id].name;
-        self[id] = Peer { state: PeerState::Vacant, ..Peer::new(name) };
+        self[id] = Peer::new(name);
+        self[id].set_state(PeerState::Vacant);
         self.vacant.push(id);
     }
 
@@ -435,7 +438,7 @@ impl Peers {
             let base = peer.name.base();
             peer.name.context_index().is_some() && [base.identity(), base.socket_identity()].contains(&name.identity())
         };
-        let wanted = |peer: &Peer| peer.addr == ADDR_NONE && peer.state != PeerState::Vacant && theirs(peer);
+        let wanted = |peer: &Peer| peer.addr == ADDR_NONE && peer.state() != PeerState::Vacant && theirs(peer);
         self.iter().filter_map(|(id, peer)| wanted(peer).then_some(id)).collect()
     }
 
@@ -443,7 +446,7 @@ impl Peers {
 
     /// Peers in no address vector that are connected, or have left messages here.
     fn strangers(&self) -> usize {
-        self.table.iter().filter(|peer| peer.addr == ADDR_NONE && peer.state != PeerState::Vacant).count()
+        self.table.iter().filter(|peer| peer.addr == ADDR_NONE && peer.state() != PeerState::Vacant).count()
     }
 
     /// Whether there are as many strangers as allowed.
@@ -525,7 +528,8 @@ impl State {
     fn sweep_strangers(&mut self) {
         self.peers.sweepable = 0;
         debug_assert_eq!(self.strangers.total, self.all_stakes());
-        let mut gone = self.peers.table.iter().map(Peer::is_sweepable).collect::<Vec<_>>();
+        let gone = |peer: &Peer| peer.is_sweepable() && peer.ops.is_empty() && peer.transfers.is_empty();
+        let mut gone = self.peers.table.iter().map(gone).collect::<Vec<_>>();
         let mut keep = |id: PeerId| {
             if let Some(gone) = gone.get_mut(id.place()) {
                 *gone = false;
@@ -533,8 +537,6 @@ impl State {
         };
         self.links.peers().for_each(&mut keep);
         self.peers.active.iter().copied().for_each(&mut keep);
-        self.ops.iter().for_each(|(_, op)| keep(op.peer));
-        self.transfers.iter().for_each(|transfer| keep(transfer.peer));
         self.peers.by_addr.iter().filter_map(|route| *route).for_each(&mut keep);
         self.peers.by_context_addr.values().copied().for_each(&mut keep);
         for matcher in [&self.tagged, &self.untagged] {
@@ -547,7 +549,7 @@ impl State {
         }
         for id in self.peers.ids().zip(gone).filter_map(|(id, gone)| gone.then_some(id)) {
             self.peers.index.forget(&self.peers.table, id);
-            self.peers[id].state = PeerState::Vacant;
+            self.peers[id].set_state(PeerState::Vacant);
             self.account(id);
             self.peers.vacate(id);
         }
@@ -628,7 +630,7 @@ impl State {
             self.addresses_removed(&removed);
         }
         for peer_id in self.peers.ids() {
-            if self.peers[peer_id].state != PeerState::Vacant {
+            if self.peers[peer_id].state() != PeerState::Vacant {
                 self.look_up_address(peer_id);
                 self.query_claimed_address(peer_id);
             }
@@ -646,7 +648,7 @@ impl State {
     /// Takes the address from a peer that was found there by its service name, once nothing of the peer is left.
     pub(crate) fn release_service_address(&mut self, peer_id: PeerId) {
         let peer = &self.peers[peer_id];
-        let gone = peer.state == PeerState::Idle && peer.connect_failure.is_none() && peer.rx_used == 0;
+        let gone = peer.state() == PeerState::Idle && peer.connect_failure.is_none() && peer.rx_used == 0;
         if !gone || !peer.name.is_full() || !self.peers.is_service(peer.addr) {
             return;
         }
@@ -703,8 +705,8 @@ impl State {
         match self.peers.find(name) {
             Some(known) if known != peer_id => {
                 self.merge(peer_id, known);
-                if matches!(self.peers[known].state, PeerState::Idle) {
-                    self.peers[known].state = PeerState::Connecting(link);
+                if matches!(self.peers[known].state(), PeerState::Idle) {
+                    self.peers[known].set_state(PeerState::Connecting(link));
                     self.links.set_peer(link, known);
                     return known;
                 }
@@ -728,7 +730,7 @@ impl State {
     /// Moves the queued operations of `from` to `to`, which is the same endpoint.
     fn merge(&mut self, from: PeerId, to: PeerId) {
         let old = &mut self.peers[from];
-        old.state = PeerState::Idle;
+        old.set_state(PeerState::Idle);
         let addr = std::mem::replace(&mut old.addr, ADDR_NONE);
         let queues = self.peers.drop_queues(from);
         self.peers.sweepable += 1;
@@ -740,9 +742,7 @@ impl State {
             }
         }
         for &op in &tx {
-            if let Some(op) = self.ops.get_mut(op) {
-                op.peer = to;
-            }
+            self.outgoing.move_op(op, &mut self.peers, to);
         }
         self.peers.queues(to).tx.extend(tx);
         self.peers.move_routes(from, to);

@@ -12,8 +12,8 @@
 
 use std::collections::VecDeque;
 
-use crate::engine::ids::PeerId;
-use crate::engine::ops::{RecvInfo, Staged, TransferKind};
+use crate::engine::ids::{PeerId, TransferId};
+use crate::engine::ops::{RecvInfo, Staged, Transfer, TransferKind};
 use crate::engine::peer::BulkOp;
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::State;
@@ -89,9 +89,11 @@ impl State {
         let ShortAnnouncement { tagged, key, op } = announcement;
         let mut bytes = Owned::new(vec![0; usize::try_from(len).unwrap_or(0)]);
         let iov = IovList::from_slice(&[bytes.iov()]);
-        let token =
-            self.transfers.insert(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, iov, Vec::new(), len);
-        self.transfers.stage(token, Staged { bytes, into: IovList::new() });
+        let token = self.outgoing.start(
+            &mut self.peers[peer_id],
+            Transfer::new(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, iov, Vec::new(), len),
+        );
+        self.outgoing.stage(token, Staged { bytes, into: IovList::new() });
         if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
             message.body = Body::Prefetch { token, len };
         }
@@ -99,8 +101,8 @@ impl State {
     }
 
     /// A receive has taken a message whose bytes are on their way: they go there when they have come.
-    pub(crate) fn redirect_prefetch(&mut self, token: u64, iov: IovList, info: RecvInfo) {
-        let Some(x) = self.transfers.get_mut(token) else { return };
+    pub(crate) fn redirect_prefetch(&mut self, token: TransferId, iov: IovList, info: RecvInfo) {
+        let Some(x) = self.outgoing.transfer(token) else { return };
         let TransferKind::Prefetch { op, ack, .. } = x.kind else { return };
         x.kind = TransferKind::Recv { info, op, ack };
         if let Some(staged) = &mut x.staged {
@@ -113,7 +115,7 @@ impl State {
     pub(crate) fn prefetch_arrived(
         &mut self,
         peer_id: PeerId,
-        token: u64,
+        token: TransferId,
         what: TransferKind,
         staged: Option<Box<Staged>>,
     ) {

@@ -13,7 +13,7 @@ use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFla
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::ids::PeerId;
-use crate::engine::ops::{MultiRecv, RecvInfo, TransferKind};
+use crate::engine::ops::{MultiRecv, RecvInfo, Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::send::EAGER_COST;
@@ -492,7 +492,7 @@ impl State {
         if !source.is_empty() && described != Some(len) {
             return Err(Violation);
         }
-        if !self.peers[peer_id].caps.flags.contains(PathFlags::GET) {
+        if !self.peers[peer_id].path.contains(PathFlags::GET) {
             source = Vec::new();
         }
         let tagged = flags & F_TAGGED != 0;
@@ -564,9 +564,12 @@ impl State {
         let want = info.stored as u64;
         let want = planted!(Bug::RendezvousShort, want, want - u64::from(want > 1));
         truncate_remote(&mut source, want);
-        let direct = self.peers[peer_id].caps.flags.contains(PathFlags::GET) && !source.is_empty();
+        let direct = self.peers[peer_id].path.contains(PathFlags::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
-        let token = self.transfers.insert(peer_id, TransferKind::Recv { info, op, ack }, iov, source, want);
+        let token = self.outgoing.start(
+            &mut self.peers[peer_id],
+            Transfer::new(peer_id, TransferKind::Recv { info, op, ack }, iov, source, want),
+        );
         self.peers.defer_matched(peer_id, if direct { BulkOp::Fetch(token) } else { BulkOp::RequestPush(token) });
     }
 

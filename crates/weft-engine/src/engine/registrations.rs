@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use crate::bugs::planted;
+use crate::engine::ids::{OpId, TransferId};
 use crate::mem::Iov;
 use crate::mrcache::{MrCache, Pin};
 use crate::nic::Registrar;
@@ -21,9 +22,9 @@ use crate::nic::Registrar;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Holder {
     /// A part of one of our operations; a send has one, number 0.
-    Part { op: u32, part: u32 },
+    Part { op: OpId, part: u32 },
     /// A transfer, by its token.
-    Transfer(u64),
+    Transfer(TransferId),
 }
 
 /// The cache, and its uses by the endpoint.
@@ -77,7 +78,7 @@ impl Registrations {
     }
 
     /// An operation has ended, with all of its parts.
-    pub(crate) fn release_op(&mut self, op: u32) {
+    pub(crate) fn release_op(&mut self, op: OpId) {
         while let Some((&holder, _)) =
             self.pins.range(Holder::Part { op, part: 0 }..=Holder::Part { op, part: u32::MAX }).next()
         {

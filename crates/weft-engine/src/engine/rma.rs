@@ -14,7 +14,7 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
-use crate::engine::ids::PeerId;
+use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
 use crate::engine::peer::{
     BulkOp, Deferred, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
@@ -146,8 +146,8 @@ impl<N: Nic> Engine<N> {
             TransferKind::Write { key: k, .. } | TransferKind::Serve { key: k, .. } => k == key,
             _ => false,
         };
-        for token in self.state.transfers.tokens(uses) {
-            if let Some(peer_id) = self.state.transfers.get_mut(token).map(|x| x.peer) {
+        for token in self.state.outgoing.transfers_where(uses) {
+            if let Some(peer_id) = self.state.outgoing.transfer(token).map(|x| x.peer) {
                 self.state.fail_peer(peer_id, LinkError::Access);
             }
         }
@@ -186,14 +186,18 @@ impl<N: Nic> Engine<N> {
         if !peer.tx_is_empty()
             || len > u64::from(peer.caps.rma_bytes)
             || op.flags.contains(OpFlags::FENCE)
-            || !(nameless || peer.may_ask(0, state.request_limit))
+            || !(nameless || peer.may_ask(0, state.outgoing.request_limit()))
         {
             return false;
         }
-        let index = if nameless { wire::NO_OP } else { state.ops.next_key() };
+        let number = if nameless { wire::NO_OP } else { state.outgoing.next_op().get() };
         if self
             .nic
-            .send(link, write_head(index, 0, part_flags(op.flags, true), op.data, remote).with_seq(peer.tx_seq), op.iov)
+            .send(
+                link,
+                write_head(number, 0, part_flags(op.flags, true), op.data, remote).with_seq(peer.tx_seq),
+                op.iov,
+            )
             .is_err()
         {
             return false;
@@ -206,7 +210,7 @@ impl<N: Nic> Engine<N> {
         }
         peer.outstanding += 1;
         peer.extra().accesses += 1;
-        state.ops.push(|| TxOp {
+        state.outgoing.push(peer, || TxOp {
             kind: Kind::Write,
             peer: peer_id,
             ctx: op.ctx,
@@ -279,9 +283,10 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Sends the parts of the operation at the front of the TX queue, as many as may go now; those of an atomic, too.
-    pub(crate) fn start_rma(&mut self, index: u32) -> Started {
+    pub(crate) fn start_rma(&mut self, index: OpId) -> Started {
         loop {
-            let Some(op) = self.state.ops.get_mut(index) else { return Started::Sent };
+            let limit = self.state.outgoing.request_limit();
+            let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
             let parts = u32::try_from(op.remote.len()).unwrap_or(u32::MAX);
             if op.fault.is_some() {
                 op.next_part = parts;
@@ -289,7 +294,7 @@ impl<N: Nic> Engine<N> {
             if op.next_part >= parts {
                 return Started::Sent;
             }
-            if !self.state.peers[op.peer].may_ask(op.pending, self.state.request_limit) {
+            if !self.state.peers[op.peer].may_ask(op.pending, limit) {
                 return Started::Blocked;
             }
             let last = op.next_part + 1 == parts;
@@ -301,7 +306,7 @@ impl<N: Nic> Engine<N> {
             if started == Started::Blocked {
                 return Started::Blocked;
             }
-            if let Some(op) = self.state.ops.get_mut(index) {
+            if let Some(op) = self.state.outgoing.op_mut(index) {
                 op.next_part += 1;
                 op.pending += 1;
                 let (peer_id, len) = (op.peer, op.remote.get(op.next_part as usize - 1).map_or(0, |part| part.len));
@@ -312,8 +317,8 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    fn start_write(&mut self, index: u32, last: bool) -> Started {
-        let Some(op) = self.state.ops.get(index) else { return Started::Blocked };
+    fn start_write(&mut self, index: OpId, last: bool) -> Started {
+        let Some(op) = self.state.outgoing.op(index) else { return Started::Blocked };
         let peer = &self.state.peers[op.peer];
         let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
@@ -322,14 +327,14 @@ impl<N: Nic> Engine<N> {
         let iov = part_iov(op, part, remote.len);
         let bits = part_flags(op.flags, last);
         let sent = if remote.len <= u64::from(peer.caps.rma_bytes) {
-            self.nic.send(link, write_head(index, part, bits, op.data, remote).with_seq(peer.tx_seq), &iov)
+            self.nic.send(link, write_head(index.get(), part, bits, op.data, remote).with_seq(peer.tx_seq), &iov)
         } else {
             let holder = Holder::Part { op: index, part };
-            let direct = reachable(&mut self.nic, &mut self.state.registrations, &peer.caps, holder, &iov);
+            let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
             let source = if direct { wire_iov(&iov, peer.caps.mailbox_bytes as usize) } else { SmallVec::new() };
-            let follows = source.is_empty() && peer.caps.flags.contains(PathFlags::PUSH_FOLLOWS);
+            let follows = source.is_empty() && peer.path.contains(PathFlags::PUSH_FOLLOWS);
             let window = if follows { peer.announcing() } else { 0 };
-            let head = rma_head(index, part, op.data, remote);
+            let head = rma_head(index.get(), part, op.data, remote);
             let peer_id = op.peer;
             let bulk = (remote.len, window, &source[..]);
             let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, peer.tx_seq);
@@ -342,8 +347,8 @@ impl<N: Nic> Engine<N> {
     }
 
     #[inline(never)] // See `run_peer`.
-    fn start_read(&mut self, index: u32, last: bool) -> Started {
-        let Some(op) = self.state.ops.get(index) else { return Started::Blocked };
+    fn start_read(&mut self, index: OpId, last: bool) -> Started {
+        let Some(op) = self.state.outgoing.op(index) else { return Started::Blocked };
         let peer_id = op.peer;
         let peer = &self.state.peers[peer_id];
         let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
@@ -356,7 +361,7 @@ impl<N: Nic> Engine<N> {
                 return Started::Blocked;
             }
             let mut w = Short::new(kind::READ, bits);
-            w.put(&rma_head(index, part, 0, remote));
+            w.put(&rma_head(index.get(), part, 0, remote));
             put_bulk(&mut w, remote.len, 0, &[]);
             if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
                 return Started::Blocked;
@@ -366,26 +371,29 @@ impl<N: Nic> Engine<N> {
         }
         let iov = part_iov(op, part, remote.len);
         let holder = Holder::Part { op: index, part };
-        let direct = reachable(&mut self.nic, &mut self.state.registrations, &peer.caps, holder, &iov);
+        let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
         let home = if direct { wire_iov(&iov, peer.caps.mailbox_bytes as usize) } else { SmallVec::new() };
         let len = remote.len;
-        let head = rma_head(index, part, 0, remote);
-        let token = self.state.transfers.insert(peer_id, TransferKind::ReadHome { op: index }, iov, Vec::new(), len);
-        self.state.transfers.open(token, token);
-        if announce(&mut self.nic, link, kind::READ_BULK, bits, &head, (len, token, &home), seq).is_err() {
-            self.state.transfers.remove(token);
+        let head = rma_head(index.get(), part, 0, remote);
+        let token = self.state.outgoing.start(
+            &mut self.state.peers[peer_id],
+            Transfer::new(peer_id, TransferKind::ReadHome { op: index }, iov, Vec::new(), len),
+        );
+        self.state.outgoing.open(token, WindowId::Transfer(token));
+        if announce(&mut self.nic, link, kind::READ_BULK, bits, &head, (len, token.to_wire(), &home), seq).is_err() {
+            self.state.outgoing.end(&mut self.state.peers, token);
             return Started::Blocked;
         }
-        if let Some(op) = self.state.ops.get_mut(index) {
+        if let Some(op) = self.state.outgoing.op_mut(index) {
             op.pushing += 1;
         }
         Started::Sent
     }
 }
 
-fn rma_head(index: u32, part: u32, data: u64, remote: &RmaIov) -> RmaHead {
+fn rma_head(op: u32, part: u32, data: u64, remote: &RmaIov) -> RmaHead {
     RmaHead {
-        op: Op { op: index.into(), part: part.into() },
+        op: Op { op: op.into(), part: part.into() },
         key: remote.key.into(),
         addr: remote.addr.into(),
         data: data.into(),
@@ -402,9 +410,9 @@ fn part_flags(flags: OpFlags, last: bool) -> u8 {
     }
 }
 
-fn write_head(index: u32, part: u32, bits: u8, data: u64, remote: &RmaIov) -> Short {
+fn write_head(op: u32, part: u32, bits: u8, data: u64, remote: &RmaIov) -> Short {
     let mut w = Short::new(kind::WRITE, bits);
-    w.put(&rma_head(index, part, data, remote));
+    w.put(&rma_head(op, part, data, remote));
     w
 }
 
@@ -474,30 +482,32 @@ impl State {
         self.peers[peer_id].count_access(Direction::Received, len);
         let peer = &mut self.peers[peer_id];
         let follows = bulk.window.get() != 0;
+        let next = peer.extra().announced.next();
         if follows
-            && (!peer.caps.flags.contains(PathFlags::PUSH_FOLLOWS)
-                || bulk.window.get() != peer.extra().announced.next()
+            && (!peer.path.contains(PathFlags::PUSH_FOLLOWS)
+                || bulk.window.get() != next.to_wire()
                 || !source.is_empty()
                 || len == 0)
         {
             return Err(Violation);
         }
-        let direct = peer.caps.flags.contains(PathFlags::GET) && !source.is_empty();
+        let direct = peer.path.contains(PathFlags::GET) && !source.is_empty();
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
                 self.regions.acquire(key);
                 let kind = TransferKind::Write { op: head.op, key, data, parts };
-                let token = self.transfers.insert(peer_id, kind, iov, source, len);
+                let token =
+                    self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, source, len));
                 let writing = &mut self.peers[peer_id].extra().writing;
                 *writing += 1;
                 if *writing > REQUEST_LIMIT {
                     return Err(Violation);
                 }
                 if follows {
-                    self.transfers.open(token, bulk.window.get());
-                    self.peers[peer_id].extra().announced.enter(token)?;
+                    self.outgoing.open(token, next);
+                    self.peers[peer_id].extra().announced.enter(Some(token))?;
                 } else if direct {
                     self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
                 } else {
@@ -507,7 +517,7 @@ impl State {
             Err(status) => {
                 self.part_failed(parts);
                 if follows {
-                    self.peers[peer_id].extra().announced.enter(0)?;
+                    self.peers[peer_id].extra().announced.enter(None)?;
                 }
                 self.queue_fin(peer_id, head.op.op.get(), status, 0);
             }
@@ -532,10 +542,10 @@ impl State {
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
-                let put = self.peers[peer_id].caps.flags.contains(PathFlags::PUT) && !home.is_empty();
+                let put = self.peers[peer_id].path.contains(PathFlags::PUT) && !home.is_empty();
                 self.regions.acquire(key);
                 let kind = TransferKind::Serve { op: head.op, key, window, put, parts };
-                let token = self.transfers.insert(peer_id, kind, iov, home, len);
+                let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, home, len));
                 self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
             Ok(iov) => {
@@ -629,6 +639,7 @@ impl State {
         let id: Op = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let (index, part) = (id.op.get(), id.part.get());
+        let index = OpId::new(index);
         let op = self.op_of(peer_id, index)?;
         if op.answerable(part) != Some(payload.len() as u64) {
             return Err(Violation);
@@ -645,11 +656,11 @@ impl State {
     pub(crate) fn read_ended(
         &mut self,
         peer_id: PeerId,
-        index: u32,
+        index: OpId,
         window: u64,
         status: Status,
     ) -> Result<(), Violation> {
-        let op = self.ops.get_mut(index).ok_or(Violation)?;
+        let op = self.outgoing.op_mut(index).ok_or(Violation)?;
         if let Ok(part) = u32::try_from(window) {
             let len = op.answerable(part).filter(|_| status != Status::Ok).ok_or(Violation)?;
             op.pending -= 1;
@@ -657,12 +668,15 @@ impl State {
         } else {
             let home =
                 |x: &&mut Transfer| x.peer == peer_id && matches!(x.kind, TransferKind::ReadHome { op } if op == index);
-            self.transfers.get_mut(window).filter(home).ok_or(Violation)?;
-            self.transfers.remove(window);
-            op.pending -= 1;
-            op.pushing = op.pushing.saturating_sub(1);
+            let id = TransferId::from_wire(window).ok_or(Violation)?;
+            self.outgoing.transfer(id).filter(home).ok_or(Violation)?;
+            self.outgoing.end(&mut self.peers, id);
+            if let Some(op) = self.outgoing.op_mut(index) {
+                op.pending -= 1;
+                op.pushing = op.pushing.saturating_sub(1);
+            }
         }
-        if let (Some(op), Some(fault)) = (self.ops.get_mut(index), status.fault()) {
+        if let (Some(op), Some(fault)) = (self.outgoing.op_mut(index), status.fault()) {
             op.fault.get_or_insert(fault);
         }
         self.finish_op(index);

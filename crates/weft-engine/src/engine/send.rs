@@ -15,7 +15,7 @@ use zerocopy::little_endian::{U32, U64};
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bugs::planted;
 use crate::engine::connection::Role;
-use crate::engine::ids::PeerId;
+use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Answer;
 use crate::engine::registrations::Holder;
@@ -177,18 +177,19 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Sends what the operation at the front of the TX queue has to send.
-    pub(crate) fn start_send(&mut self, index: u32) -> Started {
-        let Some(op) = self.state.ops.get_mut(index) else { return Started::Sent };
+    pub(crate) fn start_send(&mut self, index: OpId) -> Started {
+        let limit = self.state.outgoing.request_limit();
+        let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
         let peer = &mut self.state.peers[op.peer];
         let cost = op.len + EAGER_COST;
-        let ack = match peer.caps.answer_to(op.flags) {
+        let ack = match peer.path.answer_to(op.flags) {
             Answer::Nothing => None,
-            Answer::Arrived => Some((index, F_ACK | F_ARRIVAL)),
-            Answer::Received => Some((index, F_ACK)),
+            Answer::Arrived => Some((index.get(), F_ACK | F_ARRIVAL)),
+            Answer::Received => Some((index.get(), F_ACK)),
         };
         let eager = op.len <= u64::from(peer.caps.eager_bytes) && cost <= peer.tx_credit;
         let unmatched = !eager || op.flags.contains(OpFlags::DELIVERY);
-        let allowed = if unmatched { peer.may_announce() } else { peer.may_ask(0, self.state.request_limit) };
+        let allowed = if unmatched { peer.may_announce() } else { peer.may_ask(0, limit) };
         let Some(link) = peer.link().filter(|_| allowed) else { return Started::Blocked };
         if eager {
             let head = EagerHead::new(op.flags, op.tag, op.data, ack, peer.tx_seq);
@@ -203,7 +204,7 @@ impl<N: Nic> Engine<N> {
             return State::drop_datagram(op, &mut self.state.dropped);
         } else {
             let holder = Holder::Part { op: index, part: 0 };
-            let direct = reachable(&mut self.nic, &mut self.state.registrations, &peer.caps, holder, &op.iov);
+            let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &op.iov);
             let (mailbox_bytes, seq) = (peer.caps.mailbox_bytes as usize, peer.tx_seq);
             let room = direct.then_some(mailbox_bytes);
             let sent = match op.iov.len() {
@@ -229,7 +230,7 @@ impl<N: Nic> Engine<N> {
 fn send_long_rts<N: Nic>(
     nic: &mut N,
     link: LinkId,
-    index: u32,
+    index: OpId,
     op: &TxOp,
     ack: bool,
     room: Option<usize>,
@@ -249,7 +250,7 @@ pub(crate) fn retain_memory(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Own
 
 /// `ack`: the sender wants to hear when all is received (with that, it has arrived, too). `room`: the length
 /// of a message, if the peer may reach our memory.
-fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, ack: bool, room: Option<usize>) -> Writer<ROOM> {
+fn rts_head<const ROOM: usize>(index: OpId, op: &TxOp, ack: bool, room: Option<usize>) -> Writer<ROOM> {
     let mut bits = 0;
     bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
     bits |= if op.flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
@@ -257,7 +258,7 @@ fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, ack: bool, room: Option<us
     let source = room.map_or_else(SmallVec::new, |mailbox_bytes| wire_iov(&op.iov, mailbox_bytes));
     let mut w = Writer::new(kind::RTS, bits);
     w.put(&Rts {
-        op: index.into(),
+        op: index.get().into(),
         iov_count: u32::try_from(source.len()).unwrap_or(0).into(),
         tag: op.tag.into(),
         data: op.data.into(),
@@ -308,18 +309,18 @@ impl State {
             self.nameless_fault(status);
             return Ok(());
         }
-        self.op_ended(peer_id, fin.op.get(), fin.window.get(), status)
+        self.op_ended(peer_id, OpId::new(fin.op.get()), fin.window.get(), status)
     }
 
     pub(crate) fn on_ack(&mut self, peer_id: PeerId, count: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         for _ in 0..count {
             let op: U32 = r.take().ok_or(Violation)?;
-            self.op_ended(peer_id, op.get(), 0, Status::Ok)?;
+            self.op_ended(peer_id, OpId::new(op.get()), 0, Status::Ok)?;
         }
         Ok(())
     }
 
-    fn op_ended(&mut self, peer_id: PeerId, index: u32, window: u64, status: Status) -> Result<(), Violation> {
+    fn op_ended(&mut self, peer_id: PeerId, index: OpId, window: u64, status: Status) -> Result<(), Violation> {
         let op = self.op_of(peer_id, index)?;
         if op.pending == 0 {
             return Err(Violation);

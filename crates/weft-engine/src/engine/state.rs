@@ -13,10 +13,10 @@ use crate::api::{ADDR_NONE, Addr, Completion, Config, Fault, Kind, OpFlags};
 use crate::bugs::planted;
 use crate::engine::claims::AddressQuery;
 use crate::engine::connection::Connection;
-use crate::engine::ids::PeerId;
+use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId};
 use crate::engine::links::{LinkState, Links};
-use crate::engine::ops::{DeviceContext, MultiRecv, Phase, RecvInfo, Transfer, TransferKind, Transfers, TxOp};
-use crate::engine::peer::{PathFlags, Peer, PeerExtra, UNMATCHED_LIMIT, request_limit};
+use crate::engine::ops::{MultiRecv, Outgoing, Phase, RecvInfo, Transfer, TransferKind, TxOp};
+use crate::engine::peer::{PathFlags, Peer, UNMATCHED_LIMIT, request_limit};
 use crate::engine::peers::Peers;
 use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::remote_events::MultipartOp;
@@ -24,9 +24,8 @@ use crate::engine::rma::Regions;
 use crate::engine::send::EAGER_COST;
 use crate::engine::shared_recv::Pool;
 use crate::engine::strangers::Strangers;
-use crate::list::List;
 use crate::matching::{Body, Matcher, Unexpected};
-use crate::mem::{self, IovList, Owned};
+use crate::mem::{self, IovList};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::wire::{self, Head, Reader, kind};
@@ -46,14 +45,9 @@ pub(crate) struct State {
     pub(crate) links: Links,
     /// Pending queries for the endpoints at addresses.
     pub(crate) address_queries: Vec<AddressQuery>,
-    pub(crate) ops: List<TxOp>,
-    /// Private copies of operations that have failed, which the device reads until the link is closed.
-    pub(crate) lingering_copies: Vec<(LinkId, Owned)>,
-    /// Requests without an answer that may be under way to each peer.
-    pub(crate) request_limit: u32,
+    pub(crate) outgoing: Outgoing,
     /// Receives are posted the short way while fewer than so many are.
     pub(crate) fast_receives: usize,
-    pub(crate) transfers: Transfers,
     /// What is registered for them, where a device demands that.
     pub(crate) registrations: Option<Box<Registrations>>,
     pub(crate) multi_recvs: Slab<MultiRecv>,
@@ -90,11 +84,8 @@ impl State {
             strangers: Strangers::default(),
             links: Links::default(),
             address_queries: Vec::new(),
-            ops: List::default(),
-            lingering_copies: Vec::new(),
-            request_limit: request_limit(config.tx_depth),
+            outgoing: Outgoing::new(request_limit(config.tx_depth)),
             fast_receives: config.rx_depth,
-            transfers: Transfers::default(),
             registrations: None,
             multi_recvs: Slab::new(),
             tagged: Matcher::new(config.matching),
@@ -135,23 +126,15 @@ impl State {
     pub(crate) fn reset_peer(&mut self, peer_id: PeerId, why: LinkError) {
         let fault = Fault::Link(why);
         self.close_links(peer_id);
-        let peer = &mut self.peers[peer_id];
-        let name = peer.name;
-        let (addr, active, call) = (peer.addr, peer.active, peer.call);
+        let peer = &self.peers[peer_id];
         let (link, in_use) = (peer.link(), peer.is_in_use());
-        self.peers.note_sweepable(addr == ADDR_NONE);
+        self.peers.note_sweepable(peer.addr == ADDR_NONE);
         let parts = self.peers.drop_queues(peer_id).and_then(|queues| queues.parts);
         let peer = &mut self.peers[peer_id];
-        let counters = peer.take_counters();
-        let (left, came) = (peer.unreceived(), peer.rendezvous_waiting() > 0);
-        let stake = peer.extra.as_ref().map(|extra| extra.stake).unwrap_or_default();
-        *peer = Peer::new(name);
-        peer.rx_used = left;
-        *peer.extra() = PeerExtra { counters, stake, ..PeerExtra::default() };
-        peer.addr = addr;
-        peer.active = active;
-        peer.call = call;
-        let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.peer == peer_id).map(|(i, _)| i).collect();
+        let came = peer.rendezvous_waiting() > 0;
+        peer.reset();
+        let left = peer.rx_used;
+        let dead = self.outgoing.ops_of(peer);
         if dead.is_empty() && !in_use {
             self.peers[peer_id].connect_failure = Some(why);
         }
@@ -163,18 +146,18 @@ impl State {
             }
             let lost = self.is_unreliable();
             self.dropped += u64::from(lost);
-            if let Some(mut op) = self.ops.remove(index) {
+            if let Some(mut op) = self.outgoing.remove(&mut self.peers[peer_id], index) {
                 if (op.pushing > 0 || op.assisting > 0)
                     && let (Some(link), Some(copy)) = (link, op.owned.take())
                 {
-                    self.lingering_copies.push((link, copy));
+                    self.outgoing.linger(link, copy);
                 }
                 let fails = planted!(Bug::LossReported, !lost, true);
                 complete_op(&mut self.completions, &op, fails.then(|| op.fault.unwrap_or(fault)));
             }
         }
-        for token in self.transfers.tokens(|x| x.peer == peer_id) {
-            if let Some(x) = self.transfers.remove(token) {
+        for token in self.outgoing.transfers_of(&self.peers[peer_id]) {
+            if let Some(x) = self.outgoing.end(&mut self.peers, token) {
                 self.release_transfer(token);
                 self.abandon_transfer(x, link, fault);
             }
@@ -201,7 +184,9 @@ impl State {
             peer.rx_used = peer.rx_used.saturating_sub(x.expect + EAGER_COST);
             let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
             mem::scatter(&staged.into, 0, &mem::to_vec(&mem::slice(&x.iov, 0, placed)));
-            self.lingering_copies.extend(link.map(|link| (link, staged.bytes)));
+            if let Some(link) = link {
+                self.outgoing.linger(link, staged.bytes);
+            }
         }
         match x.kind {
             TransferKind::Recv { info, .. } => {
@@ -272,7 +257,7 @@ impl State {
     }
 
     /// The device does not touch the memory of a transfer any more.
-    pub(crate) fn release_transfer(&mut self, token: u64) {
+    pub(crate) fn release_transfer(&mut self, token: TransferId) {
         if let Some(registrations) = &mut self.registrations {
             registrations.release(Holder::Transfer(token));
         }
@@ -281,8 +266,8 @@ impl State {
     // ---- completions -------------------------------------------------------------------------
 
     /// Ends the operation if neither the peer nor the device still works on it.
-    pub(crate) fn finish_op(&mut self, index: u32) {
-        let Some(op) = self.ops.get(index) else { return };
+    pub(crate) fn finish_op(&mut self, index: OpId) {
+        let Some(op) = self.outgoing.op(index) else { return };
         let peer_id = op.peer;
         let pushing = planted!(Bug::PushStillReads, op.pushing > 0, false);
         if op.pending > 0 || pushing || op.assisting > 0 || !op.all_sent() {
@@ -294,13 +279,15 @@ impl State {
         }
         let (parts, access, unmatched) = (op.parts(), op.kind != Kind::Send, op.awaits_match());
         complete_op(&mut self.completions, op, op.fault);
-        self.ops.drop_item(index);
+        self.outgoing.drop_op(&mut self.peers[peer_id], index);
         if let Some(registrations) = &mut self.registrations {
             registrations.release_op(index);
         }
         let peer = &mut self.peers[peer_id];
         peer.outstanding = peer.outstanding.saturating_sub(parts);
-        peer.unmatched = peer.unmatched.saturating_sub(u32::from(unmatched));
+        if unmatched && let Some(extra) = &mut peer.extra {
+            extra.unmatched = extra.unmatched.saturating_sub(1);
+        }
         if access && let Some(extra) = &mut peer.extra {
             extra.accesses = extra.accesses.saturating_sub(parts);
         }
@@ -310,8 +297,8 @@ impl State {
     }
 
     /// The operation if it is one of this peer's; anything else is a violation.
-    pub(crate) fn op_of(&mut self, peer_id: PeerId, index: u32) -> Result<&mut TxOp, Violation> {
-        self.ops.get_mut(index).filter(|op| op.peer == peer_id).ok_or(Violation)
+    pub(crate) fn op_of(&mut self, peer_id: PeerId, index: OpId) -> Result<&mut TxOp, Violation> {
+        self.outgoing.op_mut(index).filter(|op| op.peer == peer_id).ok_or(Violation)
     }
 
     // ---- messages ----------------------------------------------------------------------------
@@ -365,7 +352,7 @@ impl State {
     #[cold]
     fn keep_early(&mut self, peer_id: PeerId, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
         let peer = &mut self.peers[peer_id];
-        if peer.caps.flags.contains(PathFlags::ORDERED) {
+        if peer.path.contains(PathFlags::ORDERED) {
             return Err(Violation);
         }
         let ahead = seq.wrapping_sub(peer.rx_seq);
@@ -429,8 +416,8 @@ impl State {
 
     // ---- device results ----------------------------------------------------------------------
 
-    fn push_done(&mut self, index: u32, result: Result<(), LinkError>) {
-        let Some(op) = self.ops.get_mut(index) else { return };
+    fn push_done(&mut self, index: OpId, result: Result<(), LinkError>) {
+        let Some(op) = self.outgoing.op_mut(index) else { return };
         op.pushing = op.pushing.saturating_sub(1);
         if let Err(why) = result {
             op.fault.get_or_insert(Fault::Link(why));
@@ -470,7 +457,7 @@ impl Sink for State {
         self.link_lost(link, why);
         // The device has ended the link itself. The engine must not close a number that the device may reuse.
         self.links.drop_work(link);
-        self.lingering_copies.retain(|(other, _)| *other != link);
+        self.outgoing.free_lingering(|other| other == link);
     }
 
     #[inline(never)]
@@ -523,10 +510,11 @@ impl Sink for State {
     }
 
     fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {
-        match DeviceContext::of(ctx) {
-            DeviceContext::Push(op) => self.push_done(op, result),
-            DeviceContext::Assist(op) => self.assist_done(op),
-            DeviceContext::Transfer(token) => self.transfer_done(token, result),
+        match DeviceContext::from_number(ctx) {
+            Some(DeviceContext::Push(op)) => self.push_done(op, result),
+            Some(DeviceContext::Assist(op)) => self.assist_done(op),
+            Some(DeviceContext::Transfer(token)) => self.transfer_done(token, result),
+            None => {}
         }
     }
 }

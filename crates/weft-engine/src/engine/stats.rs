@@ -149,7 +149,7 @@ impl Peer {
     /// Takes the counters of a peer whose link, or attempt to make one, has ended.
     pub(crate) fn take_counters(&mut self) -> PeerCounters {
         self.fold_counters();
-        let (carried, called) = match self.state {
+        let (carried, called) = match self.state() {
             PeerState::Idle | PeerState::Vacant => (false, false),
             PeerState::Connecting(_) => (false, true),
             PeerState::Greeting(_) | PeerState::Up(_) => (true, false),
@@ -228,11 +228,11 @@ pub struct Report {
 impl<N: Nic> Engine<N> {
     /// The engine's statistics.
     pub fn report(&self) -> Report {
-        let State { peers, ops, tagged, untagged, registrations, dropped, .. } = &self.state;
+        let State { peers, outgoing, tagged, untagged, registrations, dropped, .. } = &self.state;
         let count = |count: usize| count as u64;
         Report {
             peers: count(peers.len()),
-            operations: count(ops.len()),
+            operations: count(outgoing.len()),
             posted: count(self.posted_receives()),
             unexpected: count(self.unexpected_messages()),
             unexpected_most: count(tagged.most_unexpected.max(untagged.most_unexpected)),
@@ -245,7 +245,7 @@ impl<N: Nic> Engine<N> {
     /// The statistics of one peer. Peers are numbered from 0 in the order of their first use. A stranger that
     /// left may have left its number to another peer. `None`: no peer has the number.
     pub fn peer_report(&mut self, number: usize) -> Option<PeerReport> {
-        let peer = self.state.peers.get_mut(PeerId::new(number)).filter(|peer| peer.state != PeerState::Vacant)?;
+        let peer = self.state.peers.get_mut(PeerId::new(number)).filter(|peer| peer.state() != PeerState::Vacant)?;
         peer.fold_large_counters();
         let [sent, received] = peer.flows();
         let [waited, taken] = peer.waited();
@@ -253,7 +253,7 @@ impl<N: Nic> Engine<N> {
             let PeerCounters { stalls, retries, links_ended, calls_failed, .. } = extra.counters;
             (stalls, retries, links_ended, calls_failed)
         });
-        let state = match peer.state {
+        let state = match peer.state() {
             PeerState::Idle | PeerState::Vacant => LinkStatus::Idle,
             PeerState::Connecting(_) => LinkStatus::Connecting,
             PeerState::Greeting(link) | PeerState::Up(link) => LinkStatus::Up(link),
@@ -316,7 +316,7 @@ mod tests {
     fn counters_outlive_links() {
         let mut peer = peer();
         peer.count_message(Direction::Sent, 9 + EAGER_COST);
-        peer.state = PeerState::Connecting(LinkId(1));
+        peer.set_state(PeerState::Connecting(LinkId(1)));
         let counters = peer.take_counters();
         let [sent, _] = counters.flows;
         assert_eq!((sent.messages, sent.bytes, counters.calls_failed, counters.links_ended), (1, 9, 1, 0));

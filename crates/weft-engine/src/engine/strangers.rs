@@ -201,7 +201,7 @@ impl State {
 
     fn stake(&self, peer_id: PeerId) -> Stake {
         let peer = &self.peers[peer_id];
-        if peer.state == PeerState::Vacant || !self.is_stranger(peer_id) {
+        if peer.state() == PeerState::Vacant || !self.is_stranger(peer_id) {
             return Stake::default();
         }
         let window = if peer.is_in_use() {
@@ -260,7 +260,7 @@ impl State {
             self.strangers.hand = hand + 1;
             let peer_id = PeerId::new(hand);
             let peer = &mut self.peers[peer_id];
-            let (PeerState::Up(link) | PeerState::Greeting(link)) = peer.state else { continue };
+            let (PeerState::Up(link) | PeerState::Greeting(link)) = peer.state() else { continue };
             if peer.addr != ADDR_NONE {
                 continue;
             }
@@ -284,7 +284,7 @@ impl State {
         waits
             || peer.outstanding > 0
             || peer.queues.as_ref().is_some_and(|queues| !queues.is_empty())
-            || self.transfers.iter().any(|transfer| transfer.peer == peer_id)
+            || !peer.transfers.is_empty()
     }
 
     /// Finds a link that can end so that an expected peer gets its descriptor: one without a message so far, or
@@ -329,7 +329,7 @@ impl<N: Nic> Engine<N> {
             let (Some(largest), before) = (peer_ids.clone().max_by_key(kept), self.state.strangers.total.kept) else {
                 return;
             };
-            let (PeerState::Up(link) | PeerState::Greeting(link)) = self.state.peers[largest].state else {
+            let (PeerState::Up(link) | PeerState::Greeting(link)) = self.state.peers[largest].state() else {
                 return;
             };
             self.state.down(link, LinkError::Resources);

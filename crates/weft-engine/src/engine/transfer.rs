@@ -21,9 +21,9 @@ use zerocopy::little_endian::U32;
 use crate::api::{Fault, Kind};
 use crate::bugs::planted;
 use crate::engine::Engine;
-use crate::engine::ids::PeerId;
-use crate::engine::ops::{Phase, RecvInfo, TransferKind, assist_ctx, push_ctx};
-use crate::engine::peer::{Answer, BulkOp, PathCaps, PathFlags, REQUEST_LIMIT};
+use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId, WindowId};
+use crate::engine::ops::{Phase, RecvInfo, TransferKind};
+use crate::engine::peer::{Answer, BulkOp, PathFlags, Peer, REQUEST_LIMIT};
 use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::rma::part_iov;
 use crate::engine::state::{State, Violation};
@@ -34,69 +34,67 @@ use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 /// Limit of memory pieces for which help is requested, so that the message stays short.
 const ASSIST_PIECES: usize = 2;
 
-/// In the name of a window: the pusher has named it. The tokens of transfers never have this bit.
-const ANNOUNCED: u64 = 1 << 63;
-
 /// The windows that a peer has announced on its link: it numbers them as it announces them.
 #[derive(Default)]
 pub(crate) struct Announced {
     count: u64,
-    /// Transfers of the last of them, oldest first; 0: over, or refused.
+    /// Transfers of the last windows, oldest first. `None`: the transfer has ended, or was refused.
     #[allow(clippy::box_collection)] // A pointer is less than the queue's own four words.
-    tokens: Option<Box<VecDeque<u64>>>,
+    transfers: Option<Box<VecDeque<Option<TransferId>>>>,
 }
 
 impl Announced {
-    /// The name of a link's window number `n`.
-    pub(crate) fn name(n: u64) -> u64 {
-        ANNOUNCED | n
-    }
-
-    /// Enters the next window, with the token of its transfer, or 0 if its bytes are to be thrown away.
-    pub(crate) fn enter(&mut self, token: u64) -> Result<(), Violation> {
+    /// Enters the next window with its transfer. `None`: its bytes are discarded.
+    pub(crate) fn enter(&mut self, transfer: Option<TransferId>) -> Result<(), Violation> {
         self.count += 1;
-        if token != 0 || self.len() > 0 {
-            self.tokens.get_or_insert_default().push_back(token);
+        if transfer.is_some() || self.len() > 0 {
+            self.transfers.get_or_insert_default().push_back(transfer);
         }
         if self.len() > REQUEST_LIMIT { Err(Violation) } else { Ok(()) }
     }
 
-    /// The name of the next window to be announced.
-    pub(crate) fn next(&self) -> u64 {
-        Self::name(self.count)
+    /// The next window to be announced.
+    pub(crate) fn next(&self) -> WindowId {
+        WindowId::Announced(self.count)
     }
 
-    /// Where the window's entry is; `None`: its bytes are to be thrown away. Bytes ahead of their
-    /// announcement are a violation.
-    fn index(&self, window: u64) -> Result<Option<usize>, Violation> {
-        let n = window & !ANNOUNCED;
+    /// The transfer of window number `n`. `None`: its bytes are discarded. Bytes before their announcement are a
+    /// violation.
+    fn transfer(&self, n: u64) -> Result<Option<TransferId>, Violation> {
+        let place = self.place(n)?;
+        let transfers = self.transfers.as_ref();
+        Ok(place.and_then(|place| transfers?.get(place).copied().flatten()))
+    }
+
+    fn place(&self, n: u64) -> Result<Option<usize>, Violation> {
         if n >= self.count {
             return Err(Violation);
         }
         let first = self.count - self.len() as u64;
-        Ok(n.checked_sub(first).and_then(|i| usize::try_from(i).ok()))
+        Ok(n.checked_sub(first).and_then(|place| usize::try_from(place).ok()))
     }
 
-    fn over(&mut self, window: u64) {
-        let index = self.index(window);
-        let Some(tokens) = &mut self.tokens else { return };
-        if let Ok(Some(index)) = index
-            && let Some(token) = tokens.get_mut(index)
+    /// The transfer of window number `n` has ended.
+    fn end(&mut self, n: u64) {
+        let place = self.place(n);
+        let Some(transfers) = &mut self.transfers else { return };
+        if let Ok(Some(place)) = place
+            && let Some(transfer) = transfers.get_mut(place)
         {
-            *token = 0;
+            *transfer = None;
         }
-        while tokens.front() == Some(&0) {
-            tokens.pop_front();
+        while transfers.front() == Some(&None) {
+            transfers.pop_front();
         }
     }
 
     fn len(&self) -> usize {
-        self.tokens.as_ref().map_or(0, |tokens| tokens.len())
+        self.transfers.as_ref().map_or(0, |transfers| transfers.len())
     }
 
-    /// Gives back memory, if there are no entries.
+    /// Frees the memory of an empty list.
     pub(crate) fn shrink(&mut self) {
-        self.tokens.take_if(|tokens| tokens.is_empty());
+        self.transfers.take_if(|transfers| transfers.is_empty());
     }
 }
 
@@ -109,17 +107,17 @@ fn describable(iov: &[Iov], mailbox_bytes: usize) -> bool {
 pub(crate) fn reachable<N: Nic>(
     nic: &mut N,
     registrations: &mut Option<Box<Registrations>>,
-    caps: &PathCaps,
+    peer: &Peer,
     holder: Holder,
     iov: &[Iov],
 ) -> bool {
-    if !caps.flags.intersects(PathFlags::GET.union(PathFlags::PUT)) {
+    if !peer.path.intersects(PathFlags::GET.union(PathFlags::PUT)) {
         return false;
     }
-    if !N::REGISTERS || !caps.flags.contains(PathFlags::REGISTERED) {
+    if !N::REGISTERS || !peer.path.contains(PathFlags::REGISTERED) {
         return true;
     }
-    describable(iov, caps.mailbox_bytes as usize)
+    describable(iov, peer.caps.mailbox_bytes as usize)
         && registrations.as_mut().is_some_and(|registrations| registrations.register(nic, holder, iov))
 }
 
@@ -132,9 +130,9 @@ pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 
     iov.iter().map(|i| WireIov { addr: i.addr().into(), len: (i.len() as u64).into() }).collect()
 }
 
-fn cts_message(op: u32, part: u32, window: u64, len: u64) -> Short {
+fn cts_message(op: u32, part: u32, window: TransferId, len: u64) -> Short {
     let mut w = Short::new(kind::CTS, 0);
-    w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });
+    w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.to_wire().into(), len: len.into() });
     w
 }
 
@@ -164,32 +162,33 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Asks the peer to push the bytes of a message.
-    fn run_push_request(&mut self, peer_id: PeerId, token: u64) -> Result<(), Full> {
-        let Some(x) = self.state.transfers.get_mut(token) else { return Ok(()) };
+    fn run_push_request(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Full> {
+        let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
         let (TransferKind::Recv { op, .. } | TransferKind::Prefetch { op, .. }) = x.kind else { return Ok(()) };
         let request = cts_message(op, 0, token, x.expect);
         self.send_sequenced(peer_id, request.bytes(), &[])?;
-        self.state.transfers.open(token, token);
+        self.state.outgoing.open(token, WindowId::Transfer(token));
         Ok(())
     }
 
-    fn run_transfer(&mut self, peer_id: PeerId, token: u64) -> Result<(), Full> {
+    fn run_transfer(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         if N::REGISTERS
-            && self.state.peers[peer_id].caps.flags.contains(PathFlags::REGISTERED)
+            && self.state.peers[peer_id].path.contains(PathFlags::REGISTERED)
             && !self.register_transfer(token)
             && self.state.by_push(token)
         {
             return Ok(());
         }
-        let Some(x) = self.state.transfers.get_mut(token) else { return Ok(()) };
+        let context = DeviceContext::Transfer(token).to_number();
+        let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
         let (share, op) = match x.kind {
             TransferKind::Recv { op, .. } => {
-                (self.nic.get(link, &x.iov, &x.remote, token)?, Op { op: op.into(), part: 0.into() })
+                (self.nic.get(link, &x.iov, &x.remote, context)?, Op { op: op.into(), part: 0.into() })
             }
-            TransferKind::Write { op, .. } => (self.nic.get(link, &x.iov, &x.remote, token)?, op),
-            TransferKind::Serve { put: true, op, .. } => (self.nic.put(link, &x.iov, &x.remote, token)?, op),
-            TransferKind::Serve { window, .. } => return self.nic.push(link, window, 0, &x.iov, token),
+            TransferKind::Write { op, .. } => (self.nic.get(link, &x.iov, &x.remote, context)?, op),
+            TransferKind::Serve { put: true, op, .. } => (self.nic.put(link, &x.iov, &x.remote, context)?, op),
+            TransferKind::Serve { window, .. } => return self.nic.push(link, window, 0, &x.iov, context),
             TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => return Ok(()),
         };
         if let Some(share) = share {
@@ -199,8 +198,8 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Whether our side of a transfer is registered, where the device touches it.
-    fn register_transfer(&mut self, token: u64) -> bool {
-        let (Some(x), Some(registrations)) = (self.state.transfers.get_mut(token), &mut self.state.registrations)
+    fn register_transfer(&mut self, token: TransferId) -> bool {
+        let (Some(x), Some(registrations)) = (self.state.outgoing.transfer(token), &mut self.state.registrations)
         else {
             return true;
         };
@@ -213,8 +212,8 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Asks the peer to help with a transfer. If the message cannot leave now, or would be long, we do without.
-    fn ask_to_assist(&mut self, peer_id: PeerId, token: u64, share: Share, op: Op) {
-        let Some(x) = self.state.transfers.get_mut(token) else { return };
+    fn ask_to_assist(&mut self, peer_id: PeerId, token: TransferId, share: Share, op: Op) {
+        let Some(x) = self.state.outgoing.transfer(token) else { return };
         if x.iov.len() > ASSIST_PIECES {
             return;
         }
@@ -231,7 +230,7 @@ impl<N: Nic> Engine<N> {
     fn run_assist(
         &mut self,
         peer_id: PeerId,
-        index: u32,
+        index: OpId,
         part: u32,
         share: Share,
         len: u64,
@@ -239,7 +238,7 @@ impl<N: Nic> Engine<N> {
     ) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         // The operation may have ended meanwhile: the peer did without us.
-        let Some(op) = self.state.ops.get_mut(index).filter(|op| op.peer == peer_id && op.awaits(part)) else {
+        let Some(op) = self.state.outgoing.op_mut(index).filter(|op| op.peer == peer_id && op.awaits(part)) else {
             return Ok(());
         };
         let iov = part_iov(op, part, len);
@@ -257,16 +256,16 @@ impl<N: Nic> Engine<N> {
         {
             return Ok(());
         }
-        self.nic.assist(link, share, op.kind != Kind::Read, &iov, far, assist_ctx(index))?;
+        self.nic.assist(link, share, op.kind != Kind::Read, &iov, far, DeviceContext::Assist(index).to_number())?;
         op.assisting += 1;
         Ok(())
     }
 
-    fn run_push(&mut self, peer_id: PeerId, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
+    fn run_push(&mut self, peer_id: PeerId, index: OpId, part: u32, window: u64, len: u64) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
-        let Some(op) = self.state.ops.get(index).filter(|op| op.peer == peer_id) else { return Ok(()) };
+        let Some(op) = self.state.outgoing.op(index).filter(|op| op.peer == peer_id) else { return Ok(()) };
         let iov = part_iov(op, part, len);
-        self.nic.push(link, window, 0, &iov, push_ctx(index))?;
+        self.nic.push(link, window, 0, &iov, DeviceContext::Push(index).to_number())?;
         planted!(Bug::PushStillReads, self.state.finish_early(index));
         Ok(())
     }
@@ -274,8 +273,8 @@ impl<N: Nic> Engine<N> {
 
 impl State {
     /// Only the planted bug `PushStillReads` does this.
-    fn finish_early(&mut self, index: u32) {
-        if let Some(op) = self.ops.get_mut(index) {
+    fn finish_early(&mut self, index: OpId) {
+        if let Some(op) = self.outgoing.op_mut(index) {
             op.pending = 0;
             self.finish_op(index);
         }
@@ -284,16 +283,16 @@ impl State {
 
 impl<N: Nic> Engine<N> {
     /// Pushes the bytes of a part whose announcement has just left.
-    pub(crate) fn push_behind(&mut self, peer_id: PeerId, index: u32, part: u32, iov: &[Iov]) {
+    pub(crate) fn push_behind(&mut self, peer_id: PeerId, index: OpId, part: u32, iov: &[Iov]) {
         let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else { return };
         let window = peer.announcing();
         peer.extra().announcing += 1;
-        if let Some(op) = self.state.ops.get_mut(index) {
+        if let Some(op) = self.state.outgoing.op_mut(index) {
             op.pushing += 1;
         }
         let queued = peer.queues.as_ref().is_some_and(|queues| !queues.bulk.is_empty());
-        if queued || self.nic.push(link, window, 0, iov, push_ctx(index)).is_err() {
+        if queued || self.nic.push(link, window, 0, iov, DeviceContext::Push(index).to_number()).is_err() {
             let len = mem::total_len(iov) as u64;
             self.state.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len });
         }
@@ -305,10 +304,13 @@ impl State {
     /// was refused has such bytes. All bytes for a window that this side has named come before its transfer
     /// ends, so others are a violation: the window was never named, or its bytes have come, or a device of
     /// this side moves them.
-    fn pushed_into(&mut self, peer_id: PeerId, window: u64) -> Result<Option<u64>, Violation> {
-        let token = if window & ANNOUNCED == 0 { Some(window) } else { self.announced(peer_id, window)? };
+    fn pushed_into(&mut self, peer_id: PeerId, window: WindowId) -> Result<Option<TransferId>, Violation> {
+        let token = match window {
+            WindowId::Transfer(id) => Some(id),
+            WindowId::Announced(n) => self.peers[peer_id].extra.as_ref().ok_or(Violation)?.announced.transfer(n)?,
+        };
         let Some(token) = token else { return Ok(None) };
-        let takes = self.transfers.get_mut(token).is_some_and(|x| x.peer == peer_id && x.takes(window));
+        let takes = self.outgoing.transfer(token).is_some_and(|x| x.peer == peer_id && x.takes(window));
         if takes { Ok(Some(token)) } else { Err(Violation) }
     }
 
@@ -320,49 +322,43 @@ impl State {
         offset: u64,
         len: usize,
     ) -> Result<Option<IovList>, Violation> {
+        let window = WindowId::from_wire(window).ok_or(Violation)?;
         let Some(token) = self.pushed_into(peer_id, window)? else { return Ok(None) };
-        let Some(transfer) = self.transfers.get_mut(token) else { return Ok(None) };
+        let Some(transfer) = self.outgoing.transfer(token) else { return Ok(None) };
         let end = offset.checked_add(len as u64).ok_or(Violation)?;
         let start = usize::try_from(offset).map_err(|_| Violation)?;
         if end <= transfer.expect { Ok(Some(mem::slice(&transfer.iov, start, len))) } else { Err(Violation) }
     }
 
-    fn announced(&self, peer_id: PeerId, window: u64) -> Result<Option<u64>, Violation> {
-        let peer = self.peers.get(peer_id).ok_or(Violation)?;
-        let announced = &peer.extra.as_ref().ok_or(Violation)?.announced;
-        let index = announced.index(window)?;
-        let tokens = announced.tokens.as_ref();
-        Ok(index.and_then(|index| tokens?.get(index).copied()).filter(|&token| token != 0))
-    }
-
     /// Bytes of a push have been stored or thrown away.
     pub(crate) fn push_placed(&mut self, peer_id: PeerId, window: u64, len: usize) {
+        let Some(window) = WindowId::from_wire(window) else { return };
         let Ok(Some(token)) = self.pushed_into(peer_id, window) else { return };
-        let Some(transfer) = self.transfers.get_mut(token) else { return };
+        let Some(transfer) = self.outgoing.transfer(token) else { return };
         transfer.placed = transfer.placed.saturating_add(len as u64);
         if transfer.placed < transfer.expect {
             return;
         }
         self.transfer_arrived(token);
-        if window != token {
-            self.peers[peer_id].extra().announced.over(window);
+        if let WindowId::Announced(n) = window {
+            self.peers[peer_id].extra().announced.end(n);
         }
     }
 
     /// Asks the peer to push the bytes of a transfer.
-    pub(crate) fn queue_cts(&mut self, peer_id: PeerId, op: u32, part: u32, window: u64, len: u64) {
-        self.transfers.open(window, window);
-        self.peers.defer_message(peer_id, &cts_message(op, part, window, len));
+    pub(crate) fn queue_cts(&mut self, peer_id: PeerId, op: u32, part: u32, transfer: TransferId, len: u64) {
+        self.outgoing.open(transfer, WindowId::Transfer(transfer));
+        self.peers.defer_message(peer_id, &cts_message(op, part, transfer, len));
     }
 
     pub(crate) fn on_cts(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let cts: Cts = r.take().ok_or(Violation)?;
-        let (index, part, len) = (cts.op.op.get(), cts.op.part.get(), cts.len.get());
-        let caps = self.peers[peer_id].caps;
+        let (index, part, len) = (OpId::new(cts.op.op.get()), cts.op.part.get(), cts.len.get());
+        let path = self.peers[peer_id].path;
         let op = self.op_of(peer_id, index)?;
         match op.kind {
             Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
-                op.phase = Phase::Pushing(caps.answer_to(op.flags) != Answer::Nothing);
+                op.phase = Phase::Pushing(path.answer_to(op.flags) != Answer::Nothing);
             }
             Kind::Write => {
                 let sent = part < op.next_part && op.pushing < op.next_part;
@@ -384,14 +380,14 @@ impl State {
         let request: Assist = r.take().ok_or(Violation)?;
         let far = r.take_iov(request.iov_count.get()).ok_or(Violation)?;
         let described = wire::described_bytes(&far);
-        let (index, part, len) = (request.op.op.get(), request.op.part.get(), request.len.get());
+        let (index, part, len) = (OpId::new(request.op.op.get()), request.op.part.get(), request.len.get());
         if described != Some(len) {
             return Err(Violation);
         }
-        let caps = self.peers[peer_id].caps;
+        let path = self.peers[peer_id].path;
         if let Ok(op) = self.op_of(peer_id, index)
             && op.awaits(part)
-            && caps.flags.contains(if op.kind == Kind::Read { PathFlags::GET } else { PathFlags::PUT })
+            && path.contains(if op.kind == Kind::Read { PathFlags::GET } else { PathFlags::PUT })
         {
             self.peers
                 .defer_bulk(peer_id, BulkOp::Assist { op: index, part, share: Share(request.share.get()), len, far });
@@ -400,15 +396,15 @@ impl State {
     }
 
     /// The device has let go of the memory of an operation that it helped to move.
-    pub(crate) fn assist_done(&mut self, index: u32) {
-        let Some(op) = self.ops.get_mut(index) else { return };
+    pub(crate) fn assist_done(&mut self, index: OpId) {
+        let Some(op) = self.outgoing.op_mut(index) else { return };
         op.assisting = op.assisting.saturating_sub(1);
         self.finish_op(index);
     }
 
     /// All pushed bytes of a transfer are here.
-    pub(crate) fn transfer_arrived(&mut self, token: u64) {
-        let Some(x) = self.transfers.remove(token) else { return };
+    pub(crate) fn transfer_arrived(&mut self, token: TransferId) {
+        let Some(x) = self.outgoing.end(&mut self.peers, token) else { return };
         match x.kind {
             TransferKind::Recv { info, op, ack } => {
                 if let Some(staged) = x.staged {
@@ -438,8 +434,8 @@ impl State {
     /// The bytes of a transfer go through the device's own memory, because it cannot reach the memory where
     /// they are or where they go. True: the peer has been asked to push them. False: the pushing is ours,
     /// when the transfer is handed to the device.
-    fn by_push(&mut self, token: u64) -> bool {
-        let Some(x) = self.transfers.get_mut(token) else { return true };
+    fn by_push(&mut self, token: TransferId) -> bool {
+        let Some(x) = self.outgoing.transfer(token) else { return true };
         let (peer_id, expect) = (x.peer, x.expect);
         match x.kind {
             TransferKind::Recv { op, .. } => self.queue_cts(peer_id, op, 0, token, expect),
@@ -454,27 +450,27 @@ impl State {
     }
 
     /// The device has finished a get, a put, or a push that serves a read.
-    pub(crate) fn transfer_done(&mut self, token: u64, result: Result<(), LinkError>) {
+    pub(crate) fn transfer_done(&mut self, token: TransferId, result: Result<(), LinkError>) {
         self.release_transfer(token);
-        let Some(x) = self.transfers.get_mut(token) else { return };
+        let Some(x) = self.outgoing.transfer(token) else { return };
         let (peer_id, what, expect) = (x.peer, x.kind, x.expect);
         match (result, what) {
             (Ok(()), TransferKind::Recv { info, op, .. }) => {
-                self.transfers.remove(token);
+                self.outgoing.end(&mut self.peers, token);
                 self.received(&info, peer_id);
                 self.queue_ack(peer_id, op);
             }
             (Ok(()), TransferKind::Write { .. }) => {
-                self.transfers.remove(token);
+                self.outgoing.end(&mut self.peers, token);
                 self.write_arrived(peer_id, what, expect);
             }
             (Ok(()), TransferKind::Serve { .. }) => {
-                self.transfers.remove(token);
+                self.outgoing.end(&mut self.peers, token);
                 self.read_served(peer_id, what, expect);
             }
             // The receive has no writable memory. A push would fail as well.
             (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
-                self.transfers.remove(token);
+                self.outgoing.end(&mut self.peers, token);
                 let src = self.peers[peer_id].addr;
                 self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
                 self.queue_ack(peer_id, op);
@@ -482,11 +478,11 @@ impl State {
             // Direct access failed although it was probed. Further bytes travel through the device's own
             // memory.
             (Err(LinkError::Access), TransferKind::Recv { .. } | TransferKind::Write { .. }) => {
-                self.peers[peer_id].caps.flags.remove(PathFlags::GET);
+                self.peers[peer_id].path.remove(PathFlags::GET);
                 self.by_push(token);
             }
             (Err(LinkError::Access), TransferKind::Serve { put: true, .. }) => {
-                self.peers[peer_id].caps.flags.remove(PathFlags::PUT);
+                self.peers[peer_id].path.remove(PathFlags::PUT);
                 self.by_push(token);
                 self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
             }

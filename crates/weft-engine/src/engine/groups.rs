@@ -1,0 +1,183 @@
+//! A table of items in groups: each item belongs to one group, and a group can be walked without a look at other items.
+//!
+//! Place in the data flow: [`crate::engine::ops`] keeps operations and transfers here, grouped by peer, so that the end of
+//! a peer finds its own. Keys stay valid until their item is removed. Memory grows to the high-water mark and is reused.
+
+const NIL: u32 = u32::MAX;
+
+struct Node<T> {
+    /// The next newer item of the group.
+    newer: u32,
+    /// The next older item of the group, or the next free node.
+    older: u32,
+    /// `None`: the node is free.
+    item: Option<T>,
+}
+
+/// A group of a table: its newest item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group(u32);
+
+impl Group {
+    pub(crate) const EMPTY: Self = Self(NIL);
+
+    #[inline]
+    pub(crate) fn is_empty(self) -> bool {
+        self == Self::EMPTY
+    }
+}
+
+pub(crate) struct Groups<T> {
+    nodes: Vec<Node<T>>,
+    /// The first free node.
+    free: u32,
+    len: usize,
+}
+
+impl<T> Default for Groups<T> {
+    fn default() -> Self {
+        Self { nodes: Vec::new(), free: NIL, len: 0 }
+    }
+}
+
+impl<T> Groups<T> {
+    /// The number of items in all groups.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The key of the next item.
+    #[inline]
+    pub(crate) fn next_key(&self) -> u32 {
+        if self.free == NIL { super::ids::number(self.nodes.len()) } else { self.free }
+    }
+
+    /// Adds an item to a group and returns its key.
+    ///
+    /// The function is inlined and `make` runs after the node is chosen, so that the item's words are written to their
+    /// place one by one instead of by way of the stack.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, group: &mut Group, make: impl FnOnce() -> T) -> u32 {
+        if self.free == NIL {
+            self.add_node();
+        }
+        let key = self.free;
+        let Some(node) = self.nodes.get_mut(key as usize) else { return NIL };
+        self.free = node.older;
+        node.newer = NIL;
+        node.older = group.0;
+        node.item.get_or_insert_with(make);
+        if let Some(older) = self.nodes.get_mut(group.0 as usize) {
+            older.newer = key;
+        }
+        group.0 = key;
+        self.len += 1;
+        key
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_node(&mut self) {
+        self.free = super::ids::number(self.nodes.len());
+        self.nodes.push(Node { newer: NIL, older: NIL, item: None });
+    }
+
+    /// Removes an item from its group and returns it.
+    pub(crate) fn remove(&mut self, group: &mut Group, key: u32) -> Option<T> {
+        let item = self.nodes.get_mut(key as usize)?.item.take()?;
+        self.unlink(group, key);
+        Some(item)
+    }
+
+    /// Drops an item of a group; cheaper than [`Self::remove`] where the caller has already read it.
+    #[inline(always)]
+    pub(crate) fn drop_item(&mut self, group: &mut Group, key: u32) {
+        if let Some(node) = self.nodes.get_mut(key as usize).filter(|node| node.item.is_some()) {
+            node.item = None;
+            self.unlink(group, key);
+        }
+    }
+
+    /// Links the neighbours of an emptied node and puts the node on the free list.
+    #[inline(always)]
+    fn unlink(&mut self, group: &mut Group, key: u32) {
+        let Some(node) = self.nodes.get_mut(key as usize) else { return };
+        let (newer, older) = (node.newer, std::mem::replace(&mut node.older, self.free));
+        self.free = key;
+        match self.nodes.get_mut(newer as usize) {
+            Some(newer) => newer.older = older,
+            None => group.0 = older,
+        }
+        if let Some(older) = self.nodes.get_mut(older as usize) {
+            older.newer = newer;
+        }
+        self.len -= 1;
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, key: u32) -> Option<&T> {
+        self.nodes.get(key as usize)?.item.as_ref()
+    }
+
+    #[inline(always)]
+    pub(crate) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
+        self.nodes.get_mut(key as usize)?.item.as_mut()
+    }
+
+    /// Iterates over a group from the newest item to the oldest.
+    pub(crate) fn iter(&self, group: Group) -> impl Iterator<Item = (u32, &T)> {
+        let mut at = group.0;
+        std::iter::from_fn(move || {
+            let key = at;
+            let node = self.nodes.get(key as usize)?;
+            at = node.older;
+            Some((key, node.item.as_ref()?))
+        })
+    }
+
+    /// Iterates over the items of all groups by key.
+    pub(crate) fn iter_all(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0..).zip(&self.nodes).filter_map(|(key, node)| Some((key, node.item.as_ref()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn groups_behave_like_vectors(ops in proptest::collection::vec((0..3usize, any::<u8>()), 0..200)) {
+            let mut groups = Groups::default();
+            let mut heads = [Group::EMPTY; 3];
+            let mut model: [Vec<(u32, u8)>; 3] = Default::default();
+            for (of, x) in ops {
+                if x < 128 || model[of].is_empty() {
+                    let next = groups.next_key();
+                    let key = groups.push(&mut heads[of], || x);
+                    prop_assert_eq!(key, next);
+                    model[of].push((key, x));
+                } else {
+                    let at = usize::from(x) % model[of].len();
+                    let (key, item) = model[of].remove(at);
+                    if x & 1 == 0 {
+                        groups.drop_item(&mut heads[of], key);
+                    } else {
+                        prop_assert_eq!(groups.remove(&mut heads[of], key), Some(item));
+                    }
+                    prop_assert!(groups.get(key).is_none());
+                }
+                for (head, expected) in heads.iter().zip(&model) {
+                    let mut found: Vec<_> = groups.iter(*head).map(|(key, item)| (key, *item)).collect();
+                    found.reverse();
+                    prop_assert_eq!(&found, expected);
+                    prop_assert_eq!(head.is_empty(), expected.is_empty());
+                }
+                prop_assert_eq!(groups.len(), model.iter().map(Vec::len).sum::<usize>());
+                prop_assert_eq!(groups.iter_all().count(), groups.len());
+            }
+        }
+    }
+}
