@@ -3,14 +3,15 @@
 //! Place in the data flow: the device's reports about links and the messages of links themselves come here from
 //! [`crate::engine::state`]. Messages of links wait as [`LinkWork`] until the device is not borrowed.
 //!
-//! Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's attempt goes Incoming →
-//! (OPEN received) → Carrying. If both sides connect at once, the attempt of the endpoint with the smaller name wins:
+//! This side's attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's attempt goes
+//! Incoming → (OPEN received) → Carrying. If both sides connect at once, the attempt of the endpoint with the
+//! smaller name wins:
 //!
 //! 1. The other endpoint drops its own attempt when the winner's OPEN arrives.
-//! 2. The winner keeps the loser's attempt on standby until its own has succeeded or failed. Then it refuses the standby
-//!    link or takes it into use. So a pair in which only one direction can connect still meets.
-//! 3. If the winner's attempt breaks after OPEN, the loser may have dropped the standby link already. The winner refuses
-//!    that link, and both sides connect again.
+//! 2. The winner keeps the loser's attempt on standby until its own has succeeded or failed. Then it refuses
+//!    the standby link or adopts it. A pair in which only one direction can connect therefore still meets.
+//! 3. If the winner's attempt breaks after OPEN, the loser may have dropped the standby link already. The
+//!    winner refuses that link, and both sides connect again.
 
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
@@ -350,8 +351,8 @@ impl State {
         self.links.queue_message(link, SmallVec::from_slice(w.bytes()), close);
     }
 
-    /// The contents of OPEN and its like for the link's peer. Messages that an earlier link has left here take their part
-    /// of the window.
+    /// The contents of OPEN and OPEN_OK for the link's peer. Messages that came over an earlier link and still
+    /// wait here use a part of the window.
     pub(crate) fn grant(&mut self, link: LinkId) -> Open {
         let (mut used, mut withheld) = (0, 0);
         if let Some(peer_id) = self.links.slot(link).peer {
@@ -364,7 +365,8 @@ impl State {
         Open { version: PROTOCOL_VERSION, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
     }
 
-    /// Refuses a peer's link because another link serves the pair, or will. The peer connects again if it knows of none.
+    /// Refuses a peer's link because another link serves the pair, or will. The peer connects again if it knows
+    /// of no other link.
     fn refuse_link(&mut self, link: LinkId) {
         self.links.free(link);
         self.queue_link_message(link, kind::OPEN_DUP, true);
@@ -424,7 +426,8 @@ impl State {
                 self.refuse_link(link);
             }
         }
-        // Do this only after the link is attached; otherwise removing the peer's last state would drop its service entry.
+        // Do this only after the link is attached. Otherwise removing the peer's last state would drop its
+        // service entry.
         match addr {
             Some(addr) => self.set_address(peer_id, addr),
             None => self.look_up_address(peer_id),
@@ -468,8 +471,8 @@ impl State {
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
-        // An answer to a message that has not left would put a link into use whose close waits for that message. Then
-        // memory would not be free when it should be.
+        // An answer to a message that has not left would adopt a link whose close waits for that message. The
+        // memory of the link would then be freed too late.
         let sent = self.links.work.iter().all(|work| work.link() != Some(link));
         let expected = sent && self.may_be_opened() && self.links.state(link) == LinkState::Opening;
         let Some(peer_id) = self.links.slot(link).peer else { return Err(Violation) };
@@ -570,7 +573,8 @@ impl State {
         }
     }
 
-    /// Closes all links of a peer: the one in use, a peer's attempt on standby, and the second end of a link to ourselves.
+    /// Closes all links of a peer: the one in use, the peer's attempt on standby, and the second end of a link
+    /// to this engine itself.
     pub(crate) fn close_links(&mut self, peer_id: PeerId) {
         let peer = &self.peers[peer_id];
         let mut theirs: SmallVec<[LinkId; 3]> = SmallVec::new();

@@ -1,7 +1,8 @@
 //! The peers of an engine: their table, their names, and their addresses.
 //!
-//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and changes of the
-//! client's address vector come here. The paths of messages only look up the result ([`Peers::known`]).
+//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and
+//! changes of the client's address vector come here. The code for messages only looks up the result
+//! ([`Peers::known`]).
 //!
 //! Invariant: an endpoint is one peer, even if it was known by its service name first.
 
@@ -89,9 +90,10 @@ pub(crate) struct Peers {
     vacant: Vec<PeerId>,
     /// The peer that operations to an address reach. The table is as dense as the address book.
     by_addr: Vec<Option<PeerId>>,
-    /// The same for addresses that also name a context of a scalable endpoint (fi_rx_addr), too large for a table.
+    /// The peers of addresses that also name a context of a scalable endpoint (fi_rx_addr), which are too large
+    /// for a table.
     by_context_addr: FxHashMap<Addr, PeerId>,
-    /// Some peer is such a context.
+    /// Whether any peer is a context of a scalable endpoint.
     has_contexts: bool,
     index: NameIndex,
     book: Book,
@@ -351,8 +353,8 @@ impl Peers {
         self.by_addr.contains(&Some(id)) || self.by_context_addr.values().any(|&known| known == id)
     }
 
-    /// The peer's place in the book, or `ADDR_NONE`. A book may have the socket of a full name without the id. That case
-    /// is decided elsewhere ([`crate::engine::claims`]), since only the peer itself says so.
+    /// The peer's address in the book, or `ADDR_NONE`. A book may have the socket of a full name without the
+    /// id. [`crate::engine::claims`] decides that case, since only the peer itself claims the socket.
     pub(crate) fn addr_of(&self, name: &EpName) -> Addr {
         let known = known_at(&self.book, name);
         planted!(Bug::ContextStranger, known, known.filter(|_| name.context_index() <= Some(0))).unwrap_or(ADDR_NONE)
@@ -401,8 +403,8 @@ impl Peers {
         }
     }
 
-    /// The address of a peer whose own one was removed. The book may have it under another name, or under a service name
-    /// that has led to it.
+    /// The address of a peer whose own address was removed. The book may have the peer under another name, or
+    /// under a service name that has led to it.
     fn other_addr(&self, id: PeerId) -> Addr {
         let near = || (0..).zip(&self.by_addr).find_map(|(addr, route)| (*route == Some(id)).then_some(addr));
         let far = || self.by_context_addr.iter().filter_map(|(far, known)| (*known == id).then_some(far)).min();
@@ -496,8 +498,9 @@ impl State {
         Ok(peer_id)
     }
 
-    /// The peer for the name of a caller. `addr`: the caller has been found at this address, which the book knows by its
-    /// socket. `None`: the caller is a stranger and there are too many, or too many have claimed the address.
+    /// The peer for a caller's name. `addr`: the caller was found at this address, of which the book has the
+    /// socket only. `None`: the caller is a stranger and there are too many, or too many have claimed the
+    /// address.
     pub(crate) fn peer_of_caller(&mut self, name: &EpName, addr: Option<Addr>) -> Option<PeerId> {
         self.follow_book();
         let max = self.config.max_strangers;
@@ -699,8 +702,8 @@ impl State {
         }
     }
 
-    /// Gives a peer that was known by its service name its full name, which the device has learnt. Returns the peer that
-    /// has this name.
+    /// Gives a peer that was known by its service name the full name that the device has learnt. Returns the
+    /// peer that has this name.
     pub(crate) fn learn_name(&mut self, link: LinkId, peer_id: PeerId, name: &EpName) -> PeerId {
         match self.peers.find(name) {
             Some(known) if known != peer_id => {
