@@ -1,7 +1,7 @@
 //! `Worker`: a thread of weft, which its creator stops and joins.
 //!
-//! Place in the data flow: beside it. Threads of this type close descriptors that unknown peers sent and read
-//! reports of unmapped memory. In weft-fi they are the progress thread, the flusher, and the helpers of
+//! Place in the data flow: none; these threads carry no messages. They close descriptors that unknown peers sent,
+//! and read reports of unmapped memory. In weft-fi they are the progress thread, the flusher, and the helpers of
 //! condition variables.
 //!
 //! Signals are blocked on these threads, so the client's handlers do not run there. A forked child has a copy

@@ -9,7 +9,7 @@
 //!
 //! Virtual time advances when a poll finds nothing. Therefore only manual progress is possible: no thread can sleep.
 //!
-//! Invariant: the fabric is made for one thread. It is accessed only under the lock [`FABRIC`].
+//! Invariant: the fabric is made for one thread. It is accessed only under the lock `FABRIC`.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -57,7 +57,7 @@ pub(super) trait Sleeper {
     fn sleep_level(&mut self) -> &mut SleepLevel;
     /// Whether a peer has rung the doorbell.
     fn is_rung(&self) -> bool;
-    /// Announces a sleep at the door. Returns false, without effect, if a peer has rung.
+    /// Announces a sleep in the sleep page. Returns false, without effect, if a peer has rung.
     fn park_door(&mut self) -> bool;
     /// Whether a sleep is announced, and no wake-up was taken since.
     fn is_door_parked(&self) -> bool;
@@ -95,8 +95,9 @@ pub(super) fn park(device: &mut impl Sleeper) -> bool {
     let news = was == SleepLevel::Awake || device.may_wait_for_space();
     let fenced = announced && (!news || device.fence());
     let busy = !fenced || device.has_work() || device.is_rung();
-    // The check may have taken a wake-up off a socket that was meant for this sleep, and its sender sends no
-    // other. For a newly announced sleep it does. Its bit was set before, and is seen now.
+    // The check may have taken a wake-up that was meant for this sleep, and its sender sends no second one for the
+    // same sleep. A new sleep is then announced. The sender's bit was set before, so the announcement sees it, and
+    // later events wake the new sleep.
     if busy || !(device.is_door_parked() || device.park_door()) {
         *device.sleep_level() = was;
         match was {
