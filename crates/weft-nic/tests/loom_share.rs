@@ -211,7 +211,7 @@ fn fails(owner_works: bool, helper_works: bool) {
 }
 
 #[test]
-fn an_owner_that_withdraws_waits_for_what_the_helper_has_begun() {
+fn an_owner_that_withdraws_waits_for_the_helpers_copies() {
     fails(false, true);
 }
 
