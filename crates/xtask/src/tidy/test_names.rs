@@ -1,7 +1,7 @@
 //! The rule for names of tests: a subject that has a name, then a verb.
 //!
-//! Pronouns in place of a subject can be counted. Tests are functions behind `#[test]` in Rust, and functions whose name
-//! begins with `test_` in Python.
+//! Pronouns in place of a subject can be counted. Tests are functions behind `#[test]` in Rust, and functions
+//! whose name begins with `test_` in Python.
 
 use std::sync::LazyLock;
 
