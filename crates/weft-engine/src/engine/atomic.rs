@@ -269,7 +269,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Sends the next part of the operation at the front of the TX queue.
-    #[inline(never)] // See `run_peer`.
+    #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn start_atomic(&mut self, index: OpId) -> Started {
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };

@@ -135,7 +135,7 @@ pub(crate) enum TransferKind {
     /// Into a region, from the peer's write. `parts` is the number of its operation of several parts
     /// ([`crate::engine::remote_events`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
-    /// Into the buffer of our own read: its operation number.
+    /// Into the buffer of this side's read, by its operation number.
     ReadHome { op: OpId },
     /// Out of a region, for the peer's read: by put, or by push into `window`.
     Serve { op: Op, key: u64, window: u64, put: bool, parts: Option<u32> },
@@ -178,7 +178,7 @@ impl Transfer {
         }
     }
 
-    /// Whether bytes for `window` may be stored, or counted.
+    /// Whether bytes for `window` belong to this transfer.
     pub(crate) fn takes(&self, window: WindowId) -> bool {
         self.window == window.to_wire()
     }

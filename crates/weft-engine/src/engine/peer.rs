@@ -102,7 +102,7 @@ enum Phase {
     Vacant,
 }
 
-/// Work that an arrival has caused, in the order in which it arose.
+/// Work that arrived messages have caused, in their order.
 pub(crate) enum Deferred {
     /// A complete message without its number. Answers to reads of at most [`PROMPT_REPLY_BYTES`] bytes are
     /// stored inline.
@@ -114,15 +114,15 @@ pub(crate) enum Deferred {
 /// Bulk data for the device. It waits separately from messages, because the device accepts a limited amount at
 /// a time.
 pub(crate) enum BulkOp {
-    /// Fetch or serve a transfer: its token.
+    /// Fetches or serves the transfer with this token.
     Transfer(TransferId),
-    /// Ask for the bytes of a transfer into a matched receive, or ahead of one: its token.
+    /// Requests the bytes of the transfer with this token, for a matched receive or ahead of one.
     RequestPush(TransferId),
-    /// Fetch the bytes of a transfer into a matched receive: its token.
+    /// Fetches the bytes of the transfer with this token into a matched receive.
     Fetch(TransferId),
-    /// Push a part of our operation into the peer's window.
+    /// Pushes a part of an operation of this engine into the peer's window.
     Push { op: OpId, part: u32, window: u64, len: u64 },
-    /// Help the peer to move a part of our operation: the first `len` bytes, from or to `far`.
+    /// Helps the peer to move a part of an operation of this engine: the first `len` bytes, from or to `far`.
     Assist { op: OpId, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
 }
 
@@ -215,7 +215,7 @@ pub(crate) struct Peer {
     link: LinkId,
     pub(crate) caps: PathCaps,
     pub(crate) path: PathFlags,
-    /// In the list of connections with work.
+    /// Whether the peer is in the list of peers with work.
     pub(crate) active: bool,
     /// Reason why the last attempt to connect failed, if it was made for an inject that was not accepted. The
     /// next inject fails with it.
@@ -258,7 +258,7 @@ pub(crate) struct Peer {
 pub(crate) struct PeerExtra {
     /// Sends among the outstanding operations that wait for the peer's client ([`UNMATCHED_LIMIT`]).
     pub(crate) unmatched: u32,
-    /// Remote accesses among the outstanding operations, by parts.
+    /// Number of remote accesses among the outstanding operations, counted by parts.
     pub(crate) accesses: u32,
     /// Number of unexpected messages whose payload waits at the peer.
     pub(crate) rendezvous_waiting: u32,
@@ -349,7 +349,7 @@ impl PeerQueues {
         kinds
     }
 
-    /// Whether anything waits to be sent.
+    /// Whether work waits to be sent.
     #[inline]
     fn to_send(&self) -> bool {
         !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
@@ -496,8 +496,8 @@ impl Peer {
         };
     }
 
-    /// Fresh numbering and fresh windows, for a link that is (or soon will be) usable. `used`: what the peer
-    /// has not been granted of its own, which is what waited here when that was said.
+    /// Starts a stream of messages and fresh windows on a new link. `used`: the part of the peer's window that
+    /// was not granted, because messages waited here when the window was announced.
     pub(crate) fn open(
         &mut self,
         state: PeerState,
@@ -574,7 +574,7 @@ impl Peer {
         (self.phase == Phase::Up).then_some(self.link)
     }
 
-    /// Whether a link carries its messages.
+    /// Whether a link carries the peer's messages.
     pub(crate) fn is_in_use(&self) -> bool {
         matches!(self.state(), PeerState::Greeting(_) | PeerState::Up(_))
     }

@@ -100,7 +100,8 @@ impl State {
         self.peers.defer_matched(peer_id, BulkOp::RequestPush(token));
     }
 
-    /// A receive has taken a message whose bytes are on their way: they go there when they have come.
+    /// A receive has taken a message whose bytes are on their way. They are copied to the receive when they
+    /// have arrived.
     pub(crate) fn redirect_prefetch(&mut self, token: TransferId, iov: IovList, info: RecvInfo) {
         let Some(x) = self.outgoing.transfer(token) else { return };
         let TransferKind::Prefetch { op, ack, .. } = x.kind else { return };

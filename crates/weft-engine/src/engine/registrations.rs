@@ -21,7 +21,7 @@ use crate::nic::Registrar;
 /// The reason for which memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Holder {
-    /// A part of one of our operations; a send has one, number 0.
+    /// A part of an operation of this side. A send has only part 0.
     Part { op: OpId, part: u32 },
     /// A transfer, by its token.
     Transfer(TransferId),
@@ -77,7 +77,7 @@ impl Registrations {
         }
     }
 
-    /// An operation has ended, with all of its parts.
+    /// Releases the memory of all parts of an operation.
     pub(crate) fn release_op(&mut self, op: OpId) {
         while let Some((&holder, _)) =
             self.pins.range(Holder::Part { op, part: 0 }..=Holder::Part { op, part: u32::MAX }).next()

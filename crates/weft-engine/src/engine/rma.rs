@@ -282,7 +282,7 @@ impl<N: Nic> Engine<N> {
         })
     }
 
-    /// Sends the parts of the operation at the front of the TX queue, as many as may go now; those of an atomic, too.
+    /// Sends parts of the read, write or atomic at the front of the TX queue, as many as can be sent now.
     pub(crate) fn start_rma(&mut self, index: OpId) -> Started {
         loop {
             let limit = self.state.outgoing.request_limit();
@@ -346,7 +346,7 @@ impl<N: Nic> Engine<N> {
         if sent.is_ok() { Started::Sent } else { Started::Blocked }
     }
 
-    #[inline(never)] // See `run_peer`.
+    #[inline(never)] // For the reason given at `run_peer`.
     fn start_read(&mut self, index: OpId, last: bool) -> Started {
         let Some(op) = self.state.outgoing.op(index) else { return Started::Blocked };
         let peer_id = op.peer;

@@ -176,7 +176,7 @@ impl<N: Nic> Engine<N> {
         })
     }
 
-    /// Sends what the operation at the front of the TX queue has to send.
+    /// Sends the message of the operation at the front of the TX queue.
     pub(crate) fn start_send(&mut self, index: OpId) -> Started {
         let limit = self.state.outgoing.request_limit();
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
@@ -248,8 +248,8 @@ pub(crate) fn retain_memory(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Own
     (smallvec::smallvec![owned.iov()], Some(owned))
 }
 
-/// `ack`: the sender wants to hear when all is received (with that, it has arrived, too). `room`: the length
-/// of a message, if the peer may reach our memory.
+/// Builds the head of an RTS. `ack`: the sender requests an answer when all is received, which also implies the
+/// arrival. `room`: the length of a message, if the peer may access this side's memory.
 fn rts_head<const ROOM: usize>(index: OpId, op: &TxOp, ack: bool, room: Option<usize>) -> Writer<ROOM> {
     let mut bits = 0;
     bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };

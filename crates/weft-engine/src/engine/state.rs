@@ -46,9 +46,9 @@ pub(crate) struct State {
     /// Pending queries for the endpoints at addresses.
     pub(crate) address_queries: Vec<AddressQuery>,
     pub(crate) outgoing: Outgoing,
-    /// Receives are posted the short way while fewer than so many are.
+    /// Number of posted receives up to which another one is posted on the fast path.
     pub(crate) fast_receives: usize,
-    /// What is registered for them, where a device demands that.
+    /// Registrations of transfers and operations, if the device demands them.
     pub(crate) registrations: Option<Box<Registrations>>,
     pub(crate) multi_recvs: Slab<MultiRecv>,
     pub(crate) tagged: Matcher,
@@ -256,7 +256,7 @@ impl State {
         }
     }
 
-    /// The device does not touch the memory of a transfer any more.
+    /// Ends the registrations of a transfer whose memory the device no longer uses.
     pub(crate) fn release_transfer(&mut self, token: TransferId) {
         if let Some(registrations) = &mut self.registrations {
             registrations.release(Holder::Transfer(token));
@@ -265,7 +265,7 @@ impl State {
 
     // ---- completions -------------------------------------------------------------------------
 
-    /// Ends the operation if neither the peer nor the device still works on it.
+    /// Completes an operation if neither the peer nor the device still works on it.
     pub(crate) fn finish_op(&mut self, index: OpId) {
         let Some(op) = self.outgoing.op(index) else { return };
         let peer_id = op.peer;
@@ -296,7 +296,7 @@ impl State {
         }
     }
 
-    /// The operation if it is one of this peer's; anything else is a violation.
+    /// Returns an operation of this peer. Any other number is a violation.
     pub(crate) fn op_of(&mut self, peer_id: PeerId, index: OpId) -> Result<&mut TxOp, Violation> {
         self.outgoing.op_mut(index).filter(|op| op.peer == peer_id).ok_or(Violation)
     }

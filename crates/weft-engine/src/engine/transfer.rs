@@ -34,7 +34,7 @@ use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 /// Limit of memory pieces for which help is requested, so that the message stays short.
 const ASSIST_PIECES: usize = 2;
 
-/// The windows that a peer has announced on its link: it numbers them as it announces them.
+/// The windows that a peer has announced on its link, numbered in the order of announcement.
 #[derive(Default)]
 pub(crate) struct Announced {
     count: u64,
@@ -197,7 +197,7 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// Whether our side of a transfer is registered, where the device touches it.
+    /// Registers this side's memory of a transfer, if the device accesses it. Returns false if that fails.
     fn register_transfer(&mut self, token: TransferId) -> bool {
         let (Some(x), Some(registrations)) = (self.state.outgoing.transfer(token), &mut self.state.registrations)
         else {
@@ -211,7 +211,7 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// Asks the peer to help with a transfer. If the message cannot leave now, or would be long, we do without.
+    /// Asks the peer to help with a transfer. A request that cannot leave now, or would be long, is omitted.
     fn ask_to_assist(&mut self, peer_id: PeerId, token: TransferId, share: Share, op: Op) {
         let Some(x) = self.state.outgoing.transfer(token) else { return };
         if x.iov.len() > ASSIST_PIECES {
@@ -237,7 +237,7 @@ impl<N: Nic> Engine<N> {
         far: &[RemoteIov],
     ) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
-        // The operation may have ended meanwhile: the peer did without us.
+        // If the operation has ended meanwhile, the peer has moved all bytes by itself.
         let Some(op) = self.state.outgoing.op_mut(index).filter(|op| op.peer == peer_id && op.awaits(part)) else {
             return Ok(());
         };
@@ -272,7 +272,7 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// Only the planted bug `PushStillReads` does this.
+    /// The behaviour of the planted bug `PushStillReads`: the operation ends while the device still pushes.
     fn finish_early(&mut self, index: OpId) {
         if let Some(op) = self.outgoing.op_mut(index) {
             op.pending = 0;
@@ -300,10 +300,10 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away. Only a write that
-    /// was refused has such bytes. All bytes for a window that this side has named come before its transfer
-    /// ends, so others are a violation: the window was never named, or its bytes have come, or a device of
-    /// this side moves them.
+    /// The transfer to which bytes for `window` belong. `None`: the bytes belong to a refused write and must be
+    /// dropped. All bytes for a window that this side has named arrive before its transfer ends. Other bytes
+    /// are therefore a violation: the window was never named, or it is full, or a device of this side moves the
+    /// bytes.
     fn pushed_into(&mut self, peer_id: PeerId, window: WindowId) -> Result<Option<TransferId>, Violation> {
         let token = match window {
             WindowId::Transfer(id) => Some(id),
@@ -330,7 +330,7 @@ impl State {
         if end <= transfer.expect { Ok(Some(mem::slice(&transfer.iov, start, len))) } else { Err(Violation) }
     }
 
-    /// Bytes of a push have been stored or thrown away.
+    /// Notes that bytes of a push have been stored or dropped.
     pub(crate) fn push_placed(&mut self, peer_id: PeerId, window: u64, len: usize) {
         let Some(window) = WindowId::from_wire(window) else { return };
         let Ok(Some(token)) = self.pushed_into(peer_id, window) else { return };
@@ -395,14 +395,14 @@ impl State {
         Ok(())
     }
 
-    /// The device has let go of the memory of an operation that it helped to move.
+    /// Notes that the device no longer uses the memory of an operation that it helped to move.
     pub(crate) fn assist_done(&mut self, index: OpId) {
         let Some(op) = self.outgoing.op_mut(index) else { return };
         op.assisting = op.assisting.saturating_sub(1);
         self.finish_op(index);
     }
 
-    /// All pushed bytes of a transfer are here.
+    /// Ends a transfer whose pushed bytes have all arrived.
     pub(crate) fn transfer_arrived(&mut self, token: TransferId) {
         let Some(x) = self.outgoing.end(&mut self.peers, token) else { return };
         match x.kind {
@@ -431,9 +431,9 @@ impl State {
         }
     }
 
-    /// The bytes of a transfer go through the device's own memory, because it cannot reach the memory where
-    /// they are or where they go. True: the peer has been asked to push them. False: the pushing is ours,
-    /// when the transfer is handed to the device.
+    /// Changes a transfer to a push through the device's own memory, because the device cannot reach the memory
+    /// of one side. Returns true if the peer has been asked to push. Returns false if this side pushes, when
+    /// the transfer is given to the device again.
     fn by_push(&mut self, token: TransferId) -> bool {
         let Some(x) = self.outgoing.transfer(token) else { return true };
         let (peer_id, expect) = (x.peer, x.expect);
@@ -449,7 +449,7 @@ impl State {
         true
     }
 
-    /// The device has finished a get, a put, or a push that serves a read.
+    /// Handles the end of a get, a put, or a push that serves a read.
     pub(crate) fn transfer_done(&mut self, token: TransferId, result: Result<(), LinkError>) {
         self.release_transfer(token);
         let Some(x) = self.outgoing.transfer(token) else { return };
