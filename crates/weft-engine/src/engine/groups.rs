@@ -1,7 +1,8 @@
-//! A table of items in groups: each item belongs to one group, and a group can be walked without a look at other items.
+//! A table of items in groups. Each item belongs to one group, and a group is iterated without a look at other items.
 //!
-//! Place in the data flow: [`crate::engine::ops`] keeps operations and transfers here, grouped by peer, so that the end of
-//! a peer finds its own. Keys stay valid until their item is removed. Memory grows to the high-water mark and is reused.
+//! Place in the data flow: [`crate::engine::ops`] keeps operations and transfers here, grouped by peer. When a peer
+//! fails, its operations are found without a scan of all others. Keys stay valid until their item is removed. Memory
+//! grows to the high-water mark and is reused.
 
 const NIL: u32 = u32::MAX;
 
@@ -14,7 +15,7 @@ struct Node<T> {
     item: Option<T>,
 }
 
-/// A group of a table: its newest item.
+/// A group of a table, by the key of its newest item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group(u32);
 

@@ -1,11 +1,11 @@
-//! Numbers by which the engine's tables name their entries: one type for each table.
+//! Numbers of the engine's peers, operations, transfers and windows: one type for each table.
 //!
-//! Place in the data flow: messages and links carry these numbers where they would otherwise carry references. A type
-//! indexes its own table only.
+//! Place in the data flow: messages and links carry these numbers in place of references. A type indexes its own
+//! table only.
 
 use std::num::NonZeroU32;
 
-/// The number of a table's entry.
+/// The number of the table entry at `place`.
 ///
 /// # Panics
 ///
@@ -17,7 +17,7 @@ pub(crate) const fn number(place: usize) -> u32 {
     place as u32
 }
 
-/// A peer of an engine. One that was forgotten leaves its number to another peer.
+/// Number of a peer. The number of a forgotten peer is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct PeerId(NonZeroU32);
 
@@ -41,7 +41,7 @@ impl PeerId {
     }
 }
 
-/// One of our operations. Peers name it in their answers.
+/// Number of an operation of this engine. Peers name it in their answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OpId(u32);
 
@@ -58,8 +58,8 @@ impl OpId {
     }
 }
 
-/// A transfer of bulk data. The generation tells it from earlier transfers with the same slot, so that a late or forged
-/// number finds nothing.
+/// Number of a transfer of bulk data. The generation distinguishes it from earlier transfers with the same slot, so that
+/// a late or forged number finds no transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TransferId {
     pub(super) slot: u32,
@@ -68,7 +68,7 @@ pub(crate) struct TransferId {
 }
 
 impl TransferId {
-    /// The number as devices and peers see it. It exceeds any number of 32 bits and has less than 64.
+    /// The number as devices and peers see it. It exceeds 32 bits, and bit 63 is never set.
     #[inline]
     pub(crate) fn to_wire(self) -> u64 {
         u64::from(self.generation.get()) << 32 | u64::from(self.slot)
@@ -87,14 +87,14 @@ impl TransferId {
 /// A window into which bulk data is pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WindowId {
-    /// The receiver has named it after its transfer.
+    /// The receiver's window, which has the number of its transfer.
     Transfer(TransferId),
-    /// The pusher has announced it: the windows of a link are numbered from 0 on.
+    /// A window that the pusher has announced. The announced windows of a link are numbered from 0.
     Announced(u64),
 }
 
 impl WindowId {
-    /// In messages, set for announced windows.
+    /// Bit that marks announced windows in messages.
     const ANNOUNCED: u64 = 1 << 63;
 
     #[inline]
@@ -120,16 +120,16 @@ impl WindowId {
 pub(crate) enum DeviceContext {
     /// A get or put of a transfer, or the push that serves it.
     Transfer(TransferId),
-    /// A push of one of our operations.
+    /// A push for an operation of this engine.
     Push(OpId),
-    /// Help with the peer's transfer for one of our operations.
+    /// Help with the peer's transfer for an operation of this engine.
     Assist(OpId),
 }
 
 impl DeviceContext {
-    /// Set for pushes and help. Transfers have smaller numbers.
+    /// Bit that marks pushes and help. Transfers have smaller numbers.
     const OWN: u64 = 1 << 63;
-    /// Set for help, with [`Self::OWN`].
+    /// Bit that marks help, together with [`Self::OWN`].
     const ASSIST: u64 = 1 << 62;
 
     #[inline]

@@ -2,8 +2,7 @@
 //!
 //! Place in the data flow: `Engine::send`, `write` and `read` make a [`TxOp`] if the fast path does not finish
 //! the operation. Acknowledgements name it by its number. A [`Transfer`] is bulk data on its way into or out of
-//! this side's memory, for a peer's operation. Devices and peers name it by its token. The token contains a
-//! generation, so that a late or forged token finds no transfer.
+//! this side's memory, for a peer's operation. Devices and peers name it by its [`TransferId`].
 
 use std::num::NonZeroU32;
 
@@ -159,7 +158,7 @@ pub(crate) struct Transfer {
     pub(crate) placed: u64,
     /// The memory of the engine that `iov` describes, if any.
     pub(crate) staged: Option<Box<Staged>>,
-    /// The window by which the peer may push the bytes, as in messages. 0: our device moves them.
+    /// The window by which the peer may push the bytes, as in messages. 0: a device of this side moves them.
     window: u64,
 }
 
@@ -184,19 +183,19 @@ impl Transfer {
     }
 }
 
-/// Operations and transfers of an endpoint. Those of a peer are a group.
+/// Operations and transfers of an endpoint, grouped by peer.
 pub(crate) struct Outgoing {
     ops: Groups<TxOp>,
     transfers: Groups<Transfer>,
     generation: u32,
     /// Private copies of operations that have failed. The device reads them until their link is closed.
     lingering: Vec<(LinkId, Owned)>,
-    /// Unanswered requests that may be under way to each peer.
+    /// Limit of unanswered requests to each peer.
     request_limit: u32,
 }
 
 impl Outgoing {
-    /// `request_limit`: unanswered requests that may be under way to each peer.
+    /// `request_limit` is the limit of unanswered requests to each peer.
     pub(crate) fn new(request_limit: u32) -> Self {
         Self {
             ops: Groups::default(),
@@ -247,7 +246,7 @@ impl Outgoing {
         ids
     }
 
-    /// Gives an operation to another peer.
+    /// Moves an operation to another peer. It keeps its number.
     pub(crate) fn move_op(&mut self, id: OpId, peers: &mut Peers, to: PeerId) {
         let Some(from) = self.op(id).map(|op| op.peer) else { return };
         if let Some(op) = self.remove(&mut peers[from], id) {
@@ -256,13 +255,13 @@ impl Outgoing {
         }
     }
 
-    /// Operations that are not complete.
+    /// Number of operations that are not complete.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// Unanswered requests that may be under way to each peer.
+    /// Limit of unanswered requests to each peer.
     #[inline(always)]
     pub(crate) fn request_limit(&self) -> u32 {
         self.request_limit
@@ -270,7 +269,7 @@ impl Outgoing {
 
     // ---- transfers ---------------------------------------------------------------------------
 
-    /// Enters a transfer.
+    /// Adds a transfer.
     pub(crate) fn start(&mut self, peer: &mut Peer, transfer: Transfer) -> TransferId {
         self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = NonZeroU32::MIN.saturating_add(self.generation - 1);
@@ -289,7 +288,7 @@ impl Outgoing {
         }
     }
 
-    /// The peer may push the bytes by this window from now on.
+    /// Sets the window by which the peer may push the bytes.
     pub(crate) fn open(&mut self, id: TransferId, window: WindowId) {
         if let Some(transfer) = self.transfer(id) {
             transfer.window = window.to_wire();
@@ -322,12 +321,12 @@ impl Outgoing {
 
     // ---- memory of failed operations ---------------------------------------------------------
 
-    /// Keeps memory until a link is closed.
+    /// Keeps the memory of a failed operation until a link is closed.
     pub(crate) fn linger(&mut self, link: LinkId, memory: Owned) {
         self.lingering.push((link, memory));
     }
 
-    /// Frees memory that was kept for links that `closed` accepts.
+    /// Frees the memory that was kept for the links that `closed` accepts.
     #[inline]
     pub(crate) fn free_lingering(&mut self, closed: impl Fn(LinkId) -> bool) {
         self.lingering.retain(|(link, _)| !closed(*link));

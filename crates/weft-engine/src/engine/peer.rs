@@ -114,11 +114,11 @@ pub(crate) enum Deferred {
 /// Bulk data for the device. It waits separately from messages, because the device accepts a limited amount at
 /// a time.
 pub(crate) enum BulkOp {
-    /// Fetches or serves the transfer with this token.
+    /// Fetches or serves a transfer.
     Transfer(TransferId),
-    /// Requests the bytes of the transfer with this token, for a matched receive or ahead of one.
+    /// Requests the bytes of a transfer, for a matched receive or ahead of one.
     RequestPush(TransferId),
-    /// Fetches the bytes of the transfer with this token into a matched receive.
+    /// Fetches the bytes of a transfer into a matched receive.
     Fetch(TransferId),
     /// Pushes a part of an operation of this engine into the peer's window.
     Push { op: OpId, part: u32, window: u64, len: u64 },
@@ -243,9 +243,9 @@ pub(crate) struct Peer {
     pub(crate) credit_owed: u64,
     /// Number of operations that have left the TX queue and are not complete, counted by parts.
     pub(crate) outstanding: u32,
-    /// Our operations that are not complete ([`crate::engine::ops::Outgoing`]).
+    /// Operations to the peer that are not complete ([`crate::engine::ops::Outgoing`]).
     pub(crate) ops: Group,
-    /// Transfers of bulk data.
+    /// Transfers of bulk data for the peer.
     pub(crate) transfers: Group,
     /// Queued work, if any (`Peers::queues`).
     pub(crate) queues: Option<Box<PeerQueues>>,

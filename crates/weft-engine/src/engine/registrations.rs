@@ -23,7 +23,7 @@ use crate::nic::Registrar;
 pub(crate) enum Holder {
     /// A part of an operation of this side. A send has only part 0.
     Part { op: OpId, part: u32 },
-    /// A transfer, by its token.
+    /// A transfer.
     Transfer(TransferId),
 }
 

@@ -652,7 +652,7 @@ impl State {
     }
 
     /// Notes that a part of a read was refused, or that the target's device has put the bytes of a long part. A
-    /// short part has no window and is named by its number. The tokens of transfers are larger.
+    /// short part has no window and is named by its number. The numbers of transfers are larger.
     pub(crate) fn read_ended(
         &mut self,
         peer_id: PeerId,

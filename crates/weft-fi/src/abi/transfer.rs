@@ -1,7 +1,7 @@
 //! The C entry points of data transfers: one table for messages, tagged messages, remote memory access and atomics.
 //!
 //! Place in the data flow: a client calls a slot of an endpoint's operation tables → a function of this table → one of
-//! [`message`], [`rma`] and [`atomic`], which builds the operation → [`Ep`](crate::endpoint::Ep), which starts it.
+//! [`message`], [`rma`] and [`atomic()`], which builds the operation → [`Ep`], which starts it.
 //!
 //! Each row of the table names the C arguments, the translation of the client's memory, and the operation. There are
 //! three shapes of arguments: one buffer (`fi_send`), a vector of buffers (`fi_sendv`), and a structure with flags
