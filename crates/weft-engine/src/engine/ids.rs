@@ -58,8 +58,8 @@ impl OpId {
     }
 }
 
-/// Number of a transfer of bulk data. The generation distinguishes it from earlier transfers with the same slot, so that
-/// a late or forged number finds no transfer.
+/// Number of a transfer of bulk data. The generation distinguishes it from earlier transfers with the same slot, so
+/// that a late or forged number finds no transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TransferId {
     pub(super) slot: u32,
