@@ -19,7 +19,7 @@ fn stranger() -> EpName {
     EpName::full(&parts("127.0.0.1"))
 }
 
-/// Random bytes, right beginnings with wrong continuations, and hang-ups at every position.
+/// The endpoint refuses random bytes, right beginnings with wrong continuations, and hang-ups at every position.
 #[test]
 fn garbage_in_the_handshake_is_refused() {
     let mut world = world(&config(), 2);
@@ -242,7 +242,7 @@ fn invalid_frames_end_only_their_link() {
     world.until("the good link", |nodes| nodes[0].inbox.messages.pop_front().is_some());
 }
 
-/// Frames that arrive byte by byte are complete.
+/// Frames that arrive byte by byte are decoded as if they had arrived whole.
 #[test]
 fn frames_may_arrive_byte_by_byte() {
     let mut world = world(&config(), 1);

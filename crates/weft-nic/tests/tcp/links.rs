@@ -122,7 +122,7 @@ fn a_stale_name_is_refused() {
 
 #[test]
 fn a_host_without_route_is_unreachable() {
-    // No process may connect to the network's own "this host" over IPv6. The kernel refuses at once.
+    // The prefix 2001:db8::/32 is reserved for documentation (RFC 3849), so no route leads there.
     let mut world = world(&config(), 1);
     world.nodes[0].connect(&EpName::service("[2001:db8:ffff::1]:9".parse().unwrap()));
     let why = the_end(&mut world);
@@ -200,7 +200,7 @@ fn sleep(node: &mut Node<Tcp>, at_most_ms: i64) -> bool {
     woken
 }
 
-/// One endpoint sleeps while the other is polled.
+/// One endpoint sleeps while the other is polled. Returns whether the sleeper was woken.
 fn is_woken_by(world: &mut World<Tcp>, sleeper: usize, other: usize) -> bool {
     assert!(world.nodes[sleeper].nic.park());
     let start = Instant::now();
@@ -214,7 +214,7 @@ fn is_woken_by(world: &mut World<Tcp>, sleeper: usize, other: usize) -> bool {
     woken
 }
 
-/// A link can be described.
+/// `describe` shows the addresses and the queues of a link.
 #[test]
 fn links_can_be_described() {
     let mut world = world(&config(), 2);
@@ -229,7 +229,7 @@ fn free_socket() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// After the kill of a peer's process its links end, and its listener refuses connections.
+/// The link of a killed peer ends as `Gone`, after whole messages only.
 #[test]
 fn a_killed_process_is_gone() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 3000, ..config() }, 1);
@@ -251,7 +251,7 @@ fn a_killed_process_is_gone() {
     }
 }
 
-/// Not a test of its own: the peer that `a_killed_process_is_gone` kills.
+/// The helper process that `a_killed_process_is_gone` kills.
 #[test]
 #[ignore = "a helper process of another test"]
 fn child_that_streams() {

@@ -181,8 +181,8 @@ fn a_closed_link_without_progress_ends() {
     assert_eq!(quiet.0[0].0.agenda.len(Task::Close), 0);
 }
 
-/// The caller reached the host, which then fell silent: it is called again. A host that lives and computes is waited
-/// for.
+/// A host that falls silent in the handshake is dialled again. The caller waits for a host that answers while its
+/// endpoint computes.
 #[test]
 fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -194,7 +194,7 @@ fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     assert_eq!(quiet.0[0].1.up, [link]);
     assert_eq!(made(), 2);
 
-    // A link that is resumed behaves equally. The other side does not know of the break yet.
+    // The same holds for a resumption before the other side knows of the break.
     lose(1, 0);
     while made() == 2 {
         quiet.poll(0);
@@ -327,7 +327,7 @@ fn connections_made_while_the_caller_was_away_are_not_late() {
     }
 }
 
-/// For the called side, hellos that came while it was away are not late.
+/// Hellos that came while the called side was away are not late.
 #[test]
 fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
     let mut quiet = crowd(false);
@@ -339,7 +339,7 @@ fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
     assert_eq!(quiet.0[1].0.stats().refused, 0);
 }
 
-/// Links that are resumed are not late either. Otherwise they would end with all their unacknowledged messages.
+/// Resumptions are not late either. Otherwise the links would end with all their unacknowledged messages.
 #[test]
 fn links_resumed_while_the_caller_was_away_are_not_late() {
     let mut quiet = Quiet::new(&TcpConfig::default());
