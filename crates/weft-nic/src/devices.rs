@@ -398,7 +398,7 @@ impl Nic for Devices {
             if calls > 0
                 && let Some(tcp) = &mut self.tcp
             {
-                tcp.elsewhere();
+                tcp.other_device_delivered();
             }
             if self.table.has_fallbacks() {
                 self.fall_back(sink);

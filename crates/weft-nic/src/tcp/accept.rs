@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use weft_engine::nic::{LinkError, Nic as _, Sink};
 use weft_os::Unshared;
 
-use super::connect::{Found, Half, Source, Step, turn_away};
+use super::connect::{HalfOpen, ProvenPeer, Source, Step, answer_no_room};
 use super::{State, Tcp, Token, sys};
 
 /// Limit of accepted connections in one poll. It also applies to one tick of the clock while half-open connections
@@ -49,19 +49,19 @@ impl Tcp {
             }
             match sys::accept(self.listener.as_fd()) {
                 Ok((socket, from)) => {
-                    self.greet(socket, Source::of(from), now_ms, sink);
+                    self.begin_handshake(socket, Source::of(from), now_ms, sink);
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
                     // A half-open connection, which has proven nothing, is dropped first.
                     if !self.make_room(now_ms) || self.halves.is_empty() {
-                        self.tell_of_shortage();
+                        self.warn_of_shortage();
                         if let Some(link) = sink.spare_link(&|_| true) {
                             // The waiting caller may be an expected peer, and must prove it.
                             self.discard(link);
                             continue;
                         }
-                        self.hang_up();
+                        self.refuse_next();
                         return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
                     }
                 }
@@ -73,17 +73,17 @@ impl Tcp {
 
     /// Rejects the longest-waiting caller, because no connection can be accepted. The caller tries again several times.
     /// Without an answer it would take this host for unreachable.
-    fn hang_up(&mut self) {
+    fn refuse_next(&mut self) {
         self.spare = None;
         if let Ok((socket, _)) = sys::accept(self.listener.as_fd()) {
-            turn_away(socket.as_fd());
+            answer_no_room(socket.as_fd());
         }
         self.spare = self.timer.try_clone().ok();
     }
 
     /// Logs the shortage once while it lasts.
-    fn tell_of_shortage(&mut self) {
-        if !std::mem::replace(&mut self.short, true) {
+    fn warn_of_shortage(&mut self) {
+        if !std::mem::replace(&mut self.shortage_logged, true) {
             log::warn!("tcp: out of descriptors or memory: new connections wait; raise `ulimit -n`");
         }
     }
@@ -118,14 +118,14 @@ impl Tcp {
     }
 
     /// Begins the handshake of an accepted connection.
-    fn greet<S: Sink>(&mut self, socket: Unshared, source: Source, now_ms: u64, sink: &mut S) {
-        self.short = false;
+    fn begin_handshake<S: Sink>(&mut self, socket: Unshared, source: Source, now_ms: u64, sink: &mut S) {
+        self.shortage_logged = false;
         let generation = self.next_generation();
-        let half = Half::new(socket, source, generation, now_ms);
+        let half = HalfOpen::new(socket, source, generation, now_ms);
         let deadline_ms = half.deadline_ms(&self.config);
         let index = self.halves.insert(half);
         let Ok(id) = u32::try_from(index) else { return };
-        let data = epoll::EventData::new_u64(Token::Half(id, generation).pack());
+        let data = epoll::EventData::new_u64(Token::HalfOpen(id, generation).pack());
         if let Err(errno) = epoll::add(&self.epoll, &self.halves[index].socket, data, epoll::EventFlags::IN) {
             sys::cannot_watch(errno);
             self.halves.remove(index);
@@ -146,22 +146,22 @@ impl Tcp {
                 let half = self.halves.remove(at);
                 self.adopt(half, *found, sink);
             }
-            Ok(Step::Returns(hello)) => match self.answer_return(&hello, self.halves[at].socket.as_fd()) {
-                Ok(returning) => {
-                    self.halves[at].returning = Some(returning);
+            Ok(Step::Returns(hello)) => match self.answer_resumption(&hello, self.halves[at].socket.as_fd()) {
+                Ok(resumption) => {
+                    self.halves[at].resumption = Some(resumption);
                     // The finish may have arrived already.
                     self.half_event(index, generation, sink);
                 }
                 Err(why) => self.refuse(at, why),
             },
-            Ok(Step::Returned(finish)) => self.take_back(at, &finish),
+            Ok(Step::Returned(finish)) => self.judge_resumption(at, &finish),
             Err(why) => self.refuse(at, why),
         }
     }
 
     /// Turns a half-open connection into a link.
     #[inline(never)]
-    fn adopt<S: Sink>(&mut self, half: Half, found: Found, sink: &mut S) {
+    fn adopt<S: Sink>(&mut self, half: HalfOpen, found: ProvenPeer, sink: &mut S) {
         let generation = self.next_generation();
         let Ok(id) = self.insert(Some(half.socket), generation, State::Up) else { return };
         let data = epoll::EventData::new_u64(Token::Link(id, generation).pack());

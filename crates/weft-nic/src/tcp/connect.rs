@@ -1,4 +1,4 @@
-//! The handshake of a new link: the initiator's [`Attempt`] and the acceptor's [`Half`].
+//! The handshake of a new link: the initiator's [`Attempt`] and the acceptor's [`HalfOpen`].
 //!
 //! Place in the data flow: [`super::progress`] calls `advance` of either when its socket reports an event or a timer
 //! expires. Both end with the peer's full name (the link is up) or with a failure. Nothing blocks.
@@ -31,9 +31,9 @@ use weft_os::Unshared;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::TcpConfig;
-use super::initiator::{Exchange, Failure, Initiator, answer_body, fill, say, socket_failure};
+use super::initiator::{Exchange, Failure, Initiator, answer_body, fill, send_handshake, socket_failure};
 use super::noise::{self, Noise};
-use super::resume::Returning;
+use super::resume::ResumeDialogue;
 use super::stream::Keys;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
 use crate::handshake::{self, Capability, Key, Nonce, Role};
@@ -62,7 +62,7 @@ pub(super) struct Local {
 
 /// A peer that has proven itself.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct ProvenPeer {
     /// The peer's full name.
     pub(super) peer: EpName,
     /// The session's number and key, which only the two sides know.
@@ -71,7 +71,7 @@ pub(super) struct Found {
     pub(super) keys: Option<Keys>,
 }
 
-impl Found {
+impl ProvenPeer {
     /// Takes the keys after the exchange.
     fn encrypt(&mut self, noise: &mut Noise) {
         self.keys = Some(noise.keys());
@@ -85,7 +85,7 @@ pub(super) struct Attempt {
     peer: EpName,
     initiator: Initiator,
     /// The peer, once it has proven itself.
-    found: Option<Found>,
+    found: Option<ProvenPeer>,
     tries: u32,
     /// Tries that the peer accepted and then dropped.
     dropped: u32,
@@ -192,7 +192,7 @@ impl Attempt {
         local: &Local,
         config: &TcpConfig,
         now_ms: u64,
-    ) -> Result<Option<Found>, Failure> {
+    ) -> Result<Option<ProvenPeer>, Failure> {
         let Self { peer, initiator, found, deadline_ms, .. } = self;
         let mut exchange = NewLink { peer, local, config, now_ms, found, deadline_ms };
         initiator.advance(socket, &mut exchange, local.encrypt)
@@ -205,7 +205,7 @@ struct NewLink<'a> {
     local: &'a Local,
     config: &'a TcpConfig,
     now_ms: u64,
-    found: &'a mut Option<Found>,
+    found: &'a mut Option<ProvenPeer>,
     deadline_ms: &'a mut u64,
 }
 
@@ -221,7 +221,7 @@ impl NewLink<'_> {
 
 impl Exchange for NewLink<'_> {
     type Verdict = Verdict;
-    type Outcome = Found;
+    type Outcome = ProvenPeer;
     const HANG_UP: LinkError = LinkError::Refused;
     const FOREIGN: LinkError = LinkError::Protocol;
 
@@ -284,7 +284,7 @@ impl Exchange for NewLink<'_> {
         let sealed = key.seal(Role::Initiator, &dialogue, &mine);
         let proof = key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
         let session = key.session(&[dialogue[0], dialogue[1], &sealed, &mine]);
-        *self.found = Some(Found { peer, session, keys: None });
+        *self.found = Some(ProvenPeer { peer, session, keys: None });
         Ok((Finish { sealed, proof }, key))
     }
 
@@ -292,7 +292,7 @@ impl Exchange for NewLink<'_> {
         self.extend_deadline();
     }
 
-    fn judge(&mut self, verdict: &Verdict, noise: Option<&mut Noise>) -> Result<Found, Failure> {
+    fn judge(&mut self, verdict: &Verdict, noise: Option<&mut Noise>) -> Result<ProvenPeer, Failure> {
         match verdict.status {
             wire::OK => {
                 let mut found = self.found.take().ok_or(Final(LinkError::Protocol))?;
@@ -330,7 +330,7 @@ impl std::fmt::Display for Source {
 
 /// An incoming connection whose peer has not proven itself yet.
 #[derive(Debug)]
-pub(super) struct Half {
+pub(super) struct HalfOpen {
     pub(super) socket: Unshared,
     pub(super) source: Source,
     pub(super) generation: u32,
@@ -338,9 +338,9 @@ pub(super) struct Half {
     buffer: [u8; size_of::<Hello>()],
     have: usize,
     /// The dialogue so far, once the hello has been answered.
-    said: Option<Box<Said>>,
+    dialogue: Option<Box<Dialogue>>,
     /// The dialogue so far, if the peer resumes a link.
-    pub(super) returning: Option<Box<Returning>>,
+    pub(super) resumption: Option<Box<ResumeDialogue>>,
 }
 
 /// The state of a half-open connection.
@@ -349,21 +349,21 @@ pub(super) enum Step {
     /// More bytes must arrive.
     Wait,
     /// The link is up with this peer, which has been informed.
-    Up(Box<Found>),
-    /// The hello asks to resume a link; the caller must set [`Half::returning`].
+    Up(Box<ProvenPeer>),
+    /// The hello asks to resume a link; the caller must set [`HalfOpen::resumption`].
     Returns(Box<Hello>),
     /// The finish of a dialogue that resumes a link.
     Returned(Finish),
 }
 
 #[derive(Debug)]
-struct Said {
+struct Dialogue {
     hello: Hello,
     answer: Answer,
     key: Key,
 }
 
-impl Half {
+impl HalfOpen {
     pub(super) fn new(socket: Unshared, source: Source, generation: u32, now_ms: u64) -> Self {
         Self {
             socket,
@@ -372,14 +372,14 @@ impl Half {
             since_ms: now_ms,
             buffer: [0; size_of::<Hello>()],
             have: 0,
-            said: None,
-            returning: None,
+            dialogue: None,
+            resumption: None,
         }
     }
 
     /// Whether the hello was good.
     fn is_greeted(&self) -> bool {
-        self.said.is_some() || self.returning.is_some()
+        self.dialogue.is_some() || self.resumption.is_some()
     }
 
     /// The time from which the connection makes room for others if there are too many. Its initiator calls again, so
@@ -415,7 +415,7 @@ impl Half {
             return Ok(Step::Wait);
         }
         let (finish, _) = Finish::read_from_prefix(&self.buffer).map_err(|_| LinkError::Protocol)?;
-        if self.returning.is_some() {
+        if self.resumption.is_some() {
             return Ok(Step::Returned(finish));
         }
         self.judge(&finish, local).map(Step::Up)
@@ -423,7 +423,7 @@ impl Half {
 
     /// Answers the finish with the verdict.
     #[inline(never)]
-    fn judge(&mut self, finish: &Finish, local: &Local) -> Result<Box<Found>, LinkError> {
+    fn judge(&mut self, finish: &Finish, local: &Local) -> Result<Box<ProvenPeer>, LinkError> {
         let good = Verdict { status: wire::OK, reserved: [0; 7] };
         let mut said = Vec::new();
         let mut outcome = self.check_finish(finish);
@@ -442,7 +442,7 @@ impl Half {
                 said.resize(size_of::<Verdict>() + noise::message_bytes(size_of::<Verdict>()), 0);
             }
         }
-        say(self.socket.as_fd(), &said).map_err(|_| LinkError::Gone)?;
+        send_handshake(self.socket.as_fd(), &said).map_err(|_| LinkError::Gone)?;
         outcome
     }
 
@@ -461,7 +461,7 @@ impl Half {
         (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, status);
         if status != wire::OK {
             // The answer may not arrive; the link is refused nevertheless.
-            let _ = say(self.socket.as_fd(), answer.as_bytes());
+            let _ = send_handshake(self.socket.as_fd(), answer.as_bytes());
             return Err(match status {
                 wire::BAD_VERSION => LinkError::Protocol,
                 wire::ENCRYPTION => LinkError::Encryption,
@@ -478,15 +478,15 @@ impl Half {
             answer.sealed = key.seal(Role::Acceptor, &dialogue, &local.name.capability());
         }
         answer.proof = key.proof(Role::Acceptor, &[hello.as_bytes(), answer_body(&answer)]);
-        say(self.socket.as_fd(), answer.as_bytes()).map_err(|_| LinkError::Gone)?;
-        self.said = Some(Box::new(Said { hello: *hello, answer, key }));
+        send_handshake(self.socket.as_fd(), answer.as_bytes()).map_err(|_| LinkError::Gone)?;
+        self.dialogue = Some(Box::new(Dialogue { hello: *hello, answer, key }));
         Ok(())
     }
 
     /// Exchanges keys with an initiator whose proof was right. The acceptor's message follows the verdict and
     /// authenticates it.
-    fn exchange_keys(&self, finish: &Finish, found: &mut Found, verdict: &mut Vec<u8>) -> Result<(), LinkError> {
-        let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
+    fn exchange_keys(&self, finish: &Finish, found: &mut ProvenPeer, verdict: &mut Vec<u8>) -> Result<(), LinkError> {
+        let said = self.dialogue.as_deref().ok_or(LinkError::Protocol)?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer), finish.as_bytes()];
         let mut noise = self.agree(&said.key, &dialogue)?;
         let message = noise.write(verdict)?;
@@ -497,8 +497,8 @@ impl Half {
 
     /// Checks the initiator's proof.
     #[inline(never)] // The exchange of keys that follows takes much of the client's stack.
-    fn check_finish(&self, finish: &Finish) -> Result<Box<Found>, LinkError> {
-        let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
+    fn check_finish(&self, finish: &Finish) -> Result<Box<ProvenPeer>, LinkError> {
+        let said = self.dialogue.as_deref().ok_or(LinkError::Protocol)?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer)];
         let with_seal = [dialogue[0], dialogue[1], &finish.sealed];
         if !said.key.verify(Role::Initiator, &with_seal, &finish.proof) {
@@ -507,7 +507,7 @@ impl Half {
         let capability = said.key.seal(Role::Initiator, &dialogue, &finish.sealed);
         let peer = handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Denied)?;
         let session = said.key.session(&[dialogue[0], dialogue[1], &finish.sealed, &capability]);
-        Ok(Box::new(Found { peer, session, keys: None }))
+        Ok(Box::new(ProvenPeer { peer, session, keys: None }))
     }
 }
 
@@ -530,9 +530,9 @@ fn judge_hello(hello: &Hello, local: &Local) -> u8 {
 }
 
 /// Tells a caller that there is no room for its connection, which the device closes afterwards.
-pub(super) fn turn_away(socket: BorrowedFd<'_>) {
+pub(super) fn answer_no_room(socket: BorrowedFd<'_>) {
     let mut answer = Answer::new_zeroed();
     (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, wire::NO_ROOM);
     // If the answer does not arrive, the caller sees the hang-up.
-    let _ = say(socket, answer.as_bytes());
+    let _ = send_handshake(socket, answer.as_bytes());
 }

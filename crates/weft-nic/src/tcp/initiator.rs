@@ -163,7 +163,7 @@ impl Initiator {
                 }
             }
             self.hello = exchange.hello(handshake::random().map_err(Final)?);
-            say(socket, self.hello.as_bytes())?;
+            send_handshake(socket, self.hello.as_bytes())?;
             exchange.hello_sent();
         }
         if self.stage == Stage::Answer {
@@ -206,7 +206,7 @@ impl Initiator {
             bytes.extend_from_slice(&noise.write(&[]).map_err(Final)?);
             self.noise = Some(noise);
         }
-        say(socket, &bytes)
+        send_handshake(socket, &bytes)
     }
 
     /// Receives the first `need` bytes of the awaited message. Returns whether they are complete.
@@ -244,7 +244,7 @@ pub(super) fn socket_failure(errno: Errno) -> Failure {
 
 /// Sends a whole message of a handshake. A fresh socket has room for all of them.
 #[inline(never)] // The list of pieces has room for many.
-pub(super) fn say(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
+pub(super) fn send_handshake(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
     let mut pieces = Pieces::new();
     pieces.bytes(bytes);
     match sys::send(socket, &pieces) {

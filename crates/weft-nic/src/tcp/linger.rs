@@ -1,6 +1,6 @@
 //! Links that this side has closed and whose last bytes are still being sent.
 //!
-//! Place in the data flow: [`Tcp::part`] takes over a closed link with its last bytes: the tail of a segment, the
+//! Place in the data flow: [`Tcp::close_gracefully`] takes over a closed link with its last bytes: the tail of a segment, the
 //! messages, the goodbye. [`super::progress`] calls [`Tcp::linger_event`] until they have arrived. Closing a socket
 //! with unread bytes, or while the peer still sends, resets the connection, which may destroy bytes that the peer has
 //! not read. Incoming bytes are therefore read and discarded until the peer has closed its side, or its system has
@@ -11,7 +11,7 @@
 //! of one does not get them.
 //!
 //! Invariants: a closed link reports nothing to the sink and is not described. It is given up when no byte has been
-//! acknowledged for [`LINGER_MS`], and after [`CLOSED_MS`] in any case. At most [`PARTINGS`] closed links wait for
+//! acknowledged for [`LINGER_MS`], and after [`CLOSED_MS`] in any case. At most [`LINGERING_MAX`] closed links wait for
 //! another connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,7 +22,7 @@ use rustix::net::Shutdown;
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
-use super::rx::{Heeded, Intake, Stage};
+use super::rx::{CloseMark, Intake, Stage};
 use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::tx::Rest;
@@ -36,7 +36,7 @@ const CLOSED_MS: u64 = 30_000;
 /// The interval in milliseconds at which the peer's acknowledgements are checked.
 const LINGER_CHECK_MS: u64 = 20;
 /// Limit of closed links that are being resumed. They hold memory, and a peer may have caused the break.
-const PARTINGS: usize = 256;
+const LINGERING_MAX: usize = 256;
 
 /// The end of a stream.
 #[derive(Debug)]
@@ -54,22 +54,22 @@ pub(super) struct Linger {
     /// The bytes of the stream before the messages that are kept.
     rest: Rest,
     /// The state of the peer's stream when the link was closed.
-    pub(super) heeded: Heeded,
+    pub(super) close_mark: CloseMark,
 }
 
 /// The state of the end of a stream.
 enum Outcome {
-    Goes,
+    Pending,
     /// The socket may be closed.
-    Over,
+    Done,
     /// The connection has broken, and bytes may be lost.
     Broken,
 }
 
 /// Discards all frames.
-struct Deaf;
+struct Discard;
 
-impl Sink for Deaf {
+impl Sink for Discard {
     fn up(&mut self, _: LinkId, _: LinkUp) {}
     fn down(&mut self, _: LinkId, _: LinkError) {}
     fn message(&mut self, _: LinkId, _: &[u8]) {}
@@ -122,65 +122,65 @@ impl Linger {
         id: LinkId,
     ) -> Outcome {
         let written = self.write(socket);
-        let (bytes, end) = stage.read_all(wire, &mut rx.rx, id, &mut Deaf);
-        rx.took(bytes);
-        if let Some(heard) = stage.heard() {
-            rx.discount(&heard);
+        let (bytes, end) = stage.read_all(wire, &mut rx.rx, id, &mut Discard);
+        rx.received(bytes);
+        if let Some(ack_info) = stage.ack_info() {
+            rx.discount(&ack_info);
         }
         match end {
-            _ if self.delivered(socket) => Outcome::Over,
+            _ if self.delivered(socket) => Outcome::Done,
             Some(LinkError::Gone) => Outcome::Broken,
             // The peer has closed the link, too, and reads nothing more.
-            Some(_) => Outcome::Over,
+            Some(_) => Outcome::Done,
             None if written.is_err() => Outcome::Broken,
-            None => Outcome::Goes,
+            None => Outcome::Pending,
         }
     }
 }
 
 impl Tcp {
     /// Closes a link. Its accepted messages and the goodbye must still arrive.
-    pub(super) fn part(&mut self, id: u32) {
+    pub(super) fn close_gracefully(&mut self, id: u32) {
         let now_ms = sys::now_ms();
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        let rest = self.writer.part(&mut link.tx);
+        let rest = self.writer.abandon_pushes(&mut link.tx);
         let until_ms = now_ms + CLOSED_MS;
-        let heeded = link.rx.heeded();
+        let close_mark = link.rx.close_mark();
         if link.rx.held_bytes() > 0 {
             // The rest of the message is discarded, and needs no buffer.
-            self.stage.recycle(link.rx.rewind_to(heeded));
+            self.stage.recycle(link.rx.rewind_to(close_mark));
         }
         let (deadline_ms, left, bytes, sent, shut) = (0, 0, Vec::new(), 0, false);
-        let linger = Linger { until_ms, deadline_ms, left, bytes, sent, shut, rest, heeded };
+        let linger = Linger { until_ms, deadline_ms, left, bytes, sent, shut, rest, close_mark };
         self.agenda.add(Task::Close, id);
         log::debug!("tcp: link {id} is closed");
         if let State::Broken(redial) = &mut link.state {
             redial.closed = Some(Box::new(linger));
-            return self.limit_partings(id);
+            return self.limit_lingering(id);
         }
-        let bytes = self.writer.farewell(&mut link.tx, &link.rx, linger.rest.bytes());
+        let bytes = self.writer.last_bytes(&mut link.tx, &link.rx, linger.rest.bytes());
         self.agenda.remove(Task::AwaitWritable, id);
         if self.agenda.remove(Task::AckDue, id) {
             link.rx.on_agenda(false);
         }
-        self.depart(id, Box::new(linger), bytes, now_ms);
+        self.send_last(id, Box::new(linger), bytes, now_ms);
     }
 
     /// Continues a closed link on its new connection. The peer expects this side's stream from `position` on.
-    pub(super) fn part_again(&mut self, id: u32, linger: Box<Linger>, position: u64) {
+    pub(super) fn linger_again(&mut self, id: u32, linger: Box<Linger>, position: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         match link.tx.end_from(position, &linger.rest) {
             Some(mut bytes) => {
                 bytes.extend_from_slice(&wire::goodbye());
-                self.depart(id, linger, bytes, sys::now_ms());
+                self.send_last(id, linger, bytes, sys::now_ms());
             }
             // The peer lacks bytes of a push, which was dropped.
-            None => self.retire(id),
+            None => self.remove_closed(id),
         }
     }
 
     /// Sends `bytes`, the last ones, on a closed link's connection.
-    fn depart(&mut self, id: u32, mut linger: Box<Linger>, bytes: Vec<u8>, now_ms: u64) {
+    fn send_last(&mut self, id: u32, mut linger: Box<Linger>, bytes: Vec<u8>, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         linger.bytes = self.secrets.finish(id, bytes);
         (linger.sent, linger.shut) = (0, false);
@@ -202,7 +202,7 @@ impl Tcp {
             None => linger.advance(fd, fd, &mut self.stage, &mut link.rx, LinkId(id)),
         };
         match outcome {
-            Outcome::Goes => {
+            Outcome::Pending => {
                 let flags =
                     if linger.shut { epoll::EventFlags::IN } else { epoll::EventFlags::IN | epoll::EventFlags::OUT };
                 let data = epoll::EventData::new_u64(Token::Link(id, link.generation).pack());
@@ -210,21 +210,21 @@ impl Tcp {
                     sys::cannot_watch(errno);
                 }
             }
-            Outcome::Broken if self.lost(id, 0) => self.limit_partings(id),
-            Outcome::Broken | Outcome::Over => self.retire(id),
+            Outcome::Broken if self.connection_lost(id, 0) => self.limit_lingering(id),
+            Outcome::Broken | Outcome::Done => self.remove_closed(id),
         }
     }
 
     /// Gives up a closed link with a broken connection if there are too many of them.
-    fn limit_partings(&mut self, id: u32) {
-        let is_parting = |&id: &u32| self.links.get(id as usize).is_some_and(Link::is_closed);
-        if self.agenda.links(Task::Connect).filter(is_parting).count() > PARTINGS {
-            self.retire(id);
+    fn limit_lingering(&mut self, id: u32) {
+        let is_lingering = |&id: &u32| self.links.get(id as usize).is_some_and(Link::is_closed);
+        if self.agenda.links(Task::Connect).filter(is_lingering).count() > LINGERING_MAX {
+            self.remove_closed(id);
         }
     }
 
     /// Removes a closed link.
-    pub(super) fn retire(&mut self, id: u32) {
+    pub(super) fn remove_closed(&mut self, id: u32) {
         let Some(mut link) = self.links.try_remove(id as usize) else { return };
         log::debug!("tcp: closed link {id} is over");
         self.forget(id, &link);
@@ -234,7 +234,7 @@ impl Tcp {
     }
 
     /// Whether all last bytes of a closed link have reached the peer's system.
-    pub(super) fn has_parted(&self, id: u32) -> bool {
+    pub(super) fn has_delivered_last(&self, id: u32) -> bool {
         self.links.get(id as usize).is_none_or(|link| match (&link.state, &link.socket) {
             (State::Closed(linger), Some(socket)) => linger.arrived(socket.as_fd()),
             _ => false,
@@ -247,7 +247,7 @@ impl Tcp {
             let Some(link) = self.links.get_mut(id as usize) else { continue };
             let (State::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { continue };
             if linger.delivered(socket.as_fd()) {
-                self.retire(id);
+                self.remove_closed(id);
                 continue;
             }
             let left = linger.bytes.len() - linger.sent + sys::unacknowledged(socket.as_fd());
@@ -259,8 +259,8 @@ impl Tcp {
             }
             // The connection to a silent host may be lost. A host that answers merely does not read.
             let silent = sys::liveness(socket.as_fd()).is_some_and(|state| state.unanswered > 0);
-            if !(silent && self.lost(id, 0)) {
-                self.retire(id);
+            if !(silent && self.connection_lost(id, 0)) {
+                self.remove_closed(id);
             }
         }
         if !self.agenda.is_empty(Task::Close) {

@@ -43,7 +43,7 @@ impl Link {
 /// The state of a link.
 #[derive(Debug)]
 pub(super) enum State {
-    Calling(Box<Attempt>),
+    Connecting(Box<Attempt>),
     Up,
     /// The connection has broken and is being replaced. Meanwhile no byte is sent or accepted.
     Broken(Box<Redial>),
@@ -62,7 +62,7 @@ pub(super) enum Token {
     Listener,
     Timer,
     Link(u32, u32),
-    Half(u32, u32),
+    HalfOpen(u32, u32),
 }
 
 /// The number of bits of a generation in a token.
@@ -74,7 +74,7 @@ impl Token {
             Self::Listener => (0, 0, 0),
             Self::Timer => (1, 0, 0),
             Self::Link(index, generation) => (2, index, generation),
-            Self::Half(index, generation) => (3, index, generation),
+            Self::HalfOpen(index, generation) => (3, index, generation),
         };
         kind << 56 | u64::from(generation) << 32 | u64::from(index)
     }
@@ -87,7 +87,7 @@ impl Token {
             0 => Self::Listener,
             1 => Self::Timer,
             2 => Self::Link(index, generation),
-            _ => Self::Half(index, generation),
+            _ => Self::HalfOpen(index, generation),
         }
     }
 }

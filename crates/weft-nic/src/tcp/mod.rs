@@ -76,7 +76,7 @@ mod sync {
 
 use accept::Accepts;
 use agenda::{Agenda, Task};
-use connect::{Attempt, Half, Local};
+use connect::{Attempt, HalfOpen, Local};
 use initiator::Failure;
 use link::{GENERATION_BITS, Link, State, Token};
 use pace::Pace;
@@ -108,7 +108,7 @@ pub struct Tcp {
     /// The time of the last epoll call.
     asked_ms: u64,
     /// Descriptors or memory for connections are missing, and a warning has been logged.
-    short: bool,
+    shortage_logged: bool,
     epoll: OwnedFd,
     timer: OwnedFd,
     /// Closed for a moment when descriptors have run out.
@@ -118,7 +118,7 @@ pub struct Tcp {
     secrets: Secrets,
     /// Links with a session, in the order of their sessions' keys.
     sessions: Vec<u32>,
-    halves: Slab<Half>,
+    halves: Slab<HalfOpen>,
     /// The work that each link needs.
     agenda: Agenda,
     /// The time at which the acknowledgements on the agenda are sent.
@@ -166,7 +166,7 @@ impl Tcp {
             listener_resume_ms: None,
             accepts: Accepts::default(),
             asked_ms: 0,
-            short: false,
+            shortage_logged: false,
             epoll,
             timer,
             spare,
@@ -277,8 +277,8 @@ impl Tcp {
 
     /// Notes that another device of the endpoint delivered something in this round (`pace.rs`).
     #[inline]
-    pub fn elsewhere(&mut self) {
-        self.pace.elsewhere();
+    pub fn other_device_delivered(&mut self) {
+        self.pace.other_device_delivered();
     }
 
     /// Counters of the device.
@@ -503,7 +503,7 @@ impl Nic for Tcp {
         let now_ms = sys::now_ms();
         let attempt = Box::new(Attempt::new(peer, &self.config, now_ms));
         let generation = self.next_generation();
-        let id = self.insert(None, generation, State::Calling(attempt))?;
+        let id = self.insert(None, generation, State::Connecting(attempt))?;
         self.agenda.add(Task::Connect, id);
         self.dial(id, now_ms);
         self.pace.wake();
@@ -574,15 +574,15 @@ impl Nic for Tcp {
         self.writer.done.retain(|&(id, _)| id != link);
         match self.links.get(link.0 as usize) {
             Some(gone) if gone.is_closed() => {}
-            Some(Link { state: State::Up | State::Broken(_), .. }) => self.part(link.0),
-            _ => self.retire(link.0),
+            Some(Link { state: State::Up | State::Broken(_), .. }) => self.close_gracefully(link.0),
+            _ => self.remove_closed(link.0),
         }
     }
 
     /// The peer learns of the end only if the socket accepts the goodbye now.
     fn discard(&mut self, link: LinkId) {
         self.close(link);
-        self.retire(link.0);
+        self.remove_closed(link.0);
     }
 
     fn held_bytes(&self, link: LinkId) -> usize {
@@ -597,7 +597,7 @@ impl Nic for Tcp {
                 State::Broken(_) => link.tx.unacked() == 0 && link.tx.pushes() == 0,
                 _ => link.tx.is_empty() || link.tx.socket.has_failed(),
             })
-            && self.agenda.links(Task::Close).all(|id| self.has_parted(id))
+            && self.agenda.links(Task::Close).all(|id| self.has_delivered_last(id))
     }
 }
 

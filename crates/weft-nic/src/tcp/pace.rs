@@ -34,22 +34,22 @@ pub(super) struct Pace {
     /// Calls until the next real poll.
     left: u32,
     /// Fruitful polls of the other device since the last one of TCP.
-    elsewhere: u32,
+    other_polls: u32,
     /// The other device delivered something in this round.
-    elsewhere_now: bool,
+    other_now: bool,
     last_tick_ms: u64,
 }
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self { interval: 1, idle_interval: IDLE_INTERVAL, left: 0, elsewhere: 0, elsewhere_now: false, last_tick_ms: 0 }
+        Self { interval: 1, idle_interval: IDLE_INTERVAL, left: 0, other_polls: 0, other_now: false, last_tick_ms: 0 }
     }
 
     /// Whether this call can be skipped without reading the clock.
     #[inline]
     pub(super) fn pass(&mut self) -> bool {
-        let elsewhere = std::mem::take(&mut self.elsewhere_now);
-        let passed = self.left > 1 && (elsewhere || !self.left.is_multiple_of(CALLS_PER_LOOK));
+        let delivered = std::mem::take(&mut self.other_now);
+        let passed = self.left > 1 && (delivered || !self.left.is_multiple_of(CALLS_PER_LOOK));
         self.left -= u32::from(passed);
         passed
     }
@@ -76,16 +76,16 @@ impl Pace {
         self.interval = 1;
         self.idle_interval = IDLE_INTERVAL;
         self.left = 0;
-        self.elsewhere = 0;
+        self.other_polls = 0;
     }
 
     /// Notes that the other device delivered something.
     #[inline]
-    pub(super) fn elsewhere(&mut self) {
-        self.elsewhere_now = true;
-        self.elsewhere += 1;
-        if self.elsewhere >= PATIENCE {
-            self.elsewhere = 0;
+    pub(super) fn other_device_delivered(&mut self) {
+        self.other_now = true;
+        self.other_polls += 1;
+        if self.other_polls >= PATIENCE {
+            self.other_polls = 0;
             self.interval = (self.interval * 2).min(MAX_INTERVAL);
         }
     }
@@ -104,7 +104,7 @@ mod tests {
         let mut pace = Pace::new();
         assert_eq!(real_polls(&mut pace, true, 100, 0), 100);
         for _ in 0..PATIENCE * 10 {
-            pace.elsewhere();
+            pace.other_device_delivered();
         }
         let polls = real_polls(&mut pace, true, 320, 0);
         assert!((10..=11).contains(&polls), "{polls}");
@@ -116,12 +116,12 @@ mod tests {
     fn fruitful_rounds_elsewhere_are_counted_without_the_clock() {
         let mut pace = Pace::new();
         for _ in 0..PATIENCE * 10 {
-            pace.elsewhere();
+            pace.other_device_delivered();
         }
         assert!(pace.due(true, 1));
         let mut passed = 0;
         loop {
-            pace.elsewhere();
+            pace.other_device_delivered();
             if !pace.pass() {
                 break;
             }

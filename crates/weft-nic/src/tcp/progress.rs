@@ -21,7 +21,7 @@ use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 use weft_os::Unshared;
 
-use super::connect::Found;
+use super::connect::ProvenPeer;
 use super::initiator::Failure;
 use super::redial::Session;
 use super::{Link, State, Task, Tcp, Token, sys};
@@ -56,7 +56,7 @@ impl Focus {
         Self { hot: [Self::NONE; 2], calm: 0, fruitless: 0, turn: 0 }
     }
 
-    fn brought(&mut self, id: u32) {
+    fn delivered(&mut self, id: u32) {
         self.fruitless = 0;
         if self.hot[0] == id {
             return;
@@ -86,12 +86,12 @@ impl Focus {
 }
 
 /// Counts the calls to a sink.
-struct Tally<'a, S> {
+struct CountingSink<'a, S> {
     sink: &'a mut S,
     calls: usize,
 }
 
-impl<S: Sink> Sink for Tally<'_, S> {
+impl<S: Sink> Sink for CountingSink<'_, S> {
     fn up(&mut self, link: LinkId, info: LinkUp) {
         self.calls += 1;
         self.sink.up(link, info);
@@ -137,7 +137,7 @@ const _: fn() = || {
 impl Tcp {
     /// Makes a real poll. Returns the number of sink calls.
     pub(super) fn progress<S: Sink>(&mut self, sink: &mut S, now_ms: u64) -> usize {
-        let mut tally = Tally { sink, calls: 0 };
+        let mut tally = CountingSink { sink, calls: 0 };
         self.report_done(&mut tally);
         self.report_ends(&mut tally);
         let direct = self.focus.direct();
@@ -203,7 +203,7 @@ impl Tcp {
             let (flags, data) = (event.flags, event.data.u64());
             match Token::unpack(data) {
                 Token::Link(id, generation) => self.link_event(id, generation, flags, sink, now_ms),
-                Token::Half(index, generation) => self.half_event(index, generation, sink),
+                Token::HalfOpen(index, generation) => self.half_event(index, generation, sink),
                 Token::Listener => self.accept(now_ms, sink),
                 Token::Timer => {
                     let mut count = [0; 8];
@@ -228,8 +228,8 @@ impl Tcp {
                     self.read(id, sink);
                 }
             }
-            State::Calling(_) => self.call(id, sink, now_ms),
-            State::Broken(_) => self.call_again(id, now_ms),
+            State::Connecting(_) => self.continue_attempt(id, sink, now_ms),
+            State::Broken(_) => self.continue_redial(id, now_ms),
             State::Closed(_) => self.linger_event(id),
             State::Failed(_) => {}
         }
@@ -278,14 +278,14 @@ impl Tcp {
             self.stage.read_all(fd, rx, LinkId(id), sink)
         };
         if bytes > 0 {
-            self.focus.brought(id);
+            self.focus.delivered(id);
         }
         // Information that arrived together with a goodbye counts, and must not be taken for another link's.
-        if (bytes > 0 && link.rx.took(bytes)) || self.stage.has_heard() {
-            end = self.account(id).err().or(end);
+        if (bytes > 0 && link.rx.received(bytes)) || self.stage.has_ack_info() {
+            end = self.handle_ack_info(id).err().or(end);
         }
         if let Some(why) = end
-            && !(why == LinkError::Gone && self.lost(id, 0))
+            && !(why == LinkError::Gone && self.connection_lost(id, 0))
         {
             self.report_end(id, why);
         }
@@ -293,31 +293,31 @@ impl Tcp {
 
     /// Handles frames other than messages, and acknowledgements that are due.
     #[inline(never)]
-    fn account(&mut self, id: u32) -> Result<(), LinkError> {
-        let heard = self.stage.heard();
+    fn handle_ack_info(&mut self, id: u32) -> Result<(), LinkError> {
+        let ack_info = self.stage.ack_info();
         let Some(link) = self.links.get_mut(id as usize) else { return Ok(()) };
-        let mut tell = false;
-        if let Some(heard) = heard {
-            link.rx.discount(&heard);
-            tell = heard.ack_wanted;
-            if let Some(position) = heard.ack {
+        let mut requested = false;
+        if let Some(ack_info) = ack_info {
+            link.rx.discount(&ack_info);
+            requested = ack_info.ack_requested;
+            if let Some(position) = ack_info.ack {
                 self.writer.acknowledged(LinkId(id), &mut link.tx, position)?;
                 if link.tx.has_more() && !link.tx.socket.is_full() {
                     self.agenda.add(Task::Flush, id);
                 }
             }
         }
-        self.tell(id, tell);
+        self.acknowledge(id, requested);
         Ok(())
     }
 
     /// Acknowledges the peer's stream: now, if `now` is set or many bytes are unacknowledged, otherwise by a timer.
-    pub(super) fn tell(&mut self, id: u32, now: bool) {
+    pub(super) fn acknowledge(&mut self, id: u32, now: bool) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        if now || link.rx.owes_much() {
+        if now || link.rx.owes_ack_now() {
             link.tx.ack_due = true;
             self.agenda.add(Task::Flush, id);
-        } else if link.rx.owes() {
+        } else if link.rx.owes_ack() {
             link.rx.on_agenda(true);
             if self.agenda.is_empty(Task::AckDue) {
                 self.next_ack_ms = sys::now_ms() + TELL_MS;
@@ -342,7 +342,7 @@ impl Tcp {
     /// Ends a link and reports it.
     pub(super) fn end<S: Sink>(&mut self, id: u32, why: LinkError, sink: &mut S) {
         if self.links.get(id as usize).is_some_and(Link::is_closed) {
-            return self.retire(id);
+            return self.remove_closed(id);
         }
         let Some(mut link) = self.links.try_remove(id as usize) else { return };
         self.forget(id, &link);
@@ -383,7 +383,7 @@ impl Tcp {
     /// Starts a connection, or plans the next try. The next poll reports a failure.
     pub(super) fn dial(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        let State::Calling(attempt) = &mut link.state else { return };
+        let State::Connecting(attempt) = &mut link.state else { return };
         let generation = link.generation;
         let dialled = attempt.dial(&self.config, now_ms);
         let wake_ms = attempt.wake_ms();
@@ -405,7 +405,7 @@ impl Tcp {
     /// Handles a failed try: plans another one, or ends the attempt.
     pub(super) fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        let State::Calling(attempt) = &mut link.state else { return };
+        let State::Connecting(attempt) = &mut link.state else { return };
         let verdict = attempt.pause(failure, now_ms);
         let (wake_ms, peer) = (attempt.wake_ms(), *attempt.peer());
         let socket = link.socket.take();
@@ -421,9 +421,9 @@ impl Tcp {
     }
 
     /// Continues an attempt whose socket reported an event.
-    pub(super) fn call<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
+    pub(super) fn continue_attempt<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        let (State::Calling(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
+        let (State::Connecting(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
         let outcome = attempt.advance(socket.as_fd(), &self.local, &self.config, now_ms);
         match outcome {
             Ok(found) => {
@@ -446,7 +446,7 @@ impl Tcp {
         }
     }
 
-    pub(super) fn up<S: Sink>(&mut self, id: u32, found: Found, initiator: bool, sink: &mut S) {
+    pub(super) fn up<S: Sink>(&mut self, id: u32, found: ProvenPeer, initiator: bool, sink: &mut S) {
         self.secrets.set(id, found.keys.as_ref());
         let peer = found.peer;
         log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "ours" } else { "theirs" });
@@ -459,7 +459,7 @@ impl Tcp {
                 sys::keep_little_unsent(socket.as_fd());
             }
         }
-        self.enlist(id);
+        self.add_session(id);
         self.plan_scan();
         sink.up(LinkId(id), LinkUp { peer, initiator, caps: self.caps() });
     }

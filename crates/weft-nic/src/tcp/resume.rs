@@ -1,10 +1,10 @@
 //! Resumption: a link whose connection breaks while both endpoints live gets another connection, and its stream
 //! continues.
 //!
-//! Place in the data flow: [`super::progress`] calls [`Tcp::lost`] when a connection has ended without a goodbye. The
+//! Place in the data flow: [`super::progress`] calls [`Tcp::connection_lost`] when a connection has ended without a goodbye. The
 //! link keeps all its state except the socket. Both sides dial ([`super::redial`]), because only one of them may have
 //! noticed the break, or may be able to reach the other. The called side answers in a half-open connection, as for new
-//! links ([`Tcp::answer_return`], [`Tcp::take_back`]).
+//! links ([`Tcp::answer_resumption`], [`Tcp::judge_resumption`]).
 //!
 //! ```text
 //!  dialler                                                        the other
@@ -34,8 +34,8 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::bugs::planted;
-use super::connect::Half;
-use super::initiator::{Failure, answer_body, say};
+use super::connect::HalfOpen;
+use super::initiator::{Failure, answer_body, send_handshake};
 use super::noise::{self, Noise};
 use super::redial::{Redial, Session};
 use super::tx::SocketState;
@@ -45,7 +45,7 @@ use crate::handshake::{self, Role};
 
 /// The dialogue of a half-open connection that resumes a link.
 #[derive(Debug)]
-pub(super) struct Returning {
+pub(super) struct ResumeDialogue {
     link: u32,
     hello: Hello,
     answer: Answer,
@@ -57,14 +57,14 @@ const CALLING: &str = "calling again, nothing is lost; where it happens often, l
 impl Tcp {
     /// Handles the end of a link's connection without a goodbye. True: the link is being resumed. `silent_ms`: the time
     /// in milliseconds for which the peer's host has been silent.
-    pub(super) fn lost(&mut self, id: u32, silent_ms: u64) -> bool {
+    pub(super) fn connection_lost(&mut self, id: u32, silent_ms: u64) -> bool {
         if self.config.resume_ms == 0 {
             return false;
         }
         let now_ms = sys::now_ms();
         let Some(link) = self.links.get_mut(id as usize) else { return false };
         let Some(session) = &mut link.session else { return false };
-        let pending = link.tx.unacked() > 0 || link.tx.pushes() > 0 || link.rx.owes();
+        let pending = link.tx.unacked() > 0 || link.tx.pushes() > 0 || link.rx.owes_ack();
         session.breaks(link.rx.position().wrapping_add(link.tx.acknowledged()), pending, now_ms);
         let patience_ms =
             self.config.resume_ms.max(self.config.dead_peer_ms.saturating_sub(silent_ms) * u64::from(silent_ms > 0));
@@ -102,8 +102,8 @@ impl Tcp {
         match link.linger() {
             None => link.rx.rewind(),
             Some(linger) => {
-                let heeded = linger.heeded;
-                self.stage.recycle(link.rx.rewind_to(heeded));
+                let close_mark = linger.close_mark;
+                self.stage.recycle(link.rx.rewind_to(close_mark));
             }
         }
         if let Some(socket) = link.socket.take() {
@@ -116,14 +116,14 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Broken(redial), Some(session)) = (&mut link.state, &link.session) else { return };
         if redial.closed.as_ref().is_some_and(|linger| now_ms >= linger.until_ms) {
-            return self.retire(id);
+            return self.remove_closed(id);
         }
         if now_ms < redial.wake_ms {
             let wake_ms = redial.wake_ms.min(redial.closed.as_ref().map_or(u64::MAX, |linger| linger.until_ms));
             return self.set_timer(wake_ms);
         }
         if !redial.is_waiting() {
-            self.call_again(id, now_ms);
+            self.continue_redial(id, now_ms);
             let state = self.links.get(id as usize).map(|link| &link.state);
             if matches!(state, Some(State::Broken(redial)) if !redial.is_waiting() && now_ms >= redial.wake_ms) {
                 self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms);
@@ -169,13 +169,13 @@ impl Tcp {
     /// Has the next poll report the link's end.
     fn fail(&mut self, id: u32, why: LinkError) {
         if self.links.get(id as usize).is_some_and(Link::is_closed) {
-            return self.retire(id);
+            return self.remove_closed(id);
         }
         self.report_end(id, why);
     }
 
     /// Continues an attempt whose socket reported an event.
-    pub(super) fn call_again(&mut self, id: u32, now_ms: u64) {
+    pub(super) fn continue_redial(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Broken(redial), Some(socket), Some(session)) = (&mut link.state, &link.socket, &mut link.session)
         else {
@@ -214,12 +214,12 @@ impl Tcp {
             _ => None,
         };
         if let Some(linger) = closed {
-            return self.part_again(id, linger, position);
+            return self.linger_again(id, linger, position);
         }
         if let Err(why) = self.writer.rewind(LinkId(id), &mut link.tx, position) {
             return self.fail(id, why);
         }
-        link.tx.ack_due |= link.rx.owes();
+        link.tx.ack_due |= link.rx.owes_ack();
         // While there was no connection, no queued message was written, and no thread was notified.
         let unattended = link.tx.queued() > 0 && self.config.unsent.as_ref().is_some_and(|unsent| !unsent.note());
         if let Some(socket) = &link.socket {
@@ -239,7 +239,11 @@ impl Tcp {
 
     /// Answers a hello that resumes a link. The peer has not proven anything yet.
     #[inline(never)]
-    pub(super) fn answer_return(&self, hello: &Hello, socket: BorrowedFd<'_>) -> Result<Box<Returning>, LinkError> {
+    pub(super) fn answer_resumption(
+        &self,
+        hello: &Hello,
+        socket: BorrowedFd<'_>,
+    ) -> Result<Box<ResumeDialogue>, LinkError> {
         let mut answer = Answer::new_zeroed();
         (answer.magic, answer.version) = (MAGIC, VERSION);
         let from_initiator = hello.flags == wire::RETURNS | wire::INITIATOR;
@@ -252,10 +256,10 @@ impl Tcp {
             answer.nonce = handshake::random()?;
             answer.name[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
             answer.proof = session.key.proof(Role::Acceptor, &[hello.as_bytes(), answer_body(&answer)]);
-            say(socket, answer.as_bytes()).map_err(|_| LinkError::Gone)?;
-            return Ok(Box::new(Returning { link: id, hello: *hello, answer }));
+            send_handshake(socket, answer.as_bytes()).map_err(|_| LinkError::Gone)?;
+            return Ok(Box::new(ResumeDialogue { link: id, hello: *hello, answer }));
         }
-        if well_formed && here && self.will_know(hello, from_initiator) {
+        if well_formed && here && self.expects_session(hello, from_initiator) {
             // The verdict may have arrived and not been read; the caller tries again.
             return Err(LinkError::Gone);
         }
@@ -266,14 +270,14 @@ impl Tcp {
         };
         answer.status = refusal;
         // The answer may not arrive; the connection is refused nevertheless.
-        let _ = say(socket, answer.as_bytes());
+        let _ = send_handshake(socket, answer.as_bytes());
         // The peer is no intruder. If two attempts meet, one side drops its own, and the other may take that for a
         // break.
         Err(if refusal == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Gone })
     }
 
     /// Notes that a link has a session.
-    pub(super) fn enlist(&mut self, id: u32) {
+    pub(super) fn add_session(&mut self, id: u32) {
         let Some(key) = self.session_key(id) else { return };
         if self.sessions.len() == self.sessions.capacity() {
             self.sessions.reserve_exact(growth::growth(self.sessions.len()));
@@ -299,24 +303,24 @@ impl Tcp {
     }
 
     /// Whether a hello names a link that is coming up here, and whose connection has already broken on the peer's side.
-    fn will_know(&self, hello: &Hello, from_initiator: bool) -> bool {
+    fn expects_session(&self, hello: &Hello, from_initiator: bool) -> bool {
         let Ok((number, _)) = U64::read_from_prefix(&hello.name) else { return false };
         !from_initiator
             && self.agenda.links(Task::Connect).any(|id| {
                 let state = self.links.get(id as usize).map(|link| &link.state);
-                matches!(state, Some(State::Calling(attempt)) if attempt.awaits_verdict_on(number.get()))
+                matches!(state, Some(State::Connecting(attempt)) if attempt.awaits_verdict_on(number.get()))
             })
     }
 
     /// Checks the proof of a peer that resumes a link. Returns the position from which it expects this side's stream,
     /// or the status of the refusal.
-    fn judge_return(&mut self, returning: &Returning, finish: &Finish) -> Result<u64, u8> {
-        let link = self.links.get_mut(returning.link as usize).ok_or(wire::UNKNOWN)?;
+    fn check_resumption(&mut self, resumption: &ResumeDialogue, finish: &Finish) -> Result<u64, u8> {
+        let link = self.links.get_mut(resumption.link as usize).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;
-        if returning.hello.name[..8] != session.number.to_le_bytes() || matches!(link.state, State::Failed(_)) {
+        if resumption.hello.name[..8] != session.number.to_le_bytes() || matches!(link.state, State::Failed(_)) {
             return Err(wire::UNKNOWN);
         }
-        let dialogue = [returning.hello.as_bytes(), answer_body(&returning.answer), &finish.sealed[..]];
+        let dialogue = [resumption.hello.as_bytes(), answer_body(&resumption.answer), &finish.sealed[..]];
         if !session.key.verify(Role::Initiator, &dialogue, &finish.proof) {
             return Err(wire::DENIED);
         }
@@ -332,23 +336,28 @@ impl Tcp {
     }
 
     /// The exchange of new keys for a resumed link; `None` if it is not encrypted.
-    fn agree_again(&self, index: usize, returning: &Returning, finish: &Finish) -> Result<Option<Noise>, LinkError> {
-        let session = self.links.get(returning.link as usize).and_then(|link| link.session.as_ref());
+    fn agree_for_resumption(
+        &self,
+        index: usize,
+        resumption: &ResumeDialogue,
+        finish: &Finish,
+    ) -> Result<Option<Noise>, LinkError> {
+        let session = self.links.get(resumption.link as usize).and_then(|link| link.session.as_ref());
         let (Some(half), Some(session)) = (self.halves.get(index), session) else { return Err(LinkError::Gone) };
-        let dialogue = [returning.hello.as_bytes(), answer_body(&returning.answer), finish.as_bytes()];
+        let dialogue = [resumption.hello.as_bytes(), answer_body(&resumption.answer), finish.as_bytes()];
         self.config.encrypt.then(|| half.agree(&session.key, &dialogue)).transpose()
     }
 
     /// Handles the finish of a half-open connection that resumes a link: the link takes it over if the proof is right.
     #[inline(never)]
-    pub(super) fn take_back(&mut self, index: usize, finish: &Finish) {
-        let Some(returning) = self.halves.get_mut(index).and_then(|half| half.returning.take()) else { return };
+    pub(super) fn judge_resumption(&mut self, index: usize, finish: &Finish) {
+        let Some(resumption) = self.halves.get_mut(index).and_then(|half| half.resumption.take()) else { return };
         let mut agreed = None;
-        let judged = self.judge_return(&returning, finish).and_then(|position| {
-            agreed = self.agree_again(index, &returning, finish).map_err(|_| wire::DENIED)?;
+        let judged = self.check_resumption(&resumption, finish).and_then(|position| {
+            agreed = self.agree_for_resumption(index, &resumption, finish).map_err(|_| wire::DENIED)?;
             Ok(position)
         });
-        let id = returning.link;
+        let id = resumption.link;
         let mut verdict = ReturnVerdict::new_zeroed();
         if let Err(status) = judged {
             verdict.status = status;
@@ -357,14 +366,14 @@ impl Tcp {
                 if self.config.encrypt {
                     said.resize(said.len() + noise::message_bytes(said.len()), 0);
                 }
-                let _ = say(half.socket.as_fd(), &said);
+                let _ = send_handshake(half.socket.as_fd(), &said);
             }
             let why = if status == wire::DENIED { LinkError::Denied } else { LinkError::Gone };
             return self.refuse(index, why);
         }
         // No byte may arrive on the old connection after the position has been stated.
         self.drop_socket(id);
-        let Half { socket, .. } = self.halves.remove(index);
+        let HalfOpen { socket, .. } = self.halves.remove(index);
         let generation = self.next_generation();
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let position = link.rx.position();
@@ -376,7 +385,7 @@ impl Tcp {
             Ok(keys) => {
                 bytes.extend(keys.iter().flat_map(|(message, _)| message));
                 self.secrets.set(id, keys.as_ref().map(|(_, keys)| keys));
-                say(socket.as_fd(), &bytes).map_err(drop)
+                send_handshake(socket.as_fd(), &bytes).map_err(drop)
             }
             Err(_) => Err(()),
         };
@@ -389,7 +398,7 @@ impl Tcp {
             self.resumed(id, position);
         }
         if said.is_err() {
-            self.lost(id, 0);
+            self.connection_lost(id, 0);
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) enum Rx {
     /// Within a message of `need` bytes; the first `have` bytes are in `buffer`.
     Body { buffer: Box<[u8; MAILBOX_BYTES]>, have: usize, need: usize },
     /// Within a push segment's payload; `left` bytes are missing, and the next one belongs to `offset`.
-    Push { window: u64, offset: u64, left: usize, ack_wanted: bool },
+    Push { window: u64, offset: u64, left: usize, ack_requested: bool },
 }
 
 impl Rx {
@@ -79,7 +79,7 @@ impl Intake {
 
     /// Accounts for received bytes. Returns whether the device must act upon the unacknowledged bytes.
     #[inline]
-    pub(super) fn took(&mut self, bytes: usize) -> bool {
+    pub(super) fn received(&mut self, bytes: usize) -> bool {
         self.taken += bytes as u64;
         // A read returns less than 2 GiB.
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
@@ -90,10 +90,10 @@ impl Intake {
 
     /// Corrects the account: some of the received bytes were acknowledgements, which are not part of the stream, or
     /// pushes, whose sender requests acknowledgements.
-    pub(super) fn discount(&mut self, heard: &Heard) {
+    pub(super) fn discount(&mut self, ack_info: &AckInfo) {
         // If the link ends, the bytes received together with the end have not been added.
-        self.taken = self.taken.saturating_sub(heard.acks as u64);
-        let others = i32::try_from(heard.acks + heard.pushed).unwrap_or(i32::MAX);
+        self.taken = self.taken.saturating_sub(ack_info.acks as u64);
+        let others = i32::try_from(ack_info.acks + ack_info.pushed).unwrap_or(i32::MAX);
         self.unacked = self.unacked.saturating_sub(others);
     }
 
@@ -103,17 +103,17 @@ impl Intake {
     }
 
     /// Whether the peer must get an acknowledgement now.
-    pub(super) fn owes_much(&self) -> bool {
+    pub(super) fn owes_ack_now(&self) -> bool {
         self.unacked >= TELL_BYTES
     }
 
     /// Whether received messages are unacknowledged.
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn owes_ack(&self) -> bool {
         self.unacked > 0
     }
 
     /// Notes that an acknowledgement of [`Self::position`] has been sent.
-    pub(super) fn told(&mut self) {
+    pub(super) fn acknowledged(&mut self) {
         self.unacked = 0;
     }
 
@@ -142,7 +142,7 @@ impl Intake {
 
 /// The state of the peer's stream when this side closed the link.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heeded {
+pub(super) struct CloseMark {
     position: u64,
     /// Missing bytes of the frame at the position.
     left: usize,
@@ -150,23 +150,23 @@ pub(super) struct Heeded {
 
 impl Intake {
     /// The current state, for a link whose later bytes are discarded.
-    pub(super) fn heeded(&self) -> Heeded {
+    pub(super) fn close_mark(&self) -> CloseMark {
         let left = match self.rx {
             Rx::Head { .. } => 0,
             Rx::Body { have, need, .. } => need - have,
             Rx::Push { left, .. } => left,
         };
-        Heeded { position: self.position(), left }
+        CloseMark { position: self.position(), left }
     }
 
     /// Prepares for another connection, on which the stream continues where it was when the link was closed. Bytes that
     /// were discarded since then must not count as received. Returns the former state.
-    pub(super) fn rewind_to(&mut self, heeded: Heeded) -> Rx {
-        self.taken = heeded.position;
-        let rx = match heeded.left {
+    pub(super) fn rewind_to(&mut self, close_mark: CloseMark) -> Rx {
+        self.taken = close_mark.position;
+        let rx = match close_mark.left {
             0 => Rx::START,
             // No peer has this window.
-            left => Rx::Push { window: 0, offset: 0, left, ack_wanted: false },
+            left => Rx::Push { window: 0, offset: 0, left, ack_requested: false },
         };
         std::mem::replace(&mut self.rx, rx)
     }
@@ -174,11 +174,11 @@ impl Intake {
 
 /// Information for the device from frames that do not go to the sink.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct AckInfo {
     /// The position up to which the peer has received this side's stream.
     pub(super) ack: Option<u64>,
     /// The peer requests an acknowledgement.
-    pub(super) ack_wanted: bool,
+    pub(super) ack_requested: bool,
     /// Bytes of acknowledgements.
     acks: usize,
     /// Bytes of pushes that were placed.
@@ -210,13 +210,13 @@ struct Notes {
     look: usize,
     /// Unused mailbox buffers.
     spare: Vec<Box<[u8; MAILBOX_BYTES]>>,
-    heard: Option<Heard>,
+    ack_info: Option<AckInfo>,
 }
 
 impl Notes {
     #[cold]
-    fn heard(&mut self) -> &mut Heard {
-        self.heard.get_or_insert_default()
+    fn ack_info(&mut self) -> &mut AckInfo {
+        self.ack_info.get_or_insert_default()
     }
 }
 
@@ -226,15 +226,15 @@ impl Stage {
         Self { bytes: vec![0; STAGE_BYTES].into_boxed_slice(), notes, calls: 0 }
     }
 
-    /// Whether [`Self::heard`] returns anything.
+    /// Whether [`Self::ack_info`] returns anything.
     #[inline]
-    pub(super) fn has_heard(&self) -> bool {
-        self.notes.heard.is_some()
+    pub(super) fn has_ack_info(&self) -> bool {
+        self.notes.ack_info.is_some()
     }
 
     /// The information from frames that did not go to the sink since the last call.
-    pub(super) fn heard(&mut self) -> Option<Heard> {
-        self.notes.heard.take()
+    pub(super) fn ack_info(&mut self) -> Option<AckInfo> {
+        self.notes.ack_info.take()
     }
 
     /// Reads the available bytes, within the budget. Returns their number, and the error with which the link ends, if
@@ -345,7 +345,7 @@ impl Stage {
         link: LinkId,
         sink: &mut S,
     ) -> Result<Option<Progress>, LinkError> {
-        let Rx::Push { window, offset, left, ack_wanted } = rx else { return Err(LinkError::Protocol) };
+        let Rx::Push { window, offset, left, ack_requested } = rx else { return Err(LinkError::Protocol) };
         let placed = sink.place(link, *window, *offset, *left);
         let placed = placed.as_deref().map(|iov| mem::slice(iov, 0, *left)).unwrap_or_default();
         let mut pieces = Pieces::new();
@@ -368,9 +368,9 @@ impl Stage {
         sink.placed(link, *window, *offset, into);
         *offset += into as u64;
         *left -= into;
-        let heard = self.notes.heard();
-        heard.pushed += into;
-        heard.ack_wanted |= *left == 0 && *ack_wanted;
+        let ack_info = self.notes.ack_info();
+        ack_info.pushed += into;
+        ack_info.ack_requested |= *left == 0 && *ack_requested;
         let staged = n - n.min(room);
         let thrown_away = into - into.min(room);
         if *left == 0 {
@@ -411,7 +411,7 @@ fn parse<S: Sink>(mut bytes: &[u8], notes: &mut Notes, link: LinkId, sink: &mut 
                 sink.message(link, message);
                 bytes = rest;
             }
-            Frame::Push(payload, ack_wanted) => {
+            Frame::Push(payload, ack_requested) => {
                 let Some((head, rest)) = bytes.split_first_chunk::<PUSH_HEAD_BYTES>() else {
                     return Ok(cut_head(bytes));
                 };
@@ -425,18 +425,18 @@ fn parse<S: Sink>(mut bytes: &[u8], notes: &mut Notes, link: LinkId, sink: &mut 
                 }
                 if here.len() < payload {
                     let offset = offset + here.len() as u64;
-                    return Ok(Rx::Push { window, offset, left: payload - here.len(), ack_wanted });
+                    return Ok(Rx::Push { window, offset, left: payload - here.len(), ack_requested });
                 }
-                if ack_wanted {
-                    notes.heard().ack_wanted = true;
+                if ack_requested {
+                    notes.ack_info().ack_requested = true;
                 }
                 bytes = rest;
             }
             Frame::Ack => {
                 let Some((whole, rest)) = bytes.split_first_chunk::<ACK_BYTES>() else { return Ok(cut_head(bytes)) };
-                let heard = notes.heard();
-                heard.ack = Some(wire::decode_ack(whole));
-                heard.acks += ACK_BYTES;
+                let ack_info = notes.ack_info();
+                ack_info.ack = Some(wire::decode_ack(whole));
+                ack_info.acks += ACK_BYTES;
                 bytes = rest;
             }
             Frame::Goodbye => return Err(LinkError::Closed),
@@ -501,7 +501,7 @@ mod tests {
     const LINK: LinkId = LinkId(7);
 
     /// The received messages and pushed bytes, each in order.
-    struct Heard {
+    struct Received {
         messages: Vec<Vec<u8>>,
         pushed: Vec<(u64, u64, usize)>,
         memory: Owned,
@@ -509,7 +509,7 @@ mod tests {
         short: usize,
     }
 
-    impl Sink for Heard {
+    impl Sink for Received {
         fn up(&mut self, _: LinkId, _: LinkUp) {}
         fn down(&mut self, _: LinkId, _: LinkError) {}
         fn message(&mut self, _: LinkId, bytes: &[u8]) {
@@ -537,8 +537,8 @@ mod tests {
         fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
     }
 
-    fn heard(short: usize) -> Heard {
-        Heard {
+    fn received(short: usize) -> Received {
+        Received {
             messages: Vec::new(),
             pushed: Vec::new(),
             memory: Owned::new(vec![0; wire::SEGMENT_MAX_BYTES]),
@@ -548,7 +548,7 @@ mod tests {
     }
 
     /// Feeds bytes in chunks. Returns the error with which the link ended, if any.
-    fn feed(bytes: &[u8], chunks: &[usize], heard: &mut Heard) -> Option<LinkError> {
+    fn feed(bytes: &[u8], chunks: &[usize], received: &mut Received) -> Option<LinkError> {
         let (mut near, far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
         let far = std::os::fd::AsFd::as_fd(&far);
@@ -561,7 +561,7 @@ mod tests {
             rest = later;
             let mut again = false;
             loop {
-                match stage.read(far, &mut rx, again, LINK, heard) {
+                match stage.read(far, &mut rx, again, LINK, received) {
                     Ok(None) => break,
                     Ok(Some(_)) => again = true,
                     Err(why) => return Some(why),
@@ -618,12 +618,12 @@ mod tests {
             let mut chunks = chunks;
             // A large chunk limits the system calls for a stream of megabytes.
             chunks.push(bytes.len() / 200 + 1);
-            let mut heard = heard(0);
-            prop_assert_eq!(feed(&bytes, &chunks, &mut heard), None);
-            prop_assert_eq!(heard.messages, messages);
+            let mut received = received(0);
+            prop_assert_eq!(feed(&bytes, &chunks, &mut received), None);
+            prop_assert_eq!(received.messages, messages);
             // The pieces of each push follow each other without a gap.
-            let mut pieces = heard.pushed.into_iter();
-            let mut stored = &heard.stored[..];
+            let mut pieces = received.pushed.into_iter();
+            let mut stored = &received.stored[..];
             for (window, offset, len) in pushed {
                 let mut at = offset;
                 while at < offset + len as u64 {
@@ -649,17 +649,17 @@ mod tests {
             bytes.extend((0..len).map(byte));
             bytes.extend_from_slice(&wire::message_head(5));
             bytes.extend_from_slice(b"after");
-            let mut heard = heard(short);
-            prop_assert_eq!(feed(&bytes, &[chunk], &mut heard), None);
-            prop_assert_eq!(heard.pushed.iter().map(|piece| piece.2).sum::<usize>(), len);
-            prop_assert_eq!(heard.messages, vec![b"after".to_vec()]);
+            let mut received = received(short);
+            prop_assert_eq!(feed(&bytes, &[chunk], &mut received), None);
+            prop_assert_eq!(received.pushed.iter().map(|piece| piece.2).sum::<usize>(), len);
+            prop_assert_eq!(received.messages, vec![b"after".to_vec()]);
         }
 
         /// Random bytes are messages, or end the link.
         #[test]
         fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 8..400), chunk in 1usize..100) {
-            let mut heard = heard(0);
-            let end = feed(&bytes, &[chunk], &mut heard);
+            let mut received = received(0);
+            let end = feed(&bytes, &[chunk], &mut received);
             prop_assert!(matches!(end, None | Some(LinkError::Protocol | LinkError::Closed)), "{:?}", end);
         }
     }

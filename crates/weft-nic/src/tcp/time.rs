@@ -35,16 +35,16 @@ impl Tcp {
     fn time_calls<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         for id in self.agenda.links(Task::Connect).collect::<Vec<_>>() {
             let Some(link) = self.links.get(id as usize) else { continue };
-            let State::Calling(attempt) = &link.state else {
+            let State::Connecting(attempt) = &link.state else {
                 self.redial_when_due(id, now_ms);
                 continue;
             };
             if attempt.expired(now_ms) {
-                self.call(id, sink, now_ms);
+                self.continue_attempt(id, sink, now_ms);
             } else if attempt.wants_dial(now_ms) {
                 self.dial(id, now_ms);
             }
-            let Some(Link { state: State::Calling(attempt), .. }) = self.links.get(id as usize) else { continue };
+            let Some(Link { state: State::Connecting(attempt), .. }) = self.links.get(id as usize) else { continue };
             if attempt.expired(now_ms) {
                 log::debug!("tcp: no answer from {}", attempt.peer());
                 self.end(id, LinkError::Timeout, sink);
@@ -64,8 +64,8 @@ impl Tcp {
         for id in due.links() {
             if let Some(link) = self.links.get_mut(id as usize) {
                 link.rx.on_agenda(false);
-                let owes = link.rx.owes();
-                self.tell(id, owes);
+                let owes_ack = link.rx.owes_ack();
+                self.acknowledge(id, owes_ack);
             }
         }
     }
@@ -88,7 +88,7 @@ impl Tcp {
         let mut silent: Vec<(u32, u64)> = Vec::new();
         for (id, link) in &mut self.links {
             let watched = match &link.state {
-                State::Calling(attempt) => attempt.awaits_peer(),
+                State::Connecting(attempt) => attempt.awaits_peer(),
                 State::Broken(redial) => redial.awaits_peer(),
                 State::Up | State::Closed(_) => link.tx.unproven,
                 // The next poll reports the end.
@@ -108,13 +108,13 @@ impl Tcp {
         for (id, silent_ms) in silent {
             log::debug!("tcp: the host of link {id} has not answered for {silent_ms} ms");
             match self.links.get_mut(id as usize).map(|link| &mut link.state) {
-                Some(State::Calling(attempt)) => {
+                Some(State::Connecting(attempt)) => {
                     attempt.has_lost(&self.config, now_ms);
                     self.retry(id, Failure::Retry(LinkError::Timeout), now_ms);
                 }
                 Some(State::Broken(_)) => self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms),
                 _ => {
-                    if !self.lost(id, silent_ms) {
+                    if !self.connection_lost(id, silent_ms) {
                         self.end(id, LinkError::Cut, sink);
                     }
                 }

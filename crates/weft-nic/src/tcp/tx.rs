@@ -388,7 +388,7 @@ impl Writer {
     }
 
     /// Drops all pushes of a closed link. Returns a copy of the rest of the current segment.
-    pub(super) fn part(&mut self, tx: &mut Tx) -> Rest {
+    pub(super) fn abandon_pushes(&mut self, tx: &mut Tx) -> Rest {
         let Some(pushes) = tx.pushes.take() else { return Rest { bytes: Vec::new(), before: tx.messages.acked() } };
         let mut bytes = Vec::new();
         if let Some((head, payload)) = pushes.rest() {
@@ -402,7 +402,7 @@ impl Writer {
 
     /// A copy of the last bytes of a closed link's connection: the rest of the current frame, the messages, an
     /// acknowledgement, and the goodbye.
-    pub(super) fn farewell(&mut self, tx: &mut Tx, rx: &Intake, rest: &[u8]) -> Vec<u8> {
+    pub(super) fn last_bytes(&mut self, tx: &mut Tx, rx: &Intake, rest: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(rest.len() + tx.queued() + 2 * ACK_BYTES + HEAD_BYTES);
         if let Some(cut) = tx.cut_ack.take() {
             bytes.extend_from_slice(&cut.1[cut.0..]);
@@ -411,7 +411,7 @@ impl Writer {
         let (front, back) = tx.messages.unsent();
         bytes.extend_from_slice(front);
         bytes.extend_from_slice(back);
-        if tx.ack_due || rx.owes() {
+        if tx.ack_due || rx.owes_ack() {
             bytes.extend_from_slice(&wire::ack(rx.position()));
         }
         bytes.extend_from_slice(&wire::goodbye());
@@ -452,7 +452,7 @@ fn advance(tx: &mut Tx, rx: &mut Intake, n: usize, ack: Option<[u8; ACK_BYTES]>,
             return;
         }
         tx.ack_due = false;
-        rx.told();
+        rx.acknowledged();
         if taken < ACK_BYTES {
             tx.cut_ack = Some(Box::new((taken, ack)));
         }

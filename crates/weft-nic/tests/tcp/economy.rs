@@ -87,12 +87,12 @@ fn quiet_links_beside_a_busy_device_cost_little() {
     let (near, far) = world.join_and_greet(0, 1);
     let calls = |node: &Node<Tcp>| node.nic.stats().wait_calls + node.nic.stats().receive_calls;
     for _ in 0..2000 {
-        world.nodes[1].nic.elsewhere();
+        world.nodes[1].nic.other_device_delivered();
         world.nodes[1].poll();
     }
     let before = calls(&world.nodes[1]);
     for _ in 0..32_000 {
-        world.nodes[1].nic.elsewhere();
+        world.nodes[1].nic.other_device_delivered();
         world.nodes[1].poll();
     }
     let asked = calls(&world.nodes[1]) - before;

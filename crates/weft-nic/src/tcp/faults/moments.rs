@@ -101,20 +101,20 @@ fn a_link_that_has_failed_ends_once() {
     net::with(|net| net.forsake(0, 0));
     quiet.say(0, links[0], b"into the void");
     net::with(|net| net.now_ms += SUSPECTED_MS);
-    let (tcp, heard) = &mut quiet.0[0];
+    let (tcp, reports) = &mut quiet.0[0];
     for _ in 0..ROUNDS {
         if !matches!(tcp.links.get(0).map(|link| &link.state), Some(State::Up)) {
             break;
         }
-        tcp.poll(heard);
+        tcp.poll(reports);
     }
     let there = quiet.0[1].0.name();
-    let (tcp, heard) = &mut quiet.0[0];
+    let (tcp, reports) = &mut quiet.0[0];
     let next = tcp.connect(&there).expect("a call");
     for _ in 0..ROUNDS {
-        tcp.poll(heard);
+        tcp.poll(reports);
     }
-    assert_eq!(heard.down, [(links[0], LinkError::Protocol)]);
+    assert_eq!(reports.down, [(links[0], LinkError::Protocol)]);
     quiet.pass(SOON_MS);
     assert_eq!(quiet.0[0].1.up, [links[0], next]);
 }
@@ -133,9 +133,9 @@ fn closed(links: usize) -> Quiet {
 
 /// Polls the caller until it has noticed all events. The network carries nothing.
 fn notice(quiet: &mut Quiet) -> &Tcp {
-    let (tcp, heard) = &mut quiet.0[0];
+    let (tcp, reports) = &mut quiet.0[0];
     for _ in 0..ROUNDS {
-        tcp.poll(heard);
+        tcp.poll(reports);
     }
     tcp
 }
@@ -253,9 +253,9 @@ fn messages_that_are_sent_again_are_noted() {
     lose(0, 1);
     quiet.say(0, links[0], b"lost");
     lose(0, 0);
-    let (tcp, heard) = &mut quiet.0[0];
+    let (tcp, reports) = &mut quiet.0[0];
     while tcp.stats().breaks == 0 {
-        tcp.poll(heard);
+        tcp.poll(reports);
     }
     assert!(tcp.drain(), "there is no connection");
     unsent.clear();
@@ -268,26 +268,26 @@ fn messages_that_are_sent_again_are_noted() {
 /// not.
 #[test]
 fn a_listener_that_came_while_the_caller_was_away_is_called() {
-    for heard in [false, true] {
+    for noticed in [false, true] {
         let mut quiet = Quiet::new(&TcpConfig::default());
         net::with(|net| net.refuses = true);
         let there = quiet.0[1].0.name();
         let link = quiet.0[0].0.connect(&there).expect("a call");
-        if heard {
+        if noticed {
             notice(&mut quiet);
         }
         net::with(|net| net.refuses = false);
         come_back(&mut quiet);
-        assert_eq!((&quiet.0[0].1.up[..], &quiet.0[0].1.down[..]), (&[link][..], &[][..]), "{heard}");
+        assert_eq!((&quiet.0[0].1.up[..], &quiet.0[0].1.down[..]), (&[link][..], &[][..]), "{noticed}");
         assert_eq!(made(), 2);
         // If that try is refused, too, the attempt ends.
         net::with(|net| net.refuses = true);
         quiet.0[0].0.connect(&there).expect("a call");
-        if heard {
+        if noticed {
             notice(&mut quiet);
         }
         come_back(&mut quiet);
-        assert_eq!((quiet.0[0].1.down.len(), made()), (1, 4), "{heard}");
+        assert_eq!((quiet.0[0].1.down.len(), made()), (1, 4), "{noticed}");
     }
 }
 
@@ -350,8 +350,8 @@ fn links_resumed_while_the_caller_was_away_are_not_late() {
     (0..CROWD).for_each(|index| lose(index, 0));
     assert_eq!(notice(&mut quiet).stats().breaks, CROWD as u64);
     come_back(&mut quiet);
-    for (tcp, heard) in &quiet.0 {
-        assert_eq!((tcp.stats().resumed, &heard.down[..]), (CROWD as u64, &[][..]));
+    for (tcp, reports) in &quiet.0 {
+        assert_eq!((tcp.stats().resumed, &reports.down[..]), (CROWD as u64, &[][..]));
     }
 }
 

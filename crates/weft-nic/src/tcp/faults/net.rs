@@ -192,7 +192,7 @@ impl Net {
     }
 
     /// Logs the state of all connections.
-    pub(super) fn tell(&self) {
+    pub(super) fn log_state(&self) {
         log::trace!("{} net: {:?}\n{:#?}", self.now_ms, self.faults, self.connections);
     }
 

@@ -20,13 +20,13 @@ const MENDING_MS: u64 = 600;
 
 /// The reports of a device.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct Reports {
     pub(super) up: Vec<LinkId>,
     pub(super) down: Vec<(LinkId, LinkError)>,
     pub(super) messages: Vec<Vec<u8>>,
 }
 
-impl Sink for Heard {
+impl Sink for Reports {
     fn up(&mut self, id: LinkId, _: LinkUp) {
         self.up.push(id);
     }
@@ -44,7 +44,7 @@ impl Sink for Heard {
 }
 
 /// Some devices on a network without faults of its own.
-pub(super) struct Quiet(pub(super) Vec<(Tcp, Heard)>);
+pub(super) struct Quiet(pub(super) Vec<(Tcp, Reports)>);
 
 impl Quiet {
     /// Two devices of different hosts: caller and acceptor.
@@ -62,7 +62,7 @@ impl Quiet {
             budget: 0,
         };
         net::install(Some(Net::new(1, faults)));
-        Self([1, 2].map(|host| (device(config, host), Heard::default())).into())
+        Self([1, 2].map(|host| (device(config, host), Reports::default())).into())
     }
 
     /// Device `from` calls device `to`. Returns when `to` has sent the verdict.
@@ -81,8 +81,8 @@ impl Quiet {
     }
 
     pub(super) fn poll(&mut self, at: usize) {
-        let (tcp, heard) = &mut self.0[at];
-        tcp.poll(heard);
+        let (tcp, reports) = &mut self.0[at];
+        tcp.poll(reports);
         net::with(Net::step);
     }
 
@@ -135,16 +135,16 @@ fn an_unread_verdict_survives_a_call_of_the_acceptor() {
         assert!(two.0[0].1.up.is_empty(), "the caller does not");
         net::with(|net| net.deaf = None);
         two.pass(MENDING_MS);
-        for (side, (_, heard)) in two.0.iter().enumerate() {
-            assert_eq!((heard.up.len(), &heard.down[..]), (1, &[][..]), "side {side}, encrypted: {encrypt}");
+        for (side, (_, reports)) in two.0.iter().enumerate() {
+            assert_eq!((reports.up.len(), &reports.down[..]), (1, &[][..]), "side {side}, encrypted: {encrypt}");
         }
         for side in 0..2 {
             let link = two.0[side].1.up[0];
             two.say(side, link, &[side as u8; 9]);
         }
         two.pass(STEP_MS);
-        for (side, (_, heard)) in two.0.iter().enumerate() {
-            assert_eq!(heard.messages, [vec![1 - side as u8; 9]], "side {side}, encrypted: {encrypt}");
+        for (side, (_, reports)) in two.0.iter().enumerate() {
+            assert_eq!(reports.messages, [vec![1 - side as u8; 9]], "side {side}, encrypted: {encrypt}");
         }
     }
 }

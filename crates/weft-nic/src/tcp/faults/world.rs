@@ -557,7 +557,7 @@ impl World {
             idle = if moved { 0 } else { idle + 1 };
             let now_ms = net::with(|net| net.now_ms).unwrap_or(0);
             if round > ROUNDS || now_ms - start_ms > patience_ms {
-                net::with(|net| net.tell());
+                net::with(|net| net.log_state());
                 for node in &self.nodes {
                     node.tcp.links.iter().for_each(|(id, link)| log::trace!("{} link {id}: {link:?}", node.tcp.addr));
                 }
