@@ -55,7 +55,7 @@ fn run(library: &Path, provider: &str, rounds: u32) -> Result<(), Error> {
     let library = Library::load(library)?;
     for (operations, delivery) in [(OPERATIONS, false), (DELIVERED, true)] {
         let mut pair = Pair::open(library, provider, delivery)?;
-        pair.meet()?;
+        pair.connect()?;
         for &(name, each, round) in operations {
             measured(&mut pair, round, WARM_UP_ROUNDS)?;
             let calls = measured(&mut pair, round, rounds)?;

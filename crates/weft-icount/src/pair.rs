@@ -76,7 +76,7 @@ impl Pair {
     }
 
     /// Sends a message in each direction, so that links are up.
-    pub(crate) fn meet(&mut self) -> Result<(), Error> {
+    pub(crate) fn connect(&mut self) -> Result<(), Error> {
         for _ in 0..2 {
             self.post(|pair| pair.far.receive())?;
             self.post(|pair| pair.near.inject())?;
