@@ -59,5 +59,5 @@ def test_connections_that_break(runner: harness.Runner, encrypt: str) -> None:
     hosts, breaking = (str(harness.SUPPORT / name) for name in ("two-hosts.sh", "breaking.sh"))
     outcome = runner.run([hosts, breaking, *command], env, timeout_s=120).check()
     assert "all pairs: good" in outcome.output
-    resumed = len(re.findall("there is a connection with .* again", outcome.output))
+    resumed = len(re.findall("the connection with .* is restored", outcome.output))
     assert resumed >= 5, f"{resumed} connections were replaced"

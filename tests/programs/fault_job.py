@@ -47,7 +47,7 @@ PATHS = {
 DEADLY = ("kill", "exit", "freeze-kill", "restart", "early-kill")
 # Connections break. No rank may notice.
 BREAKING = ("reset", "link", "lossy", "forget")
-RESUMED = "there is a connection with"
+RESUMED = "is restored"
 FORWARDER = Path(__file__).parent.parent / "support" / "forwarder.py"
 # The victim may lose some peers, or end. Both sides are told, and no other rank may notice.
 CUTTING = ("descriptors", "late-descriptors", "late-memory")

@@ -97,7 +97,7 @@ impl World {
     /// Asserts that the device does not use the memory.
     fn idle(&self, iov: Iov, whose: &str) {
         let busy = self.case.engine.nic().busy.iter().any(|busy| busy.local.iter().any(|piece| overlaps(piece, &iov)));
-        assert!(!busy, "the device uses memory that {whose} has back");
+        assert!(!busy, "the device still uses the memory of {whose}");
     }
 
     /// Starts an operation of the client.

@@ -226,7 +226,7 @@ impl Tcp {
     /// Removes a closed link.
     pub(super) fn remove_closed(&mut self, id: u32) {
         let Some(mut link) = self.links.try_remove(id as usize) else { return };
-        log::debug!("tcp: closed link {id} is over");
+        log::debug!("tcp: closed link {id} has ended");
         self.forget(id, &link);
         self.secrets.set(id, None);
         self.writer.forget(&mut link.tx);

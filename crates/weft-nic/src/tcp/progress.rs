@@ -449,7 +449,7 @@ impl Tcp {
     pub(super) fn up<S: Sink>(&mut self, id: u32, found: ProvenPeer, initiator: bool, sink: &mut S) {
         self.secrets.set(id, found.keys.as_ref());
         let peer = found.peer;
-        log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "ours" } else { "theirs" });
+        log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "dialled" } else { "accepted" });
         self.stats.links_up += 1;
         if let Some(link) = self.links.get_mut(id as usize) {
             link.state = State::Up;

@@ -52,7 +52,8 @@ pub(super) struct ResumeDialogue {
 }
 
 /// The end of log messages about a broken connection: the action, and the remedy.
-const CALLING: &str = "calling again, nothing is lost; where it happens often, look at the network and its firewalls";
+const CALLING: &str =
+    "it is dialled again, and no message is lost; if this happens often, check the network and its firewalls";
 
 impl Tcp {
     /// Handles the end of a link's connection without a goodbye. True: the link is being resumed. `silent_ms`: the time
@@ -226,7 +227,7 @@ impl Tcp {
             sys::keep_little_unsent(socket.as_fd());
         }
         if let Some(session) = &link.session {
-            log::info!("tcp: there is a connection with {} again", session.socket());
+            log::info!("tcp: the connection with {} is restored", session.socket());
         }
         if unattended {
             self.pump(id);

@@ -332,7 +332,7 @@ impl Net {
         let one = &mut self.connections[index];
         one.ends[1].fd = theirs.as_raw_fd();
         one.ends[1].ours = Some(ours);
-        let listener = self.listeners.iter_mut().find(|listener| listener.port == one.to).expect("somebody listens");
+        let listener = self.listeners.iter_mut().find(|listener| listener.port == one.to).expect("a listener");
         assert_eq!(rustix::io::write(&listener.bell, &[1]), Ok(1), "the listener lives");
         listener.waiting.push_back(theirs);
         true
