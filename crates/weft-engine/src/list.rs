@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn behaves_like_a_vector(ops in proptest::collection::vec((any::<bool>(), any::<u8>()), 0..200)) {
+        fn a_list_behaves_like_a_vector(ops in proptest::collection::vec((any::<bool>(), any::<u8>()), 0..200)) {
             let mut list = List::default();
             let mut model: Vec<(u32, u8)> = Vec::new();
             for (push, x) in ops {

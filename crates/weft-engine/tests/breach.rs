@@ -90,7 +90,7 @@ fn a_long_part_is_not_answered_like_a_short_one() {
 }
 
 #[test]
-fn a_short_read_does_not_end_well_without_its_bytes() {
+fn a_short_read_does_not_succeed_without_its_bytes() {
     for acknowledged in [false, true] {
         let mut case = Case::new(CAPS, Config::default());
         case.connect(0, 2);
@@ -306,7 +306,7 @@ fn a_result_longer_than_a_message_is_refused() {
 
 /// A RESULTS message that was cut after its head has a number, and could be taken for a complete one.
 #[test]
-fn results_of_nothing_are_a_breach() {
+fn empty_results_are_a_violation() {
     let mut case = Case::new(CAPS, Config::default());
     case.connect(0, 2);
     let mut memory = Owned::new(vec![0; 16]);

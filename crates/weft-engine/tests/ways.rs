@@ -676,7 +676,7 @@ fn a_peer_that_reconnects_keeps_its_service() {
 /// Operations fail only with links that this endpoint made. If a peer connected and left before the answer
 /// was sent, the endpoint connects to it for its next operation.
 #[test]
-fn an_inject_does_not_fail_of_a_call_that_was_not_ours() {
+fn an_inject_does_not_fail_with_a_peers_call() {
     let mut case = case(Book { name: name(2), knows: true });
     case.engine.nic_mut().room = 0;
     case.connect(0, 2);
@@ -734,7 +734,7 @@ fn a_call_that_was_given_up_does_not_end_the_next() {
 /// The endpoint's call has broken after its OPEN. The peer may have abandoned its own call, whose end is
 /// still in transit.
 #[test]
-fn a_call_that_waits_is_not_taken_when_ours_has_broken() {
+fn a_waiting_call_is_not_accepted_after_the_own_call_broke() {
     let mut case = Case::new(CAPS, Config::default());
     let [theirs, mine, again] = [1, 100, 101].map(LinkId);
     let peer = calling(&mut case, mine);

@@ -221,6 +221,6 @@ fn a_helper_that_fails_ends_the_transfer() {
 }
 
 #[test]
-fn both_fail() {
+fn a_shared_transfer_fails_on_both_sides() {
     fails(false, false);
 }

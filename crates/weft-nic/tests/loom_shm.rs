@@ -620,7 +620,7 @@ fn a_device_that_sleeps_loses_nothing() {
 
 /// A device that makes its link cold gets all messages. Models `Shm::make_hot_room`.
 #[test]
-fn going_cold_loses_nothing() {
+fn a_link_that_becomes_cold_loses_no_record() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
         let producer = sends(tx, &device, 2, must_fence);
@@ -638,7 +638,7 @@ fn going_cold_loses_nothing() {
 /// An armed device: peers have known since an earlier fence that its rings are not checked. A poll takes
 /// messages, and the sleep is announced again without such a fence.
 #[test]
-fn arming_again_loses_nothing() {
+fn a_rearmed_device_loses_no_wake_up() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
         assert!(device.arm());

@@ -529,7 +529,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_share_messages_and_are_paid_for() {
+    fn results_share_messages_and_are_charged() {
         let mut results = FetchResults::default();
         let id = |n: u32| Op { op: n.into(), part: 0.into() };
         assert!(!results.wait() && results.first().is_none());

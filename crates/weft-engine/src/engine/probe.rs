@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_asked_for_once() {
+    fn memory_is_probed_once() {
         let mut accessible = AccessibleSpans::default();
         ASKED.set(0);
         for page in 512..515 {
@@ -121,7 +121,7 @@ mod tests {
 
     /// Scattered accesses to a large window soon need no more probes.
     #[test]
-    fn scattered_accesses_stop_asking() {
+    fn scattered_accesses_soon_need_no_probe() {
         let mut accessible = AccessibleSpans::default();
         ASKED.set(0);
         for n in 0..500 {

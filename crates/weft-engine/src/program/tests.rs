@@ -206,7 +206,7 @@ fn a_failed_act_ends_its_program_only() {
 }
 
 #[test]
-fn errors_poison_those_that_ask_for_it() {
+fn errors_end_programs_that_ask_for_it() {
     let (mut programs, counter) = (Tested::new(100), Handle::new(1));
     programs.submit(Program::new(1, [strict(&counter, 2), act(0, "strict 2")])).unwrap();
     programs.submit(Program::new(2, [strict(&counter, 5), act(0, "strict 5")])).unwrap();

@@ -103,7 +103,7 @@ fn when_both_fail_the_reason_is_that_of_tcp() {
 
 /// An attempt that changes the device can be closed at any moment.
 #[test]
-fn closing_during_the_change_is_silent() {
+fn an_attempt_is_closed_silently_during_a_fallback() {
     let mut world = world(&[config()]);
     let gone = Devices::new(&config()).unwrap().name();
     for polls in 0..40 {
@@ -122,7 +122,7 @@ fn closing_during_the_change_is_silent() {
 
 /// Without a common device the attempt fails at once.
 #[test]
-fn nothing_in_common_is_unreachable() {
+fn peers_without_a_common_device_are_unreachable() {
     let mut world = world(&[Config { shm: false, ..config() }, Config { tcp: false, ..config() }]);
     let theirs = world.nodes[1].name();
     assert_eq!(world.nodes[0].nic.connect(&theirs), Err(LinkError::Unreachable));

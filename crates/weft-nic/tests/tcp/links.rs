@@ -48,7 +48,7 @@ fn a_late_listener_is_reached() {
 
 /// The kernel accepts the connection, but no process answers.
 #[test]
-fn an_answer_is_waited_for_no_longer_than_configured() {
+fn the_wait_for_an_answer_ends_as_configured() {
     let mut world = world(&TcpConfig { connect_timeout_ms: 200, answer_timeout_ms: 600, ..config() }, 1);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = listener.local_addr().unwrap();

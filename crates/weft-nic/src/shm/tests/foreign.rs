@@ -123,7 +123,7 @@ fn check_that_descriptors_do_not_block(old: bool) {
 /// The number of foreign sockets exceeds the limit. Callers are refused, so that they connect by TCP. A
 /// caller that waits already is accepted when there is room again.
 #[test]
-fn too_many_foreign_sockets_send_callers_elsewhere() {
+fn too_many_foreign_sockets_direct_callers_to_tcp() {
     alone(|| {
         let name = EpName::full(&NameParts { tcp: true, ..name_parts() });
         let mut victim = Node { nic: Shm::new(&ShmConfig::default(), name).unwrap(), inbox: Inbox::default() };

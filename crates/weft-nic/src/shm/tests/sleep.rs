@@ -243,7 +243,7 @@ fn a_push_wakes_its_sender() {
 
 /// The number of active links exceeds the hot list. Cold links are served as well, awake and asleep.
 #[test]
-fn hot_and_cold_links_are_heard() {
+fn hot_and_cold_links_are_served() {
     let mut host = Node::new(&ShmConfig::default());
     let mut guests: Vec<(Node, LinkId)> = Vec::new();
     for _ in 0..20 {
@@ -277,7 +277,7 @@ fn hot_and_cold_links_are_heard() {
 
 /// The time-out of an unanswered connection attempt ends the sleep.
 #[test]
-fn a_time_out_wakes() {
+fn a_time_out_wakes_a_sleeper() {
     let config = ShmConfig { answer_timeout_ms: 50, ..ShmConfig::default() };
     let (mut a, silent) = (Node::new(&config), Node::new(&config));
     a.nic.connect(&silent.nic.name()).unwrap();

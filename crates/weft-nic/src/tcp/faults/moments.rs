@@ -231,7 +231,7 @@ fn a_host_that_vanishes_in_the_handshake_is_given_up() {
 
 /// A refused caller tries again for the configured time.
 #[test]
-fn a_late_listener_is_waited_for() {
+fn a_refused_caller_waits_for_a_late_listener() {
     let (connect_retry_ms, connect_timeout_ms) = (12_000, 12_000);
     let mut quiet = Quiet::new(&TcpConfig { connect_retry_ms, connect_timeout_ms, ..TcpConfig::default() });
     net::with(|net| net.refuses = true);
