@@ -12,6 +12,9 @@
 mod complex;
 mod float;
 mod number;
+mod reduce;
+
+pub use reduce::Reduction;
 
 use crate::mem::atomic::{Cell, locked};
 use crate::mem::{self, Iov};
@@ -20,7 +23,7 @@ use float::{Bf16, E4m3, E5m2, Extended, F16};
 use number::{Native, Number};
 
 /// The type of the numbers at the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names say it, and `TYPES` in full")]
 pub enum Type {
@@ -47,7 +50,7 @@ pub enum Type {
 }
 
 /// The operation on the numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names say it, and `OPS` in full")]
 pub enum Op {
