@@ -114,6 +114,8 @@ bitflags::bitflags! {
         /// Sends: leave only after all earlier remote accesses to this peer have completed (FI_ORDER_SAW,
         /// FI_ORDER_SAR).
         const AFTER_ACCESSES = 1 << 18;
+        /// A message of a collective, which the engine itself has started.
+        const COLLECTIVE = 1 << 19;
     }
 }
 
@@ -259,6 +261,10 @@ pub enum Kind {
     FetchAtomic,
     /// No operation: `Engine::take_connection_events` returns at least one event.
     Connection,
+    /// A collective operation.
+    Collective,
+    /// A join of a group (`Engine::join_group`).
+    Joined,
 }
 
 /// The reason why an accepted operation failed.

@@ -28,7 +28,10 @@ pub mod program;
 mod wire;
 
 pub use engine::stats;
-pub use engine::{ConnEvent, Engine, MAX_CONN_DATA, PEER, PeerNames, Pool, PooledReleases, Probe, ReleaseGuard, Role};
+pub use engine::{
+    CollectiveOp, ConnEvent, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Pool, PooledReleases, Probe,
+    ReleaseGuard, Role,
+};
 
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = engine::MAX_ATOMIC_BYTES;

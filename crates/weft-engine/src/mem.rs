@@ -123,6 +123,15 @@ impl Iov {
         n
     }
 
+    /// Copies memory to this memory, as far as it fits. Both may overlap.
+    pub fn copy_from(&self, from: &Self) {
+        let n = self.len.min(from.len);
+        if n > 0 {
+            // SAFETY: by the contract of `new` both have at least `n` bytes, which are readable and writable.
+            unsafe { std::ptr::copy(from.ptr, self.ptr, n) };
+        }
+    }
+
     /// Copies `n` bytes of this memory to `dst`, for devices that copy into shared memory.
     ///
     /// # Safety

@@ -83,6 +83,10 @@ pub(crate) const F_FETCH: u8 = 8;
 /// target's client gets one event when all of them are done.
 pub(crate) const F_MORE: u8 = 16;
 
+/// `Head::flags` of EAGER and RTS: a message of a collective (engine::collectives). Data means that the sender's
+/// part in the collective has failed.
+pub(crate) const F_COLLECTIVE: u8 = 64;
+
 /// In place of an operation number: the sender does not wait for the success of this write.
 pub(crate) const NO_OP: u32 = u32::MAX;
 

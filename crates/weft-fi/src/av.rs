@@ -31,6 +31,7 @@ use crate::addr::{self, Format, Query};
 use crate::av::shared::Shared;
 use crate::av::symmetric::Range;
 use crate::av::table::Table;
+use crate::collective::av_set;
 use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, EndpointCell};
 use crate::eq::{Eq, Failure};
@@ -267,6 +268,16 @@ impl Av {
         self.cells.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
 
+    /// All addresses, in ascending order.
+    pub(crate) fn addresses(&self) -> Vec<Addr> {
+        self.table.addresses()
+    }
+
+    /// Whether the number is in use.
+    pub(crate) fn has_address(&self, addr: Addr) -> bool {
+        self.table.has(addr)
+    }
+
     fn each_cell(&self, mut notify: impl FnMut(&CellRef)) {
         // The lock of the list is not held while waiting for an endpoint's lock.
         let cells: Vec<CellRef> = self.cells.lock().iter().filter_map(Weak::upgrade).collect();
@@ -316,6 +327,7 @@ static AV_OPS: fi_ops_av_1_20 = fi_ops_av_1_20 {
         remove: Some(remove),
         lookup: Some(lookup),
         straddr: Some(straddr),
+        av_set: Some(av_set::open),
         ..noop::AV_1_20.base
     },
     set_user_id: Some(set_user_id),

@@ -3,8 +3,8 @@
 //!
 //! Place in the data flow: after enable, `fi_getname` returns the address that peers insert into their
 //! address vectors. Before enable, `fi_setname` chooses the local address. [`crate::endpoint::connection`]
-//! implements the remaining calls; [`crate::pep`] has those of passive endpoints. Joining multicast groups
-//! returns -FI_ENOSYS.
+//! implements the remaining calls; [`crate::pep`] has those of passive endpoints. Joins of
+//! collective groups are in [`crate::collective::group`]; joins of multicast groups return -FI_ENOSYS.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -14,10 +14,12 @@ use weft_fi_sys as sys;
 use crate::abi::errno::Errno;
 use crate::abi::noop;
 use crate::abi::object;
+use crate::collective::group;
 use crate::endpoint::Ep;
 
 /// The operations of a connected endpoint.
 pub(crate) static CONNECTED: sys::fi_ops_cm = sys::fi_ops_cm {
+    join: noop::CM.join,
     getpeer: Some(getpeer),
     connect: Some(connect),
     accept: Some(accept),
@@ -26,7 +28,8 @@ pub(crate) static CONNECTED: sys::fi_ops_cm = sys::fi_ops_cm {
 };
 
 /// The operations of a connectionless endpoint.
-pub(crate) const OPS: sys::fi_ops_cm = sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), ..noop::CM };
+pub(crate) const OPS: sys::fi_ops_cm =
+    sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), join: Some(group::join), ..noop::CM };
 
 unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
     object::guard("fi_getname", || {

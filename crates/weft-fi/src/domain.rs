@@ -29,6 +29,7 @@ use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::abi::{atomic, noop};
 use crate::addr::Format;
 use crate::cntr::Cntr;
+use crate::collective::ops;
 pub(crate) use crate::domain::instance::find;
 use crate::endpoint::cell::{CellRef, EndpointCell, Eng};
 use crate::endpoint::route::RegionCounters;
@@ -550,8 +551,8 @@ static DOMAIN_OPS: DomainOps = DomainOps {
         stx_ctx: Some(shared::open_stx),
         srx_ctx: Some(shared::open_srx),
         query_atomic: Some(atomic::query),
+        query_collective: Some(ops::query),
         endpoint2: Some(endpoint2),
-        ..noop::DOMAIN
     },
     xpu_ctx,
 };

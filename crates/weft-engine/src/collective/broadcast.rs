@@ -46,7 +46,7 @@ fn pipeline(builder: &mut Builder) {
     let (relative, members) = (request.relative(), request.members);
     let data = builder.result(request.block());
     // Long data get longer segments, so that the schedule stays within its limit.
-    let segment = SEGMENT.max(data.len.div_ceil(1024));
+    let segment = SEGMENT.max(data.len.div_ceil(512));
     let segments: Vec<Span> =
         (0..data.len).step_by(segment).map(|at| data.part(at, segment.min(data.len - at))).collect();
     let parent = relative.checked_sub(1).map(|below| request.absolute(below / 2));

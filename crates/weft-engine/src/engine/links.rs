@@ -276,6 +276,7 @@ impl<N: Nic> Engine<N> {
     /// Sends messages of links and closes links. Returns whether any work was done.
     pub(crate) fn run_links(&mut self) -> bool {
         self.run_queries();
+        self.run_collectives();
         let mut work = std::mem::take(&mut self.state.links.work);
         let before = work.len();
         let nic = &mut self.nic;

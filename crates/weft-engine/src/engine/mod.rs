@@ -9,6 +9,7 @@
 
 mod atomic;
 mod claims;
+mod collectives;
 mod connection;
 mod datagram;
 mod groups;
@@ -31,6 +32,7 @@ mod strangers;
 mod transfer;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
+pub use collectives::{CollectiveOp, Elements, GroupId};
 pub use connection::{ConnEvent, MAX_CONN_DATA, PEER, Role};
 pub(crate) use ids::{PeerId, TransferId};
 pub(crate) use peer::{HEADER_BYTES, ORDERED_RMA_BYTES};
@@ -435,6 +437,7 @@ impl<N: Nic> Engine<N> {
 
     fn run_work(&mut self, peer_id: PeerId, work: &Deferred) -> Result<(), Full> {
         match work {
+            Deferred::Collective(index) => self.send_queued_collective(peer_id, *index),
             Deferred::Message(bytes) => self.send_sequenced(peer_id, bytes, &[]),
             Deferred::Reply { op, iov, copy, .. } => {
                 let mut w = Short::new(kind::READ_DATA, 0);
@@ -503,23 +506,29 @@ impl<N: Nic> Engine<N> {
             }
             moved = true;
             self.state.peers.queues(peer_id).tx.pop_front();
-            let what = |op: &TxOp| (op.parts(), op.kind != Kind::Send, op.awaits_match());
-            let (parts, access, unmatched) = self.state.outgoing.op(index).map_or((1, false, false), what);
-            let peer = &mut self.state.peers[peer_id];
-            peer.outstanding = peer.outstanding.saturating_add(parts);
-            if unmatched {
-                peer.extra().unmatched += 1;
-            }
-            if access {
-                let extra = peer.extra();
-                extra.accesses = extra.accesses.saturating_add(parts);
-            }
-            self.state.finish_op(index);
+            self.state.op_sent(peer_id, index);
         }
     }
 }
 
 impl State {
+    /// Counts the requests of an operation that has left, and ends the operation if it awaits no answer.
+    #[inline(always)]
+    pub(crate) fn op_sent(&mut self, peer_id: PeerId, index: ids::OpId) {
+        let what = |op: &TxOp| (op.parts(), op.kind != Kind::Send, op.awaits_match());
+        let (parts, access, unmatched) = self.outgoing.op(index).map_or((1, false, false), what);
+        let peer = &mut self.peers[peer_id];
+        peer.outstanding = peer.outstanding.saturating_add(parts);
+        if unmatched {
+            peer.extra().unmatched += 1;
+        }
+        if access {
+            let extra = peer.extra();
+            extra.accesses = extra.accesses.saturating_add(parts);
+        }
+        self.finish_op(index);
+    }
+
     /// The behaviour of the planted bug `OrderSwapped`: the first two queued operations are exchanged.
     fn swap_queued(&mut self, peer_id: PeerId) {
         let Self { peers, outgoing, .. } = self;

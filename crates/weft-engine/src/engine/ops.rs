@@ -61,6 +61,28 @@ pub(crate) struct TxOp {
 }
 
 impl TxOp {
+    /// A tagged send without data that has not left.
+    pub(crate) fn send(peer: PeerId, ctx: Context, flags: OpFlags, iov: IovList, tag: u64) -> Self {
+        Self {
+            kind: Kind::Send,
+            peer,
+            ctx,
+            flags,
+            len: crate::mem::total_len(&iov) as u64,
+            iov,
+            owned: None,
+            tag,
+            data: 0,
+            remote: SmallVec::new(),
+            phase: Phase::Queued,
+            next_part: 0,
+            pending: 0,
+            pushing: 0,
+            assisting: 0,
+            fault: None,
+        }
+    }
+
     /// Whether no part waits in the TX queue.
     pub(crate) fn all_sent(&self) -> bool {
         match self.kind {

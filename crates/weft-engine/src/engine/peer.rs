@@ -55,6 +55,10 @@ pub(crate) const REQUEST_LIMIT: usize = 1 << 17;
 /// so the limit exceeds the needs of programs.
 pub(crate) const UNMATCHED_LIMIT: usize = 1 << 20;
 
+/// Places below [`UNMATCHED_LIMIT`] that are left to collectives, so that messages which wait for the peer's client
+/// never hold back a collective.
+pub(crate) const COLLECTIVE_SENDS: usize = 1 << 17;
+
 /// Number of unanswered requests per peer that an engine may always have, however small its client's transmit
 /// queue is.
 const FEWEST_REQUESTS: usize = 64;
@@ -109,6 +113,8 @@ pub(crate) enum Deferred {
     Message(SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]>),
     /// READ_DATA from a region, or from a copy, which `iov` then describes.
     Reply { op: Op, key: u64, iov: IovList, copy: Option<Owned> },
+    /// Our message of a collective: its operation number. It passes the messages of the client.
+    Collective(OpId),
 }
 
 /// Bulk data for the device. It waits separately from messages, because the device accepts a limited amount at
@@ -633,7 +639,7 @@ impl Peer {
     /// Whether another message may leave that waits for the peer's client.
     #[inline]
     pub(crate) fn may_announce(&self) -> bool {
-        (self.unmatched() as usize) < UNMATCHED_LIMIT
+        (self.unmatched() as usize) < UNMATCHED_LIMIT - COLLECTIVE_SENDS
     }
 
     /// Number of operations in the TX queue.

@@ -22,7 +22,7 @@ use crate::engine::stats::{Direction, WaitEvent};
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};
-use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
+use crate::wire::{self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
 
 /// Number of memory pieces that the descriptor of every announced message may have.
 const SHORT_LIST: usize = 2;
@@ -373,7 +373,7 @@ impl State {
         if let Some(number) = info.multi {
             flags = (flags - OpFlags::MULTI) | self.end_delivery(number);
         }
-        self.completions.push(Completion {
+        let completion = Completion {
             kind: Kind::Recv,
             ctx: info.ctx,
             flags,
@@ -383,7 +383,11 @@ impl State {
             data: info.data,
             src,
             fault: fault.or_else(|| info.cut()),
-        });
+        };
+        if flags.contains(OpFlags::COLLECTIVE) {
+            return self.collective_transfer_ended(&completion);
+        }
+        self.completions.push(completion);
     }
 
     // ---- arrivals ----------------------------------------------------------------------------
@@ -450,6 +454,9 @@ impl State {
 
     /// Handles EAGER.
     pub(crate) fn on_eager(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+        if flags & F_COLLECTIVE != 0 {
+            return self.on_collective_eager(peer_id, flags, r);
+        }
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
         let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
@@ -501,6 +508,9 @@ impl State {
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
         let peer = &mut self.peers[peer_id];
         peer.count_rendezvous(Direction::Received, len);
+        if flags & F_COLLECTIVE != 0 {
+            return self.on_collective_rts(peer_id, flags, &rts, source);
+        }
         let src = self.source_of(peer_id);
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
             self.start_rendezvous(peer_id, iov, info, op, source, ack);
@@ -548,7 +558,7 @@ impl State {
     }
 
     /// Fetches the payload of a matched message, or requests it.
-    fn start_rendezvous(
+    pub(crate) fn start_rendezvous(
         &mut self,
         peer_id: PeerId,
         iov: IovList,
@@ -575,7 +585,7 @@ impl State {
 
     /// Notes that a message that waited here was taken. If it came over an earlier link, its share of the
     /// window belongs to the next link.
-    fn eager_taken(&mut self, peer_id: PeerId, payload_bytes: usize, orphan: bool) {
+    pub(crate) fn eager_taken(&mut self, peer_id: PeerId, payload_bytes: usize, orphan: bool) {
         self.peers.note_sweepable(orphan);
         let peer = &mut self.peers[peer_id];
         if peer.is_in_use() {

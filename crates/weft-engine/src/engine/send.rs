@@ -26,7 +26,8 @@ use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::{Full, LinkId, Nic};
 use crate::wire::{
-    self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
+    self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status,
+    Writer, kind,
 };
 
 /// The cost of a message in the eager window beside its payload: about the size of its entry in the unexpected
@@ -63,6 +64,12 @@ impl EagerHead {
         }
         words[0] = (u64::from(kind::EAGER) | u64::from(bits) << 8 | u64::from(seq) << 32).into();
         Self { words, count }
+    }
+
+    /// Marks the message as one of a collective.
+    fn mark_collective(&mut self) {
+        let [_, flags, ..] = self.words[0].as_mut_bytes() else { return };
+        *flags |= F_COLLECTIVE;
     }
 
     #[inline(always)]
@@ -176,7 +183,20 @@ impl<N: Nic> Engine<N> {
         })
     }
 
+    /// Sends a message of a collective.
+    #[inline(never)] // See `run_peer`.
+    pub(crate) fn send_queued_collective(&mut self, peer_id: PeerId, index: OpId) -> Result<(), Full> {
+        match self.start_send(index) {
+            Started::Blocked => Err(Full),
+            Started::Sent => {
+                self.state.op_sent(peer_id, index);
+                Ok(())
+            }
+        }
+    }
+
     /// Sends the message of the operation at the front of the TX queue.
+    #[inline(always)] // The data path has one call.
     pub(crate) fn start_send(&mut self, index: OpId) -> Started {
         let limit = self.state.outgoing.request_limit();
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
@@ -189,10 +209,19 @@ impl<N: Nic> Engine<N> {
         };
         let eager = op.len <= u64::from(peer.caps.eager_bytes) && cost <= peer.tx_credit;
         let unmatched = !eager || op.flags.contains(OpFlags::DELIVERY);
-        let allowed = if unmatched { peer.may_announce() } else { peer.may_ask(0, limit) };
+        let allowed = if op.flags.contains(OpFlags::COLLECTIVE) {
+            true // Their number is limited where they are started.
+        } else if unmatched {
+            peer.may_announce()
+        } else {
+            peer.may_ask(0, limit)
+        };
         let Some(link) = peer.link().filter(|_| allowed) else { return Started::Blocked };
         if eager {
-            let head = EagerHead::new(op.flags, op.tag, op.data, ack, peer.tx_seq);
+            let mut head = EagerHead::new(op.flags, op.tag, op.data, ack, peer.tx_seq);
+            if op.flags.contains(OpFlags::COLLECTIVE) {
+                head.mark_collective();
+            }
             if self.nic.send(link, head.bytes(), &op.iov).is_err() {
                 return Started::Blocked;
             }
@@ -254,6 +283,7 @@ fn rts_head<const ROOM: usize>(index: OpId, op: &TxOp, ack: bool, room: Option<u
     let mut bits = 0;
     bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
     bits |= if op.flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
+    bits |= if op.flags.contains(OpFlags::COLLECTIVE) { F_COLLECTIVE } else { 0 };
     bits |= if ack { F_ACK } else { 0 };
     let source = room.map_or_else(SmallVec::new, |mailbox_bytes| wire_iov(&op.iov, mailbox_bytes));
     let mut w = Writer::new(kind::RTS, bits);

@@ -12,6 +12,7 @@ use slab::Slab;
 use crate::api::{ADDR_NONE, Addr, Completion, Config, Fault, Kind, OpFlags};
 use crate::bugs::planted;
 use crate::engine::claims::AddressQuery;
+use crate::engine::collectives::Collectives;
 use crate::engine::connection::Connection;
 use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId};
 use crate::engine::links::{LinkState, Links};
@@ -72,6 +73,8 @@ pub(crate) struct State {
     /// Messages of strangers do not take the fast path, because they are reported or the book may have changed.
     pub(crate) checks_strangers: bool,
     pub(crate) connection: Connection,
+    /// Groups, once there was one, or a message for one.
+    pub(crate) collectives: Option<Box<Collectives>>,
     /// Number of dropped datagrams.
     pub(crate) dropped: u64,
 }
@@ -102,6 +105,7 @@ impl State {
             source_errors: false,
             checks_strangers: false,
             connection: Connection::new(config.role),
+            collectives: None,
             dropped: 0,
             config,
         }
@@ -152,6 +156,11 @@ impl State {
                 {
                     self.outgoing.linger(link, copy);
                 }
+                if op.flags.contains(OpFlags::COLLECTIVE) {
+                    let completion = completion_of(&op, Some(op.fault.unwrap_or(fault)));
+                    self.collective_transfer_ended(&completion);
+                    continue;
+                }
                 let fails = planted!(Bug::LossReported, !lost, true);
                 complete_op(&mut self.completions, &op, fails.then(|| op.fault.unwrap_or(fault)));
             }
@@ -165,6 +174,7 @@ impl State {
         if let Some(parts) = parts {
             self.abort_multipart(parts);
         }
+        self.collective_peer_lost(peer_id, why);
         if planted!(Bug::OrphanOvertakes, left > 0 || came, false) {
             self.orphan_unexpected(peer_id, why);
         }
@@ -278,7 +288,12 @@ impl State {
             return;
         }
         let (parts, access, unmatched) = (op.parts(), op.kind != Kind::Send, op.awaits_match());
-        complete_op(&mut self.completions, op, op.fault);
+        if op.flags.contains(OpFlags::COLLECTIVE) {
+            let completion = completion_of(op, op.fault);
+            self.collective_transfer_ended(&completion);
+        } else {
+            complete_op(&mut self.completions, op, op.fault);
+        }
         self.outgoing.drop_op(&mut self.peers[peer_id], index);
         if let Some(registrations) = &mut self.registrations {
             registrations.release_op(index);
@@ -435,7 +450,12 @@ fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault
     if fault.is_none() && planted!(Bug::QuietReported, op.flags.contains(OpFlags::QUIET), false) {
         return;
     }
-    completions.push(Completion {
+    completions.push(completion_of(op, fault));
+}
+
+#[inline(always)]
+fn completion_of(op: &TxOp, fault: Option<Fault>) -> Completion {
+    Completion {
         kind: op.kind,
         ctx: op.ctx,
         flags: op.flags,
@@ -445,7 +465,7 @@ fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault
         data: op.data,
         src: ADDR_NONE,
         fault,
-    });
+    }
 }
 
 impl Sink for State {

@@ -29,7 +29,7 @@ use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Atomic, Ep};
 
 /// The API version that introduced a type.
-const fn type_since(ty: Type) -> u32 {
+pub(crate) const fn type_since(ty: Type) -> u32 {
     match ty {
         Type::Int128 | Type::Uint128 => sys::version(1, 13),
         Type::Float16 | Type::Bfloat16 | Type::Float8E4m3 | Type::Float8E5m2 => sys::version(2, 1),

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int};
 
 use weft_fi_sys::v2::fi_ops_av_1_20;
 use weft_fi_sys::{
-    FI_ENOSYS, fi_ops, fi_ops_atomic, fi_ops_av, fi_ops_cm, fi_ops_collective, fi_ops_domain, fi_ops_ep, fi_ops_eq,
-    fi_ops_fabric, fi_ops_msg, fi_ops_rma, fi_ops_tagged,
+    FI_ENOSYS, fi_ops, fi_ops_atomic, fi_ops_av, fi_ops_cm, fi_ops_collective, fi_ops_ep, fi_ops_eq, fi_ops_fabric,
+    fi_ops_msg, fi_ops_rma, fi_ops_tagged,
 };
 
 /// The value for "not supported" in each return type of the slots.
@@ -89,12 +89,6 @@ table! {
 table! {
     /// Fabric.
     FABRIC: fi_ops_fabric { domain passive_ep eq_open wait_open trywait domain2 }
-}
-table! {
-    /// Domain.
-    DOMAIN: fi_ops_domain {
-        av_open cq_open endpoint scalable_ep cntr_open poll_open stx_ctx srx_ctx query_atomic query_collective endpoint2
-    }
 }
 table! {
     /// Address vector, up to API 1.19.

@@ -134,6 +134,20 @@ impl Table {
         Addr::MAX >> self.context_bits
     }
 
+    /// All numbers in use, in ascending order.
+    pub(super) fn addresses(&self) -> Vec<Addr> {
+        let used = |rows: &Rows| {
+            let numbered = (0..).zip(&rows.rows);
+            Some(numbered.filter(|(_, row)| row.uses > 0).map(|(addr, _)| addr).collect())
+        };
+        self.lookup(used).unwrap_or_default()
+    }
+
+    /// Whether the number is in use.
+    pub(super) fn has(&self, addr: Addr) -> bool {
+        self.lookup(|rows| rows.row(addr).map(|_| ())).is_some()
+    }
+
     /// Inserts a name. `None` if the table is full (2³² rows). Only one thread at a time may insert into or
     /// remove from a shared table.
     pub(crate) fn insert(&self, name: &EpName) -> Option<Inserted> {

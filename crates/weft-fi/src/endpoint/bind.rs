@@ -117,7 +117,7 @@ impl Ep {
 
     fn bind_eq(&self, eq: Hold<Eq>) -> Result<(), Errno> {
         let mut setup = self.setup.lock();
-        if setup.eq.is_some() || (self.ty == EpType::Msg && setup.enabled) {
+        if setup.eq.is_some() || (self.has_events() && setup.enabled) {
             return Err(Errno::INVAL);
         }
         setup.eq = Some(eq);

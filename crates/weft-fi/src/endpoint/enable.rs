@@ -66,12 +66,18 @@ impl Ep {
         }
     }
 
-    /// Where connections are reported.
+    /// Whether the endpoint has events to report: of its connection, or of joined groups.
+    pub(super) fn has_events(&self) -> bool {
+        self.ty == EpType::Msg || self.caps & sys::FI_COLLECTIVE != 0
+    }
+
+    /// Where connections and joins are reported.
     fn reports(&self, setup: &Setup) -> Result<Option<Reports>, Errno> {
-        if self.ty != EpType::Msg {
-            return Ok(None);
-        }
-        let eq = setup.eq.clone().ok_or(Errno::NOEQ)?;
+        let eq = match (self.ty, &setup.eq) {
+            (_, Some(eq)) if self.has_events() => eq.clone(),
+            (EpType::Msg, None) => return Err(Errno::NOEQ),
+            _ => return Ok(None),
+        };
         Ok(Some(Reports { eq, fid: std::ptr::from_ref(self).addr(), request: RefCell::default() }))
     }
 
@@ -137,7 +143,7 @@ impl Ep {
             self.cell.take_engine();
             return Err(errno);
         }
-        if let Some(eq) = setup.eq.as_ref().filter(|_| self.ty == EpType::Msg) {
+        if let Some(eq) = setup.eq.as_ref().filter(|_| self.has_events()) {
             eq.drive(Arc::clone(&self.cell) as _);
         }
         self.place().inspect(|place| place.join(&self.cell));

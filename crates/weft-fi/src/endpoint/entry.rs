@@ -28,7 +28,7 @@ pub(super) fn head_of(kind: Kind, ty: EpType, context: *mut c_void) -> sys::fid_
         rma: object::table(tables::rma(ty, kind)),
         tagged: object::table(tables::tagged(ty, kind)),
         atomic: object::table(tables::atomic(ty, kind)),
-        collective: object::table(&collective::OPS),
+        collective: object::table(&collective::ops::OPS),
     }
 }
 

@@ -14,6 +14,7 @@
 mod bind;
 pub(crate) mod cell;
 pub(crate) mod close;
+mod collective;
 pub(crate) mod connection;
 pub(crate) mod enable;
 mod entry;
@@ -44,6 +45,7 @@ use crate::abi::errno::Errno;
 use crate::abi::object::{Head, Hold, Object, Uses};
 use crate::domain::Domain;
 use crate::endpoint::cell::CellRef;
+pub(crate) use crate::endpoint::collective::Collective;
 pub(crate) use crate::endpoint::entry::open;
 use crate::endpoint::flags::{Defaults, Mode};
 use crate::endpoint::kind::{Kind, Sources};

@@ -74,7 +74,7 @@ pub(crate) struct Atomic<'a> {
 impl Ep {
     /// Who learns of the success of a transmit operation: whoever reads the queue, a counter, or nobody.
     #[inline(always)]
-    fn completion_policy(&self, entry: bool, class: Class) -> OpFlags {
+    pub(super) fn completion_policy(&self, entry: bool, class: Class) -> OpFlags {
         match entry {
             true => OpFlags::empty(),
             false if self.cell.bound.counts(class) => OpFlags::COUNTED,

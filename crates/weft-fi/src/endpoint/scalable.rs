@@ -350,7 +350,7 @@ pub(crate) unsafe extern "C" fn open(
             rma: object::table(&RMA),
             tagged: object::table(&TAGGED),
             atomic: object::table(&ATOMIC),
-            collective: object::table(&collective::OPS),
+            collective: object::table(&collective::ops::OPS),
         };
         let cells = counts.map(|count| (0..count).map(|_| Weak::new()).collect());
         let state = State { info, av: None, local, open: [0; 2], cells, started: None };

@@ -10,7 +10,8 @@ use crate::info::ep_type::EpType;
 use crate::info::offer::reject;
 
 /// Kinds of operations. Granted only on request.
-const PRIMARY: u64 = sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_ATOMIC | sys::FI_DIRECTED_RECV;
+const PRIMARY: u64 =
+    sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_ATOMIC | sys::FI_DIRECTED_RECV | sys::FI_COLLECTIVE;
 /// Modifiers that restrict messages to one direction.
 const MESSAGE_MODIFIERS: u64 = sys::FI_SEND | sys::FI_RECV;
 /// Modifiers that restrict remote memory access and atomics to one role.
@@ -42,6 +43,7 @@ const TX: u64 = sys::FI_MSG
     | sys::FI_WRITE
     | sys::FI_FENCE
     | sys::FI_TRIGGER
+    | sys::FI_COLLECTIVE
     | sys::FI_NAMED_RX_CTX;
 /// The capabilities that concern a receive context.
 const RX: u64 = sys::FI_MSG
@@ -59,6 +61,7 @@ const RX: u64 = sys::FI_MSG
     | sys::FI_SOURCE
     | sys::FI_SOURCE_ERR
     | sys::FI_RMA_EVENT
+    | sys::FI_COLLECTIVE
     | sys::FI_TRIGGER;
 
 /// Capabilities that an endpoint has only in a domain that was opened with them.
@@ -69,7 +72,7 @@ pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 
 /// The capabilities that a domain has on request, in its attributes or among all capabilities.
 pub(crate) const fn domain_extras(api: u32) -> u64 {
-    sys::FI_SHARED_AV | user_ids(api)
+    sys::FI_SHARED_AV | sys::FI_COLLECTIVE | user_ids(api)
 }
 
 /// FI_AV_USER_ID in API versions that have it. Granted only on request.
@@ -87,7 +90,12 @@ pub(crate) const fn offered(api: u32, kind: EpType) -> u64 {
 /// The capabilities of a client that requests none.
 const fn default_caps(api: u32, kind: EpType) -> u64 {
     offered(api, kind)
-        & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV | sys::FI_AV_USER_ID)
+        & !(EXACT_2_0
+            | sys::FI_COLLECTIVE
+            | sys::FI_SOURCE_ERR
+            | sys::FI_NAMED_RX_CTX
+            | sys::FI_SHARED_AV
+            | sys::FI_AV_USER_ID)
 }
 
 /// The capabilities that are granted for `wanted` and for the attributes of contexts, or the refusal.

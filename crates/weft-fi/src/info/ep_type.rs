@@ -22,6 +22,7 @@ pub(crate) enum EpType {
 /// Capabilities that connected endpoints lack. Their only peer needs no source, and triggered operations name
 /// their peers by address.
 const NOT_CONNECTED: u64 = sys::FI_DIRECTED_RECV
+    | sys::FI_COLLECTIVE
     | sys::FI_SOURCE
     | sys::FI_SOURCE_ERR
     | sys::FI_TRIGGER
@@ -32,6 +33,7 @@ const NOT_CONNECTED_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_EXACT_DIRECT
 
 /// Capabilities that datagram endpoints lack, because they need reliable transport.
 const NOT_UNRELIABLE: u64 = sys::FI_TAGGED
+    | sys::FI_COLLECTIVE
     | sys::FI_RMA
     | sys::FI_ATOMIC
     | sys::FI_READ

@@ -90,7 +90,8 @@ const _: () = assert!(
         | sys::FI_RMA
         | sys::FI_READ
         | sys::FI_WRITE
-        | sys::FI_ATOMIC)
+        | sys::FI_ATOMIC
+        | sys::FI_COLLECTIVE)
         & !User::FLAGS
         == 0
 );
@@ -127,13 +128,14 @@ impl Class {
     #[inline]
     pub(super) const fn of(kind: Kind) -> Self {
         match kind {
-            Kind::Send => Self::Send,
+            // Transmit counters count collectives.
+            Kind::Send | Kind::Collective => Self::Send,
             Kind::Recv => Self::Recv,
             Kind::Read | Kind::FetchAtomic => Self::Read,
             Kind::Write | Kind::Atomic => Self::Write,
             Kind::RemoteWrite => Self::RemoteWrite,
-            // Connections have no class; their completions never get here.
-            Kind::RemoteRead | Kind::Connection => Self::RemoteRead,
+            // Connections and joins have no class; their completions never get here.
+            Kind::RemoteRead | Kind::Connection | Kind::Joined => Self::RemoteRead,
         }
     }
 }

@@ -75,7 +75,7 @@ impl Routes {
     fn deliver_run(&self, completions: &[Completion]) -> usize {
         let Some(kind) = completions.first().map(|completion| completion.kind) else { return 0 };
         let cq = match kind {
-            Kind::RemoteWrite | Kind::RemoteRead | Kind::Connection => return 0,
+            Kind::RemoteWrite | Kind::RemoteRead | Kind::Connection | Kind::Joined => return 0,
             Kind::Recv => &self.rx,
             _ => &self.tx,
         };
@@ -149,7 +149,7 @@ impl Routes {
         for completion in completions {
             let user = User::of(completion.ctx);
             let (cq, wanted, mut counted) = match completion.kind {
-                Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
+                Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic | Kind::Collective => {
                     (&self.tx, user.wants_entry(), user.is_counted())
                 }
                 Kind::Recv => {
@@ -168,6 +168,10 @@ impl Routes {
                 }
                 Kind::Connection => {
                     delivered.connection = true;
+                    continue;
+                }
+                Kind::Joined => {
+                    self.report_join(completion);
                     continue;
                 }
             };
@@ -237,7 +241,7 @@ impl Routes {
     #[inline(always)]
     fn entry(&self, completion: &Completion) -> Entry {
         match completion.kind {
-            Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
+            Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic | Kind::Collective => {
                 transmitted(completion.ctx.ptr, User::of(completion.ctx))
             }
             Kind::Recv => {
@@ -246,7 +250,7 @@ impl Routes {
             }
             // No operation was posted for a peer's write.
             Kind::RemoteWrite => received(completion, 0, remote_family(completion) | sys::FI_REMOTE_WRITE),
-            Kind::RemoteRead | Kind::Connection => {
+            Kind::RemoteRead | Kind::Connection | Kind::Joined => {
                 received(completion, self.context, remote_family(completion) | sys::FI_REMOTE_READ)
             }
         }

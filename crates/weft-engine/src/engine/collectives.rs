@@ -1,0 +1,815 @@
+//! Collectives of endpoints and the collectives that run in them.
+//!
+//! Place in the data flow: [`Engine::join_group`] and [`Engine::start_collective`] accept requests of the client. Each
+//! becomes a run of a schedule ([`crate::collective`]). [`Engine::run_collectives`], a part of every progress round
+//! that has something for it, starts transfers, copies and reduces until all runs wait. Transfers are messages with
+//! the flag COLLECTIVE. They have a matcher and a transmit queue of their own, so that no message of the client is in
+//! their way. [`State::end_transfer`] collects their ends.
+//!
+//! A group's *number* is chosen by each member for itself and announced to the others by the join, which is an
+//! allgather. A message's tag consists of the receiver's number of the group, the operation's sequence number and the
+//! message's number in the schedule, so that every tag is unique at its receiver. The tags of a join, before any
+//! number is known, come from a hash of the members' names.
+//!
+//! Faults. When a transfer fails, the run is *poisoned*: it performs the rest of its schedule with empty messages that
+//! say so, and without copies and reductions. Every member's schedule therefore ends, garbage is not forwarded, and
+//! each member that depends on the failed one gets an error.
+//!
+//! Invariants: a run is complete only when no transfer refers to its memory; a collective is accepted whole or not at
+//! all; in the steady state a collective allocates nothing.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use slab::Slab;
+use zerocopy::little_endian::U64;
+
+use crate::amo::Reduction;
+use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags};
+use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Schedule, Span, Task};
+use crate::engine::Engine;
+use crate::engine::ids::PeerId;
+use crate::engine::ops::{RecvInfo, TxOp};
+use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
+use crate::engine::send::EAGER_COST;
+use crate::engine::state::{State, Violation};
+use crate::engine::stats::Direction;
+use crate::mem::{Iov, IovList, Owned};
+use crate::name::EpName;
+use crate::nic::{LinkError, Nic, RemoteIov};
+use crate::wire::{F_ACK, F_DATA, Reader, Rts};
+
+/// Bits of a tag for the message's number in its schedule.
+const NUMBER_BITS: u32 = 14;
+/// Bits of a tag for the operation's sequence number. A member cannot be as many operations ahead of another.
+const SEQUENCE_BITS: u32 = 26;
+/// Bits of a tag for the receiver's number of the group.
+const GROUP_BITS: u32 = 23;
+/// The tag belongs to a join.
+const JOIN: u64 = 1 << 63;
+
+/// Collectives that may be under way at a time in one endpoint.
+const RUN_LIMIT: usize = 256;
+/// Schedules that a group keeps.
+const TEMPLATE_LIMIT: usize = 64;
+/// Idle runs that a group keeps per schedule.
+const IDLE_RUN_LIMIT: usize = 4;
+/// Bytes of one member's announcement: its number of the group, then a digest of the members.
+const ANNOUNCEMENT_BYTES: usize = 16;
+
+/// The fault of a transfer to a member that has left the address vector.
+const NO_PEER: Fault = Fault::Refused(Error::NoSuchAddress);
+
+const _: () = assert!(NUMBER_BITS + SEQUENCE_BITS + GROUP_BITS == 63);
+const _: () = assert!(collective::MAX_TASKS <= 1 << NUMBER_BITS);
+
+/// Names a group of one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupId(u32);
+
+impl GroupId {
+    /// The id as a number, for the layer above to hand out.
+    #[must_use]
+    pub const fn to_number(self) -> u32 {
+        self.0
+    }
+
+    /// The id with this number. Ids of no group are refused where they are used.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+}
+
+/// The elements of a collective's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elements {
+    /// Elements of this many bytes that are only moved.
+    Bytes(usize),
+    /// Numbers that are combined.
+    Numbers(Reduction),
+}
+
+impl Elements {
+    const fn size(self) -> usize {
+        match self {
+            Self::Bytes(size) => size,
+            Self::Numbers(reduction) => reduction.element_bytes(),
+        }
+    }
+}
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectiveOp {
+    /// The group.
+    pub group: GroupId,
+    /// What is done; it says how long the buffers are.
+    pub operation: Operation,
+    /// The root's rank, for operations that have a root.
+    pub root: u32,
+    /// Elements in one block.
+    pub count: usize,
+    /// The elements.
+    pub elements: Elements,
+    /// The client's input.
+    pub input: Iov,
+    /// The client's result.
+    pub result: Iov,
+    /// Comes back with the completion.
+    pub ctx: Context,
+    /// Behaviour.
+    pub flags: OpFlags,
+}
+
+/// The groups of one endpoint.
+#[derive(Default)]
+pub(crate) struct Collectives {
+    groups: Slab<Group>,
+    runs: Slab<ActiveRun>,
+    /// Runs that may be able to go on.
+    ready: VecDeque<u32>,
+    /// Transfers that have ended since the last look.
+    ended: Vec<Ended>,
+    /// The number of the next group.
+    next_number: u32,
+    /// Joins so far, by the members' hash.
+    joins: FxHashMap<u64, u64>,
+    /// Receives without a message, by peer and tag.
+    posted: FxHashMap<(PeerId, u64), Posted>,
+    /// Messages without a receive, by peer and tag.
+    arrived: FxHashMap<(PeerId, u64), Arrived>,
+}
+
+/// A receive that waits for its message, which must be exactly as long.
+struct Posted {
+    memory: Iov,
+    ctx: Context,
+}
+
+/// A message that waits for its receive.
+enum Arrived {
+    /// The payload is here. `orphan`: its link has ended.
+    Eager { bytes: Box<[u8]>, poisoned: bool, orphan: bool },
+    /// The payload is at the sender, whose operation `op` waits.
+    Announced { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool, poisoned: bool },
+    /// The payload is lost.
+    Lost(LinkError),
+}
+
+struct Group {
+    /// This endpoint's number of the group.
+    number: u32,
+    rank: u32,
+    members: Arc<[Addr]>,
+    /// Each member's number of the group; empty until the join is complete.
+    numbers: Vec<u32>,
+    next_sequence: u64,
+    templates: FxHashMap<Request, Template>,
+    /// Operations under way, the join included.
+    runs: usize,
+}
+
+struct Template {
+    schedule: Arc<Schedule>,
+    idle: Vec<(Run, Owned)>,
+}
+
+/// What a run is for.
+enum Purpose {
+    /// To join; the buffer holds the announcements of all members, this member's last.
+    Join {
+        announcements: Owned,
+        tag: u64,
+        digest: u64,
+    },
+    Operation {
+        sequence: u64,
+    },
+}
+
+struct ActiveRun {
+    group: usize,
+    purpose: Purpose,
+    request: Request,
+    elements: Elements,
+    run: Run,
+    scratch: Owned,
+    input: Iov,
+    result: Iov,
+    ctx: Context,
+    flags: OpFlags,
+    /// The first failure.
+    fault: Option<Fault>,
+    /// In the list of runs that may be able to go on.
+    ready: bool,
+}
+
+impl ActiveRun {
+    fn memory(&mut self, at: Span) -> Iov {
+        let buffer = match at.buffer {
+            Buffer::Input => self.input,
+            Buffer::Result => self.result,
+            Buffer::Scratch => self.scratch.iov(),
+        };
+        buffer.slice(at.offset, at.len)
+    }
+}
+
+/// The end of one transfer.
+struct Ended {
+    run: u32,
+    task: u32,
+    fault: Option<Fault>,
+}
+
+/// A transfer of a run, in the form that engine and matcher understand.
+#[derive(Clone, Copy)]
+struct Transfer {
+    peer: Addr,
+    tag: u64,
+    memory: Iov,
+    ctx: Context,
+    poisoned: bool,
+}
+
+impl<N: Nic> Engine<N> {
+    /// Joins the group of these members, which all of them must do. Its completion has kind `Joined`.
+    ///
+    /// Errors: `NoSuchAddress` if a member is in no address vector, or this endpoint is no member; `Again` if too
+    /// many collectives are under way.
+    pub fn join_group(&mut self, members: &[Addr], ctx: Context) -> Result<GroupId, Error> {
+        if self.state.collectives().runs.len() >= RUN_LIMIT {
+            return Err(Error::Again);
+        }
+        let names: Vec<EpName> = members.iter().map(|&addr| self.state.member_name(addr)).collect::<Result<_, _>>()?;
+        let me = self.state.me.identity();
+        let rank = names.iter().position(|name| name.identity() == me).ok_or(Error::NoSuchAddress)?;
+        let (rank, count) = (u32_of(rank), u32_of(names.len()));
+        let request = Request {
+            operation: Operation::AllGather,
+            rank,
+            members: count,
+            root: 0,
+            count: 1,
+            element: ANNOUNCEMENT_BYTES,
+            overlap: Overlap::None,
+        };
+        let schedule = Arc::new(collective::compile(&request).map_err(|_| Error::TooLong)?);
+        let groups = self.state.collectives();
+        let number = groups.free_number();
+        // The same members may join several groups, always in the same order.
+        let joins = groups.joins.entry(hashes(&names, 0).0).or_insert(0);
+        *joins += 1;
+        let (hash, digest) = hashes(&names, *joins);
+        let tag = JOIN | hash << NUMBER_BITS;
+        let mut bytes = vec![0; (names.len() + 1) * ANNOUNCEMENT_BYTES];
+        let own = names.len() * ANNOUNCEMENT_BYTES;
+        bytes[own..own + 4].copy_from_slice(&number.to_le_bytes());
+        bytes[own + 8..].copy_from_slice(&digest.to_le_bytes());
+        let mut announcements = Owned::new(bytes);
+        let all = announcements.iov();
+        let group = groups.groups.insert(Group {
+            number,
+            rank,
+            members: members.into(),
+            numbers: Vec::new(),
+            next_sequence: 0,
+            templates: FxHashMap::default(),
+            runs: 1,
+        });
+        groups.start(ActiveRun {
+            group,
+            purpose: Purpose::Join { announcements, tag, digest },
+            request,
+            elements: Elements::Bytes(ANNOUNCEMENT_BYTES),
+            scratch: Owned::new(vec![0; schedule.scratch()]),
+            run: Run::new(schedule),
+            input: all.slice(own, ANNOUNCEMENT_BYTES),
+            result: all.slice(0, own),
+            ctx,
+            flags: OpFlags::empty(),
+            fault: None,
+            ready: false,
+        });
+        self.run_collectives();
+        Ok(GroupId(u32_of(group)))
+    }
+
+    /// Leaves a group. Errors: `NoSuchAddress` if there is no such group, `Again` while operations are under way.
+    pub fn leave_group(&mut self, group: GroupId) -> Result<(), Error> {
+        let groups = &mut self.state.collectives().groups;
+        match groups.get(group.0 as usize) {
+            None => Err(Error::NoSuchAddress),
+            Some(group) if group.runs > 0 => Err(Error::Again),
+            Some(_) => {
+                groups.remove(group.0 as usize);
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts a collective. Its completion has kind `Collective`.
+    ///
+    /// Errors: `NoSuchAddress` if there is no such group or root; `NotConnected` before the join is complete;
+    /// `TooLong`; `Invalid` if the buffers are shorter than the operation needs; `Again` if too many collectives are
+    /// under way.
+    pub fn start_collective(&mut self, op: &CollectiveOp) -> Result<(), Error> {
+        let groups = self.state.collectives();
+        if groups.runs.len() >= RUN_LIMIT {
+            return Err(Error::Again);
+        }
+        let group = groups.groups.get_mut(op.group.0 as usize).ok_or(Error::NoSuchAddress)?;
+        if group.numbers.is_empty() {
+            return Err(Error::NotConnected);
+        }
+        let request = group.request(op)?;
+        let (run, scratch) = group.run_of(&request)?;
+        let sequence = group.next_sequence;
+        group.next_sequence += 1;
+        group.runs += 1;
+        groups.start(ActiveRun {
+            group: op.group.0 as usize,
+            purpose: Purpose::Operation { sequence },
+            request,
+            elements: op.elements,
+            run,
+            scratch,
+            input: op.input,
+            result: op.result,
+            ctx: op.ctx,
+            flags: op.flags,
+            fault: None,
+            ready: false,
+        });
+        self.run_collectives();
+        Ok(())
+    }
+
+    /// Bytes of this member's input and result in an operation, whatever buffers it names.
+    ///
+    /// Errors: `NoSuchAddress` if there is no such group, `TooLong`.
+    pub fn collective_bytes(&self, op: &CollectiveOp) -> Result<(usize, usize), Error> {
+        let groups = self.state.collectives.as_deref().ok_or(Error::NoSuchAddress)?;
+        groups.groups.get(op.group.0 as usize).ok_or(Error::NoSuchAddress)?.buffer_bytes(op)
+    }
+
+    /// The rank of a member, or `None` if there is no such group or the address is no member's.
+    pub fn rank_in(&self, group: GroupId, addr: Addr) -> Option<u32> {
+        let group = self.state.collectives.as_deref()?.groups.get(group.0 as usize)?;
+        group.members.iter().position(|&member| member == addr).map(u32_of)
+    }
+
+    /// The number of members, or `None` if there is no such group.
+    pub fn members_in(&self, group: GroupId) -> Option<u32> {
+        self.state.collectives.as_deref()?.groups.get(group.0 as usize).map(|group| u32_of(group.members.len()))
+    }
+
+    /// Lets every run go on until all of them wait for transfers.
+    pub(crate) fn run_collectives(&mut self) {
+        while let Some(index) = self.state.next_ready_run() {
+            self.advance(index);
+        }
+    }
+
+    fn advance(&mut self, index: u32) {
+        loop {
+            let Some(groups) = self.state.collectives.as_deref_mut() else { return };
+            let Some(active) = groups.runs.get_mut(index as usize) else { return };
+            match active.run.next_task() {
+                Next::Blocked => return,
+                Next::Done => return self.state.end_run(index),
+                Next::Perform(task, Task::Send { to, number, at }) => {
+                    active.run.started();
+                    let memory = if active.fault.is_some() { Iov::EMPTY } else { active.memory(at) };
+                    let transfer = groups.transfer(index, task, to, number, memory, Side::Send);
+                    self.send_collective(&transfer);
+                }
+                Next::Perform(task, Task::Receive { from, number, at }) => {
+                    active.run.started();
+                    let memory = active.memory(at);
+                    let transfer = groups.transfer(index, task, from, number, memory, Side::Receive);
+                    self.receive_collective(&transfer);
+                }
+                Next::Perform(_, Task::Copy { from, into }) => {
+                    let (from, into) = (active.memory(from), active.memory(into));
+                    if active.fault.is_none() {
+                        into.copy_from(&from);
+                    }
+                    active.run.performed();
+                }
+                Next::Perform(_, Task::Reduce { from, into, order }) => {
+                    let (from, into) = (active.memory(from), active.memory(into));
+                    if let (Elements::Numbers(reduction), None) = (active.elements, active.fault) {
+                        reduction.combine(&from, &into, order);
+                    }
+                    active.run.performed();
+                }
+                Next::Perform(_, Task::Wait { .. }) => return,
+            }
+        }
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    fn send_collective(&mut self, transfer: &Transfer) {
+        let Transfer { peer, tag, memory, ctx, poisoned } = *transfer;
+        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
+        let mut flags = OpFlags::COLLECTIVE | OpFlags::TAGGED;
+        flags.set(OpFlags::DATA, poisoned);
+        let State { peers, outgoing, .. } = &mut self.state;
+        let send = || TxOp::send(peer_id, ctx, flags, IovList::from_slice(&[memory]), tag);
+        let index = outgoing.push(&mut peers[peer_id], send);
+        self.state.peers.defer(peer_id, Deferred::Collective(index));
+        self.run_peer(peer_id);
+    }
+
+    fn receive_collective(&mut self, transfer: &Transfer) {
+        let Transfer { peer, tag, memory, ctx, .. } = *transfer;
+        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
+        if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
+            return self.state.deliver_arrived(peer_id, &memory, ctx, arrived);
+        }
+        self.state.collectives().posted.insert((peer_id, tag), Posted { memory, ctx });
+        // Without a link, the death of the peer would not be noticed.
+        if self.state.peers[peer_id].state() == PeerState::Idle {
+            self.dial(peer_id);
+        }
+    }
+}
+
+impl State {
+    /// The groups; made when the first group or message asks for them.
+    fn collectives(&mut self) -> &mut Collectives {
+        self.collectives.get_or_insert_default()
+    }
+
+    /// An eager message of a collective.
+    #[cold]
+    pub(crate) fn on_collective_eager(
+        &mut self,
+        peer_id: PeerId,
+        flags: u8,
+        mut r: Reader<'_>,
+    ) -> Result<(), Violation> {
+        let tag = r.take::<U64>().ok_or(Violation)?.get();
+        let poisoned = flags & F_DATA != 0;
+        if poisoned {
+            r.take::<U64>().ok_or(Violation)?;
+        }
+        if flags & F_ACK != 0 {
+            return Err(Violation);
+        }
+        let payload = r.rest();
+        let window = self.config.window_bytes as u64;
+        let peer = &mut self.peers[peer_id];
+        let cost = payload.len() as u64 + EAGER_COST;
+        if peer.rx_used + cost > window {
+            return Err(Violation);
+        }
+        peer.rx_used += cost;
+        peer.count_message(Direction::Received, cost);
+        let groups = self.collectives();
+        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
+            let fault = fault_of(payload.len() as u64, &memory, poisoned);
+            if fault.is_none() {
+                memory.write(payload);
+            }
+            self.return_window(peer_id, payload.len());
+            self.end_transfer(ctx, fault);
+            return Ok(());
+        }
+        let arrived = Arrived::Eager { bytes: payload.into(), poisoned, orphan: false };
+        if groups.arrived.insert((peer_id, tag), arrived).is_some() {
+            return Err(Violation);
+        }
+        Ok(())
+    }
+
+    /// A message of a collective whose payload is at the sender.
+    #[cold]
+    pub(crate) fn on_collective_rts(
+        &mut self,
+        peer_id: PeerId,
+        flags: u8,
+        rts: &Rts,
+        source: Vec<RemoteIov>,
+    ) -> Result<(), Violation> {
+        let (tag, op, len) = (rts.tag.get(), rts.op.get(), rts.len.get());
+        let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
+        let peer = &mut self.peers[peer_id];
+        peer.extra().rendezvous_waiting += 1;
+        if peer.rendezvous_waiting() as usize > UNMATCHED_LIMIT {
+            return Err(Violation);
+        }
+        let arrived = Arrived::Announced { op, len, source, ack, poisoned };
+        let groups = self.collectives();
+        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
+            self.deliver_arrived(peer_id, &memory, ctx, arrived);
+        } else if groups.arrived.insert((peer_id, tag), arrived).is_some() {
+            return Err(Violation);
+        }
+        Ok(())
+    }
+
+    /// A message and its receive have found each other.
+    fn deliver_arrived(&mut self, peer_id: PeerId, memory: &Iov, ctx: Context, arrived: Arrived) {
+        match arrived {
+            Arrived::Eager { bytes, poisoned, orphan } => {
+                let fault = fault_of(bytes.len() as u64, memory, poisoned);
+                if fault.is_none() {
+                    memory.write(&bytes);
+                }
+                self.eager_taken(peer_id, bytes.len(), orphan);
+                self.end_transfer(ctx, fault);
+            }
+            Arrived::Announced { op, len, source, ack, poisoned } => {
+                self.announcement_taken(peer_id);
+                let fault = fault_of(len, memory, poisoned);
+                if fault.is_some() {
+                    self.queue_ack(peer_id, op);
+                    return self.end_transfer(ctx, fault);
+                }
+                let info = RecvInfo {
+                    ctx,
+                    flags: OpFlags::COLLECTIVE,
+                    tag: 0,
+                    data: 0,
+                    buf: 0,
+                    stored: memory.len(),
+                    excess: 0,
+                    missing: false,
+                    multi: None,
+                };
+                self.start_rendezvous(peer_id, IovList::from_slice(&[*memory]), info, op, source, ack);
+            }
+            Arrived::Lost(why) => self.end_transfer(ctx, Some(Fault::Link(why))),
+        }
+    }
+
+    /// The peer has gone: receives from it fail, and messages whose payload is not here are lost.
+    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError) {
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        for (_, arrived) in groups.arrived.iter_mut().filter(|((peer, _), _)| *peer == peer_id) {
+            match arrived {
+                Arrived::Eager { orphan, .. } => *orphan = true,
+                Arrived::Announced { .. } => *arrived = Arrived::Lost(why),
+                Arrived::Lost(_) => {}
+            }
+        }
+        let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
+        let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
+        theirs.sort_unstable(); // Nothing happens in hash order.
+        for key in theirs {
+            let Some(groups) = self.collectives.as_deref_mut() else { return };
+            if let Some(posted) = groups.posted.remove(&key) {
+                self.end_transfer(posted.ctx, Some(Fault::Link(why)));
+            }
+        }
+    }
+
+    /// The send or receive of a run has ended. Called by the code for messages.
+    #[cold]
+    pub(crate) fn collective_transfer_ended(&mut self, completion: &Completion) {
+        self.end_transfer(completion.ctx, completion.fault);
+    }
+
+    fn end_transfer(&mut self, ctx: Context, fault: Option<Fault>) {
+        let (run, task) = (u32_of(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        groups.ended.push(Ended { run, task, fault });
+        if groups.ended.len() == 1 {
+            // The next round of progress works off the links' queue, and collectives with it.
+            self.links.queue_query();
+        }
+    }
+}
+
+/// The reason for which a message of a collective cannot be received, if there is one.
+fn fault_of(len: u64, memory: &Iov, poisoned: bool) -> Option<Fault> {
+    if poisoned {
+        Some(Fault::Revoked)
+    } else if len > memory.len() as u64 {
+        Some(Fault::Truncated(usize::try_from(len - memory.len() as u64).unwrap_or(usize::MAX)))
+    } else {
+        (len < memory.len() as u64).then_some(Fault::Refused(Error::Invalid))
+    }
+}
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Send,
+    Receive,
+}
+
+impl Collectives {
+    fn start(&mut self, run: ActiveRun) {
+        let index = u32_of(self.runs.insert(run));
+        self.make_ready(index);
+    }
+
+    fn make_ready(&mut self, index: u32) {
+        if let Some(active) = self.runs.get_mut(index as usize)
+            && !std::mem::replace(&mut active.ready, true)
+        {
+            self.ready.push_back(index);
+        }
+    }
+
+    /// A number that no group of this endpoint has.
+    fn free_number(&mut self) -> u32 {
+        loop {
+            let number = self.next_number & ((1 << GROUP_BITS) - 1);
+            self.next_number = self.next_number.wrapping_add(1);
+            if self.groups.iter().all(|(_, group)| group.number != number) {
+                return number;
+            }
+        }
+    }
+
+    fn transfer(&mut self, index: u32, task: u32, peer: u32, number: u32, memory: Iov, side: Side) -> Transfer {
+        let active = &self.runs[index as usize];
+        let group = &self.groups[active.group];
+        let receiver = if side == Side::Send { peer } else { group.rank };
+        let tag = match active.purpose {
+            Purpose::Join { tag, .. } => tag,
+            Purpose::Operation { sequence } => {
+                let group = u64::from(group.numbers[receiver as usize]);
+                let sequence = sequence & ((1 << SEQUENCE_BITS) - 1);
+                group << (SEQUENCE_BITS + NUMBER_BITS) | sequence << NUMBER_BITS
+            }
+        };
+        Transfer {
+            peer: group.members[peer as usize],
+            tag: tag | u64::from(number),
+            memory,
+            ctx: Context { ptr: index as usize, user: u64::from(task) },
+            poisoned: active.fault.is_some(),
+        }
+    }
+
+    /// Takes the ends of transfers into account.
+    fn settle(&mut self) {
+        for ended in std::mem::take(&mut self.ended) {
+            let Some(active) = self.runs.get_mut(ended.run as usize) else { continue };
+            active.run.complete(ended.task);
+            active.fault = active.fault.or(ended.fault);
+            self.make_ready(ended.run);
+        }
+    }
+}
+
+impl Group {
+    /// The request for a schedule, once the operation is found valid.
+    fn request(&self, op: &CollectiveOp) -> Result<Request, Error> {
+        let members = u32_of(self.members.len());
+        let root = if op.operation.is_rooted() { op.root } else { 0 };
+        if root >= members {
+            return Err(Error::NoSuchAddress);
+        }
+        if op.operation.reduces() != matches!(op.elements, Elements::Numbers(_)) {
+            return Err(Error::Invalid);
+        }
+        let (input, result) = self.buffer_bytes(op)?;
+        if op.input.len() < input || op.result.len() < result {
+            return Err(Error::Invalid);
+        }
+        let overlap = overlap(&op.input.slice(0, input), &op.result.slice(0, result));
+        let (operation, element) = (op.operation, op.elements.size());
+        Ok(Request { operation, rank: self.rank, members, root, count: op.count, element, overlap })
+    }
+
+    /// Bytes of this member's input and result.
+    fn buffer_bytes(&self, op: &CollectiveOp) -> Result<(usize, usize), Error> {
+        let block = op.count.checked_mul(op.elements.size()).ok_or(Error::TooLong)?;
+        let blocks = block.checked_mul(self.members.len()).ok_or(Error::TooLong)?;
+        let is_root = self.rank == op.root;
+        Ok(match op.operation {
+            Operation::Barrier => (0, 0),
+            Operation::Broadcast => (0, block),
+            Operation::AllToAll => (blocks, blocks),
+            Operation::AllReduce => (block, block),
+            Operation::AllGather => (block, blocks),
+            Operation::ReduceScatter => (blocks, block),
+            Operation::Reduce => (block, if is_root { block } else { 0 }),
+            Operation::Scatter => (if is_root { blocks } else { 0 }, block),
+            Operation::Gather => (block, if is_root { blocks } else { 0 }),
+        })
+    }
+
+    /// A run of this request's schedule, compiled if the group has not used it lately.
+    fn run_of(&mut self, request: &Request) -> Result<(Run, Owned), Error> {
+        if !self.templates.contains_key(request) {
+            let schedule = Arc::new(collective::compile(request).map_err(|_| Error::TooLong)?);
+            if self.templates.len() >= TEMPLATE_LIMIT {
+                self.templates.clear();
+            }
+            self.templates.insert(*request, Template { schedule, idle: Vec::new() });
+        }
+        let template = self.templates.get_mut(request).ok_or(Error::TooLong)?;
+        Ok(template.idle.pop().unwrap_or_else(|| {
+            let schedule = &template.schedule;
+            (Run::new(Arc::clone(schedule)), Owned::new(vec![0; schedule.scratch()]))
+        }))
+    }
+
+    /// Keeps a run's memory for the next one.
+    fn keep(&mut self, request: &Request, mut run: Run, scratch: Owned) {
+        if let Some(template) = self.templates.get_mut(request)
+            && template.idle.len() < IDLE_RUN_LIMIT
+        {
+            run.restart();
+            template.idle.push((run, scratch));
+        }
+    }
+}
+
+impl State {
+    /// The next run that may be able to go on.
+    fn next_ready_run(&mut self) -> Option<u32> {
+        let groups = self.collectives.as_deref_mut()?;
+        groups.settle();
+        let index = groups.ready.pop_front()?;
+        if let Some(active) = groups.runs.get_mut(index as usize) {
+            active.ready = false;
+        }
+        Some(index)
+    }
+
+    /// All tasks of a run are performed.
+    fn end_run(&mut self, index: u32) {
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let Some(active) = groups.runs.try_remove(index as usize) else { return };
+        let ActiveRun { purpose, request, run, scratch, ctx, flags, mut fault, .. } = active;
+        let kind = match purpose {
+            Purpose::Join { announcements, digest, .. } => {
+                let group = &mut groups.groups[active.group];
+                match numbers_in(&announcements.into_bytes(), request.members, digest) {
+                    Some(numbers) if fault.is_none() => group.numbers = numbers,
+                    _ => fault = fault.or(Some(Fault::Refused(Error::Invalid))),
+                }
+                group.runs -= 1;
+                Kind::Joined
+            }
+            Purpose::Operation { .. } => {
+                if let Some(group) = groups.groups.get_mut(active.group) {
+                    group.runs -= 1;
+                    group.keep(&request, run, scratch);
+                }
+                Kind::Collective
+            }
+        };
+        if fault.is_none() && flags.contains(OpFlags::QUIET) {
+            return;
+        }
+        self.completions.push(Completion { kind, ctx, flags, len: 0, buf: 0, tag: 0, data: 0, src: ADDR_NONE, fault });
+    }
+
+    /// The name of a member. Service names do not say which endpoint is meant, so they cannot be members'.
+    fn member_name(&self, addr: Addr) -> Result<EpName, Error> {
+        self.peers.book().name(addr).filter(EpName::is_full).ok_or(Error::NoSuchAddress)
+    }
+}
+
+/// The members' numbers of the group, if all announcements agree about its members.
+fn numbers_in(announcements: &[u8], members: u32, digest: u64) -> Option<Vec<u32>> {
+    let all = announcements.chunks_exact(ANNOUNCEMENT_BYTES).take(members as usize);
+    all.map(|one| {
+        let (number, theirs) = (one.first_chunk::<4>()?, one.last_chunk::<8>()?);
+        (u64::from_le_bytes(*theirs) == digest).then_some(u32::from_le_bytes(*number))
+    })
+    .collect()
+}
+
+/// Two independent hashes of the members' names in their order, the first one also of `joins`.
+fn hashes(names: &[EpName], joins: u64) -> (u64, u64) {
+    let mut hasher = blake3::Hasher::new_derive_key("weft: members of a group.");
+    hasher.update(&joins.to_le_bytes());
+    for name in names {
+        hasher.update(&name.ep_id());
+    }
+    let mut bytes = [0; 16];
+    hasher.finalize_xof().fill(&mut bytes);
+    let (first, second) = bytes.split_at(8);
+    let number = |half: &[u8]| half.try_into().map_or(0, u64::from_le_bytes);
+    (number(first), number(second))
+}
+
+fn overlap(input: &Iov, result: &Iov) -> Overlap {
+    let (first, second) = (input.addr(), result.addr());
+    let (first_end, second_end) = (first + input.len() as u64, second + result.len() as u64);
+    if input.is_empty() || result.is_empty() || first_end <= second || second_end <= first {
+        Overlap::None
+    } else if first == second {
+        Overlap::Same
+    } else {
+        Overlap::Partial
+    }
+}
+
+/// A count or an index. There are fewer than 2³² of anything here.
+fn u32_of(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,151 @@
+//! Collectives of an endpoint: joining groups, and starting operations.
+//!
+//! Place in the data flow: [`crate::collective`] → these methods → `Engine::join_group`, `Engine::start_collective`. The
+//! end of a join comes back as a completion of its own kind, which [`Routes::report_join`] hands to the event queue.
+
+use std::ffi::c_void;
+
+use weft_engine::api::{ADDR_NONE, Addr, Completion, Context, Error};
+use weft_engine::collective::Operation;
+use weft_engine::mem::Iov;
+use weft_engine::{CollectiveOp, Elements, GroupId};
+use weft_fi_sys as sys;
+
+use crate::abi::errno::Errno;
+use crate::abi::object::Hold;
+use crate::av::Av;
+use crate::endpoint::Ep;
+use crate::endpoint::cell::Eng;
+use crate::endpoint::connection::Reports;
+use crate::endpoint::flags::Mode;
+use crate::endpoint::route::{Class, Routes, User};
+use crate::eq::Failure;
+
+/// A collective operation, as a client asks for it.
+pub(crate) struct Collective {
+    pub(crate) group: GroupId,
+    pub(crate) operation: Operation,
+    /// A rank, or an address.
+    pub(crate) root: sys::fi_addr_t,
+    pub(crate) count: usize,
+    pub(crate) elements: Elements,
+    pub(crate) input: *const c_void,
+    pub(crate) result: *mut c_void,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+}
+
+impl Collective {
+    /// The operation as the engine takes it.
+    ///
+    /// # Safety
+    /// The buffers are as the operation and the count say, and left to weft until the operation completes.
+    unsafe fn to_engine(
+        &self,
+        engine: &Eng,
+        ctx: Context,
+        flags: weft_engine::api::OpFlags,
+    ) -> Result<CollectiveOp, Error> {
+        let members = engine.members_in(self.group).ok_or(Error::NoSuchAddress)?;
+        let rank = u32::try_from(self.root).ok().filter(|&root| root < members);
+        let root = rank.or_else(|| engine.rank_in(self.group, self.root)).unwrap_or(u32::MAX);
+        let mut op = CollectiveOp {
+            group: self.group,
+            operation: self.operation,
+            root,
+            count: self.count,
+            elements: self.elements,
+            input: Iov::EMPTY,
+            result: Iov::EMPTY,
+            ctx,
+            flags,
+        };
+        let (input, result) = engine.collective_bytes(&op)?;
+        if (self.input.is_null() && input > 0) || (self.result.is_null() && result > 0) {
+            return Err(Error::Invalid);
+        }
+        // SAFETY: by the caller's promise. The input is only read.
+        op.input = unsafe { Iov::new(self.input.cast_mut().cast(), input) };
+        // SAFETY: by the caller's promise.
+        op.result = unsafe { Iov::new(self.result.cast(), result) };
+        Ok(op)
+    }
+}
+
+impl Ep {
+    /// Joins a group. `context` and `fid`, the group's handle as a number, come back with the event.
+    pub(crate) fn join_group(
+        &self,
+        av: &Hold<Av>,
+        members: &[Addr],
+        context: usize,
+        fid: usize,
+    ) -> Result<GroupId, Errno> {
+        if self.caps & sys::FI_COLLECTIVE == 0 || self.place().is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let (same, has_eq) = {
+            let setup = self.setup.lock();
+            (setup.av.as_ref().is_some_and(|bound| bound.same(av)), setup.eq.is_some())
+        };
+        if !has_eq {
+            return Err(Errno::NOEQ);
+        }
+        if !same {
+            return Err(Errno::INVAL);
+        }
+        let ctx = Context { ptr: context, user: fid as u64 };
+        let joined = self.cell.with_engine(|engine| (true, engine.join_group(members, ctx)));
+        joined.ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
+    }
+
+    /// Leaves a group that a client closes.
+    pub(crate) fn leave_group(&self, group: GroupId) -> Result<(), Errno> {
+        match self.cell.with_engine(|engine| (false, engine.leave_group(group))) {
+            Some(Err(Error::Again)) => Err(Errno::BUSY),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the endpoint has joined this group.
+    pub(crate) fn has_group(&self, group: GroupId) -> bool {
+        self.cell.with_engine(|engine| (false, engine.members_in(group).is_some())).unwrap_or(false)
+    }
+
+    /// Starts a collective operation.
+    ///
+    /// # Safety
+    /// As for [`Collective::to_engine`].
+    pub(crate) unsafe fn start_collective(&self, collective: &Collective) -> isize {
+        let entry = self.tx_entry(collective.mode);
+        let flags = collective.mode.ops | self.completion_policy(entry, Class::Send);
+        let user = User::new(sys::FI_COLLECTIVE, entry);
+        let ctx = Context { ptr: collective.context.addr(), user: user.word() };
+        let started = self.cell.submit_tx(|engine| {
+            // SAFETY: by the caller's promise.
+            let op = unsafe { collective.to_engine(engine, ctx, flags) }?;
+            engine.start_collective(&op)
+        });
+        // Operations come too early while the join is under way.
+        if started == Errno::NOTCONN.size() { Errno::OPBADSTATE.size() } else { started }
+    }
+}
+
+impl Routes {
+    /// Reports the end of a join.
+    #[cold]
+    pub(super) fn report_join(&self, completion: &Completion) {
+        let Some(Reports { eq, .. }) = self.reports() else { return };
+        let (context, fid) = (completion.ctx.ptr, usize::try_from(completion.ctx.user).unwrap_or(0));
+        match completion.fault {
+            None => eq.report(sys::FI_JOIN_COMPLETE, fid, context, 0),
+            Some(fault) => {
+                let errno = Errno::from(fault);
+                log::info!("fi_join_collective: {fault}; check that all members join the same set");
+                eq.report_failure(Failure { fid, context, data: 0, errno, more: Box::default() });
+            }
+        }
+    }
+}
+
+const _: () = assert!(ADDR_NONE == sys::FI_ADDR_NOTAVAIL);

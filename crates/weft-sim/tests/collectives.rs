@@ -1,0 +1,329 @@
+//! Collectives on fabrics with every fault: results are byte-exact, groups overlap, and a death ends the operations
+//! that depend on the dead member.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use std::collections::BTreeMap;
+
+use weft_engine::amo::{Op, Reduction, Type};
+use weft_engine::api::{Config, Context, Error, Kind, OpFlags};
+use weft_engine::collective::{Operation, tree};
+use weft_engine::mem::Iov;
+use weft_engine::{CollectiveOp, Elements, GroupId};
+use weft_sim::Buffer;
+use weft_sim::rng::{Entity, Stream};
+use weft_sim::{Cluster, FabricConfig, Turn};
+
+const OPERATIONS: [Operation; 9] = [
+    Operation::Barrier,
+    Operation::Broadcast,
+    Operation::AllToAll,
+    Operation::AllReduce,
+    Operation::AllGather,
+    Operation::ReduceScatter,
+    Operation::Reduce,
+    Operation::Scatter,
+    Operation::Gather,
+];
+
+/// A group as the test knows it: cluster ranks in the order of group ranks, and each member's id.
+struct Group {
+    members: Vec<usize>,
+    ids: Vec<Option<GroupId>>,
+}
+
+/// One collective in one group.
+#[derive(Clone, Copy)]
+struct Call {
+    number: u64,
+    operation: Operation,
+    root: usize,
+    count: usize,
+}
+
+impl Call {
+    fn draw(rng: &mut Stream, number: u64, members: usize) -> Self {
+        let operation = OPERATIONS[rng.below(9) as usize];
+        let root = if operation.is_rooted() { rng.below(members as u64) as usize } else { 0 };
+        let long = rng.chance(150);
+        let count = if long { rng.between(100, 9000) } else { rng.below(40) as usize };
+        Self { number, operation, root, count }
+    }
+
+    fn element(&self, rank: usize, element: usize) -> f64 {
+        1.0 / (1.0 + self.number as f64 * 7.0 + rank as f64 * 13.0 + element as f64)
+    }
+
+    /// Elements of a member's input and result.
+    fn sizes(&self, rank: usize, members: usize) -> (usize, usize) {
+        let (one, all) = (self.count, self.count * members);
+        let at_root = |elements| if rank == self.root { elements } else { 0 };
+        match self.operation {
+            Operation::Barrier => (0, 0),
+            Operation::Broadcast => (0, one),
+            Operation::AllToAll => (all, all),
+            Operation::AllReduce => (one, one),
+            Operation::AllGather => (one, all),
+            Operation::ReduceScatter => (all, one),
+            Operation::Reduce => (one, at_root(one)),
+            Operation::Scatter => (at_root(all), one),
+            Operation::Gather => (one, at_root(all)),
+        }
+    }
+
+    fn expected(&self, rank: usize, members: usize) -> Vec<f64> {
+        let tree = |element| tree::fold((0..members).map(|rank| self.element(rank, element)).collect(), |a, b| a + b);
+        let block =
+            |from: usize, place: usize| (0..self.count).map(move |at| self.element(from, place * self.count + at));
+        match self.operation {
+            Operation::Barrier => Vec::new(),
+            Operation::Broadcast => block(self.root, 0).collect(),
+            Operation::AllToAll => (0..members).flat_map(|from| block(from, rank)).collect(),
+            Operation::AllReduce => (0..self.count).map(|at| tree(at).unwrap()).collect(),
+            Operation::AllGather => (0..members).flat_map(|from| block(from, 0)).collect(),
+            Operation::ReduceScatter => (0..self.count).map(|at| tree(rank * self.count + at).unwrap()).collect(),
+            Operation::Reduce if rank == self.root => (0..self.count).map(|at| tree(at).unwrap()).collect(),
+            Operation::Scatter => block(self.root, rank).collect(),
+            Operation::Gather if rank == self.root => (0..members).flat_map(|from| block(from, 0)).collect(),
+            Operation::Reduce | Operation::Gather => Vec::new(),
+        }
+    }
+}
+
+/// A member's part in a call that has been started.
+struct Pending {
+    rank: usize,
+    input: Buffer,
+    result: Buffer,
+    call: Call,
+    members: usize,
+}
+
+struct Run {
+    cluster: Cluster,
+    rng: Stream,
+    groups: Vec<Group>,
+    pending: BTreeMap<(usize, usize), Pending>,
+    next: usize,
+    /// Calls that ended well, and calls that failed.
+    good: usize,
+    failed: usize,
+}
+
+fn bytes(values: impl Iterator<Item = f64>) -> Vec<u8> {
+    values.flat_map(f64::to_ne_bytes).collect()
+}
+
+impl Run {
+    fn new(seed: u64, ranks: usize) -> Self {
+        let rng = Stream::new(seed, Entity::Test(7));
+        let cluster = Cluster::new(FabricConfig::swarm(seed), Config::default(), ranks);
+        Self { cluster, rng, groups: Vec::new(), pending: BTreeMap::new(), next: 0, good: 0, failed: 0 }
+    }
+
+    /// All or some of the ranks, in any order, join a group.
+    fn join(&mut self, size: usize) {
+        let mut members: Vec<usize> = (0..self.cluster.ranks()).collect();
+        for at in (1..members.len()).rev() {
+            members.swap(at, self.rng.below(at as u64 + 1) as usize);
+        }
+        members.truncate(size);
+        let group = self.groups.len();
+        let mut ids = Vec::new();
+        for &rank in &members {
+            let addrs: Vec<u64> = members.iter().map(|&member| self.cluster.addr(rank, member)).collect();
+            let ctx = Context { ptr: group, user: 0 };
+            self.cluster.engine(rank).unwrap().join_group(&addrs, ctx).unwrap();
+            ids.push(None);
+        }
+        self.groups.push(Group { members, ids });
+    }
+
+    /// Which ids the joins gave is known by their order: a rank's n-th group has id n.
+    fn joined(&mut self, rank: usize, group: usize) {
+        let mine = |other: &Group| other.members.contains(&rank);
+        let number = self.groups[..group].iter().filter(|other| mine(other)).count() as u32;
+        let place = self.groups[group].members.iter().position(|&member| member == rank).unwrap();
+        assert!(self.groups[group].ids[place].replace(GroupId::from_number(number)).is_none(), "a join ends once");
+    }
+
+    fn start(&mut self, group: usize, call: Call, rank: usize) {
+        let Group { members, ids } = &self.groups[group];
+        let place = members.iter().position(|&member| member == rank).unwrap();
+        let (members, id) = (members.len(), ids[place].unwrap());
+        let (inputs, results) = call.sizes(place, members);
+        let fabric = self.cluster.fabric();
+        let filled = bytes((0..inputs).map(|at| call.element(place, at)));
+        let input = fabric.alloc_of(rank, filled.len(), |memory| memory.extend_from_slice(&filled));
+        let mut initial = vec![0; results * 8];
+        if call.operation == Operation::Broadcast && place == call.root {
+            initial = bytes((0..results).map(|at| call.element(place, at)));
+        }
+        let result = fabric.alloc_of(rank, initial.len(), |memory| memory.extend_from_slice(&initial));
+        let number = Reduction::new(Type::Double, Op::Sum).unwrap();
+        let op = CollectiveOp {
+            group: id,
+            operation: call.operation,
+            root: call.root as u32,
+            count: call.count,
+            elements: if call.operation.reduces() { Elements::Numbers(number) } else { Elements::Bytes(8) },
+            input: if inputs == 0 { Iov::EMPTY } else { input.iov() },
+            result: if results == 0 { Iov::EMPTY } else { result.iov() },
+            ctx: Context { ptr: self.next, user: 1 },
+            flags: OpFlags::empty(),
+        };
+        self.cluster.engine(rank).unwrap().start_collective(&op).unwrap();
+        self.pending.insert((rank, self.next), Pending { rank, input, result, call, members });
+        self.next += 1;
+    }
+
+    /// Runs until nothing moves.
+    fn settle(&mut self) {
+        for _ in 0..2_000_000 {
+            let mut done = Vec::new();
+            let turn = self.cluster.turn(|cluster, rank| {
+                done.extend(cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
+            });
+            for rank in self.cluster.live_ranks() {
+                done.extend(self.cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
+            }
+            for (rank, completion) in done {
+                match completion.kind {
+                    Kind::Joined if completion.fault.is_none() => self.joined(rank, completion.ctx.ptr),
+                    Kind::Joined => self.failed += 1,
+                    Kind::Collective => self.ended(rank, completion.ctx.ptr, completion.fault.is_some()),
+                    other => panic!("a completion of kind {other:?}"),
+                }
+            }
+            if turn == Turn::Idle {
+                return;
+            }
+        }
+        panic!("the run does not end");
+    }
+
+    fn ended(&mut self, rank: usize, number: usize, failed: bool) {
+        let Pending { input, result, call, members, .. } = self.pending.remove(&(rank, number)).unwrap();
+        if failed {
+            self.failed += 1;
+        } else {
+            self.good += 1;
+            let group =
+                self.groups.iter().find(|group| group.members.len() == members && group.members.contains(&rank));
+            let place = group.unwrap().members.iter().position(|&member| member == rank).unwrap();
+            let expected = bytes(call.expected(place, members).into_iter());
+            assert!(result.bytes()[..expected.len()] == expected, "rank {place} of {members}: {:?}", call.operation);
+        }
+        self.cluster.fabric().free(input);
+        self.cluster.fabric().free(result);
+    }
+}
+
+/// Two overlapping groups with many collectives under way at a time.
+#[test]
+fn every_result_is_exact_on_every_fabric() {
+    for seed in 0..150 {
+        let mut rng = Stream::new(seed, Entity::Test(8));
+        let ranks = rng.between(2, 9);
+        let mut run = Run::new(seed, ranks);
+        run.join(ranks);
+        let second = (ranks > 2).then(|| rng.between(1, ranks - 1));
+        if let Some(size) = second {
+            run.join(size);
+        }
+        run.settle();
+        assert!(run.groups.iter().all(|group| group.ids.iter().all(Option::is_some)), "seed {seed}: all have joined");
+        let mut number = 0;
+        for _ in 0..rng.between(1, 4) {
+            for group in 0..run.groups.len() {
+                let members = run.groups[group].members.clone();
+                let calls: Vec<Call> = (0..rng.between(1, 12))
+                    .map(|at| Call::draw(&mut rng, (number + at) as u64, members.len()))
+                    .collect();
+                number += 100;
+                for rank in members {
+                    for &call in &calls {
+                        run.start(group, call, rank);
+                    }
+                }
+            }
+            run.settle();
+            assert!(run.pending.is_empty(), "seed {seed}: {} parts did not end", run.pending.len());
+        }
+        assert_eq!(run.failed, 0, "seed {seed}");
+        assert_eq!(run.cluster.fabric().violations(), Vec::<String>::new(), "seed {seed}");
+        for rank in 0..ranks {
+            assert!(run.cluster.engine(rank).unwrap().at_rest(), "seed {seed}: rank {rank} is at rest");
+        }
+    }
+}
+
+/// Every operation of the survivors ends; the group without the dead member goes on.
+#[test]
+fn a_death_ends_the_operations_that_depend_on_the_dead() {
+    let mut failures = 0;
+    for seed in 0..60 {
+        let mut rng = Stream::new(seed, Entity::Test(9));
+        let ranks = rng.between(3, 8);
+        let mut run = Run::new(seed, ranks);
+        run.join(ranks);
+        run.join(ranks - 1);
+        run.settle();
+        let outside = (0..ranks).find(|rank| !run.groups[1].members.contains(rank)).unwrap();
+        let calls: Vec<Call> = (0..6).map(|number| Call::draw(&mut rng, number, ranks)).collect();
+        for rank in 0..ranks {
+            for &call in &calls {
+                run.start(0, call, rank);
+            }
+        }
+        for _ in 0..rng.below(60) {
+            let mut done = Vec::new();
+            run.cluster.turn(|cluster, rank| {
+                done.extend(cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
+            });
+            for (rank, completion) in done {
+                run.ended(rank, completion.ctx.ptr, completion.fault.is_some());
+            }
+        }
+        run.cluster.kill(outside);
+        let others = Call::draw(&mut rng, 77, ranks - 1);
+        for rank in run.groups[1].members.clone() {
+            run.start(1, others, rank);
+        }
+        run.settle();
+        run.pending.retain(|_, pending| pending.rank != outside);
+        assert!(run.pending.is_empty(), "seed {seed}: {} parts of survivors did not end", run.pending.len());
+        failures += run.failed;
+    }
+    assert!(failures > 0, "some operations met the death");
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused() {
+    let mut run = Run::new(1, 3);
+    run.join(3);
+    run.settle();
+    let id = run.groups[0].ids[0].unwrap();
+    let rank = run.groups[0].members[0];
+    let op = CollectiveOp {
+        group: id,
+        operation: Operation::Broadcast,
+        root: 3,
+        count: 1,
+        elements: Elements::Bytes(8),
+        input: Iov::EMPTY,
+        result: Iov::EMPTY,
+        ctx: Context::default(),
+        flags: OpFlags::empty(),
+    };
+    let alone = run.cluster.addr(rank, (rank + 1) % 3);
+    let engine = run.cluster.engine(rank).unwrap();
+    assert_eq!(engine.start_collective(&op), Err(Error::NoSuchAddress), "no such root");
+    assert_eq!(engine.start_collective(&CollectiveOp { root: 0, ..op }), Err(Error::Invalid), "no buffer");
+    let other = GroupId::from_number(9);
+    assert_eq!(engine.start_collective(&CollectiveOp { group: other, ..op }), Err(Error::NoSuchAddress));
+    let op = CollectiveOp { operation: Operation::AllReduce, root: 0, ..op };
+    assert_eq!(engine.start_collective(&op), Err(Error::Invalid), "bytes cannot be reduced");
+    assert_eq!(engine.join_group(&[alone], Context::default()), Err(Error::NoSuchAddress), "not a member");
+    assert_eq!(engine.leave_group(id), Ok(()));
+    assert_eq!(engine.leave_group(id), Err(Error::NoSuchAddress));
+}
