@@ -26,6 +26,7 @@ mod atomics;
 mod barrier;
 mod client;
 mod closing;
+mod collectives;
 mod conditions;
 mod connections;
 mod data;
@@ -204,6 +205,9 @@ const GROUPS: &[Group] = &[
     Group { name: "asleep_tcp", run: asleep::all, env: TCP },
     Group { name: "barrier_shm", run: barrier::all, env: SHM },
     Group { name: "barrier_tcp", run: barrier::all, env: TCP },
+    Group { name: "collectives_shm", run: collectives::all, env: SHM },
+    Group { name: "collectives_push", run: collectives::all, env: SHM_PUSH },
+    Group { name: "collectives_tcp", run: collectives::all, env: TCP },
     Group { name: "network_shm", run: network::all, env: SHM },
     Group { name: "network_tcp", run: network::tcp, env: TCP },
     Group { name: "job_key_shm", run: network::job_key, env: &[SHM[0], SHM[1], network::JOB_KEY] },
@@ -380,7 +384,7 @@ groups! {
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
-    network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
+    collectives_shm collectives_push collectives_tcp network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp helpers_tcp helpers_shm wrong_interface
     empty_job_key
 }

@@ -26,8 +26,6 @@ struct Case {
 /// Hints that a peer accepts and weft refuses, with the reason.
 const INTENDED: &[(&str, &str)] = &[
     ("caps HMEM", "nothing here reaches the memory of devices"),
-    ("caps COLLECTIVE", "there are no collectives"),
-    ("caps MSG|COLLECTIVE", "there are no collectives"),
     ("caps RMA|RMA_PMEM", "there is no persistent memory"),
     ("tx op_flags COMMIT_COMPLETE", "there is no persistent memory"),
     ("rx op_flags INJECT", "a receive has nothing to inject; sockets compares with the flags of sends"),
