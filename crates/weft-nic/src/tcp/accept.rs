@@ -1,7 +1,7 @@
 //! Incoming connections before they are links: bounded in number and in time, whatever the peers do.
 //!
 //! Place in the data flow: [`super::progress`] calls [`Tcp::accept`] and [`Tcp::half_event`] for the reports of epoll,
-//! and [`super::time`] calls the timers. The handshake of a half-open connection is in [`super::connect`].
+//! and [`super::time`] calls the timers. The handshake of a half-open connection is in [`super::half_open`].
 
 use std::os::fd::AsFd;
 
@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use weft_engine::nic::{LinkError, Nic as _, Sink};
 use weft_os::Unshared;
 
-use super::connect::{HalfOpen, ProvenPeer, Source, Step, answer_no_room};
+use super::connect::ProvenPeer;
+use super::half_open::{HalfOpen, Source, Step, answer_no_room};
 use super::{State, Tcp, Token, sys};
 
 /// Limit of accepted connections in one poll. It also applies to one tick of the clock while half-open connections

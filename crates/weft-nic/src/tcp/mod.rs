@@ -4,7 +4,8 @@
 //! parts:
 //!
 //! - `config`: settings and counters. `link`: the state of a link. `wire`: layouts.
-//! - `connect` and `accept`: the handshake of new links. `initiator`: the initiator's side of all handshakes.
+//! - `connect` (initiator) and `half_open` with `accept` (acceptor): the handshake of new links. `initiator`: the
+//!   initiator's side of all handshakes.
 //! - `tx` (with `retransmit` and `pushes`) and `rx`: the two halves of a link.
 //! - `stream`, `noise` and `primitives`: encryption.
 //! - `resume` and `redial`: connections that break. `linger`: closed links whose last bytes are being sent.
@@ -50,6 +51,7 @@ mod config;
 mod connect;
 #[cfg(test)]
 pub(crate) mod faults;
+mod half_open;
 mod initiator;
 mod linger;
 mod link;
@@ -76,7 +78,8 @@ mod sync {
 
 use accept::Accepts;
 use agenda::{Agenda, Task};
-use connect::{Attempt, HalfOpen, Local};
+use connect::{Attempt, Local};
+use half_open::HalfOpen;
 use initiator::Failure;
 use link::{GENERATION_BITS, Link, State, Token};
 use pace::Pace;

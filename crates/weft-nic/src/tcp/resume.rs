@@ -34,7 +34,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::bugs::planted;
-use super::connect::HalfOpen;
+use super::half_open::HalfOpen;
 use super::initiator::{Failure, answer_body, send_handshake};
 use super::noise::{self, Noise};
 use super::redial::{Redial, Session};
