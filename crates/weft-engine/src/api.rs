@@ -368,7 +368,7 @@ pub struct Config {
     pub tx_depth: usize,
     /// Limit of posted receives, tagged and untagged each.
     pub rx_depth: usize,
-    /// Limit of unmatched eager payload of one peer, at 64 bytes more for each message.
+    /// Limit of the eager payload of one peer that waits here unmatched, plus 64 bytes for each message.
     pub window_bytes: usize,
     /// Overrides `NicCaps::eager_bytes`.
     pub eager_bytes: Option<usize>,
