@@ -390,8 +390,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The smallest `window_bytes` in which an eager message of `longest` bytes fits while no other waits,
-    /// although almost a quarter of the window may not have been returned yet.
+    /// The smallest `window_bytes` in which an eager message of `longest` bytes always fits while no other waits.
+    /// Almost a quarter of the window may not have been returned at that time.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a small number")]
     pub const fn least_window_bytes(longest: usize) -> usize {

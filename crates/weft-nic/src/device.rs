@@ -28,10 +28,12 @@
 //! Rules for the caller:
 //! 1. `park` and `arm` may be called in every state. They return false when there is something to poll; the state is
 //!    then what it was, or awake. Poll, then try again.
-//! 2. After true, the descriptor becomes readable on a message, a transfer's completion, a new connection, a hang-up,
-//!    free space in a ring that was full, or a time-out of the device. It stays readable until a poll takes the cause.
-//! 3. The device never parks or arms itself again. The thread that polls beside a sleeper checks `is_armed` (for the
-//!    listener) or calls `park` again (for a client), or notifies the sleeper by other means.
+//! 2. After true, the descriptor becomes readable on an event of a peer: a message, a transfer's completion, a new
+//!    connection, a hang-up, or free space in a ring that was full. A time-out of the device has the same effect. It
+//!    stays readable until a poll takes the cause.
+//! 3. The device never parks or arms itself again. A thread that polls beside a sleeper has three choices: it
+//!    checks `is_armed` (for the listener), calls `park` again (for a client), or notifies the sleeper by
+//!    other means.
 //! 4. `wake` ends both states. Call it when no other thread relies on the device being parked or armed.
 //! 5. An operation that is started while a thread sleeps may leave work that no arrival announces. If
 //!    [`Device::is_idle`] is false after it, poll, then park again, or notify the sleeper.

@@ -16,8 +16,8 @@ pub(super) fn emit(builder: &mut Builder, algorithm: Algorithm) {
     }
 }
 
-/// Member r sends to r + 1, r + 2, … and receives from r − 1, r − 2, …: at no time do two members send to a third
-/// in the same step.
+/// Member r sends to r + 1, r + 2, … and receives from r − 1, r − 2, …. No two members therefore send to the same
+/// one in the same step.
 fn direct(builder: &mut Builder) {
     let request = builder.request();
     let (rank, members, block) = (request.rank, request.members, request.block());

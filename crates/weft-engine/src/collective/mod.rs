@@ -18,9 +18,10 @@
 //! CORE-Direct Capabilities" (recursive doubling, extra ranks); Thakur, Rabenseifner and Gropp, "Optimization of
 //! Collective Communication Operations in MPICH", 2005 (the other algorithms).
 //!
-//! Invariants: [`compile`] is a pure function of its request; every member's schedule agrees with those of the
-//! others about each transfer's size; no task touches memory outside the three buffers as [`Request`]
-//! describes them.
+//! Invariants:
+//! - [`compile`] is a pure function of its request.
+//! - The schedules of all members agree about the size of each transfer.
+//! - No task accesses memory outside the three buffers that [`Request`] describes.
 
 mod alltoall;
 mod barrier;

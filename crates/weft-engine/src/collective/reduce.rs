@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: called by [`super::compile_as`].
 //!
-//! Members from the largest power of two on are *extra*: they hand their input to a core member first and
-//! receive the result, where they have one, last.
+//! Members from the largest power of two on are *extra*. They send their input to a core member first. If they
+//! have a result, they receive it last.
 
 use super::builder::Builder;
 use super::tree::{core_members, pairs};
@@ -132,8 +132,8 @@ fn double(builder: &mut Builder, group: Core, sum: Span) {
     }
 }
 
-/// A binomial tree that ends at `target`: in each round the members that agree with it in the bits so far are
-/// left, and the one that agrees in the next bit receives.
+/// A binomial tree that ends at `target`. In each round only the members that agree with `target` in all earlier
+/// bits take part. Of each pair, the member that agrees in the next bit receives.
 fn climb(builder: &mut Builder, group: Core, sum: Span, target: u32) {
     let other = builder.scratch(sum.len);
     for bit in group.bits() {

@@ -56,8 +56,8 @@ impl<T> Groups<T> {
 
     /// Adds an item to a group and returns its key.
     ///
-    /// The function is inlined and `make` runs after the node is chosen, so that the item's words are written to their
-    /// place one by one instead of by way of the stack.
+    /// The function is inlined, and `make` runs after the node is chosen. The item's words are thus written to their
+    /// place one by one, and not by way of the stack.
     #[inline(always)]
     pub(crate) fn push(&mut self, group: &mut Group, make: impl FnOnce() -> T) -> u32 {
         if self.free == NIL {

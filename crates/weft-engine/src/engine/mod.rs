@@ -205,8 +205,8 @@ impl<N: Nic> Engine<N> {
         self.state.config.rx_depth.saturating_sub(longest)
     }
 
-    /// The windows of eager bytes for the peer at `addr`, if it is connected: the bytes that may still be sent
-    /// there, and the bytes that the peer has used here and that were not returned.
+    /// The two windows of eager bytes with the peer at `addr`, if it is connected: the bytes that may still be sent
+    /// there, and the bytes that the peer has used here. Returned bytes do not count as used.
     pub fn window(&self, addr: Addr) -> Option<(u64, u64)> {
         let peer = self.state.peers.get(self.state.peers.known(addr)?)?;
         peer.link().map(|_| (peer.tx_credit, peer.rx_used))

@@ -1,7 +1,7 @@
 //! Peers: the engine's state for another endpoint, created at first use.
 //!
-//! Place in the data flow: an operation finds its [`Peer`] by address, and waits in the peer's TX queue until
-//! the link is up and the device accepts it. Messages find the peer by link. The GNI paper (§III) names the
+//! Place in the data flow: an operation finds its [`Peer`] by address. It waits in the peer's TX queue until the
+//! link is up and the device accepts it. Messages find the peer by link. The GNI paper (§III) names the
 //! three queues and their order: RX (here: `Nic::poll`), deferred work (which RX caused), TX. A queue is worked
 //! off until it is empty or the device is full. A stall in one queue never blocks another.
 //!

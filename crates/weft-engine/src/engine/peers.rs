@@ -1,8 +1,7 @@
 //! The peers of an engine: their table, their names, and their addresses.
 //!
-//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and
-//! changes of the client's address vector come here. The code for messages only looks up the result
-//! ([`Peers::known`]).
+//! Place in the data flow: this module is called for the first operation to an address, for a peer's link, and for
+//! changes of the client's address vector. The code for messages only looks up the result ([`Peers::known`]).
 //!
 //! Invariant: an endpoint is one peer, even if it was known by its service name first.
 

@@ -1,10 +1,10 @@
 //! Prefetching of short messages: messages that were announced because the window was full are fetched before a
 //! receive matches them.
 //!
-//! Place in the data flow: [`crate::engine::recv`] notes each short announcement that matches no receive. When
-//! receives have taken waiting messages, their share of the window goes to the oldest announcements first: the
-//! peer is asked to push their bytes into memory of the engine. A late receiver thus finds the next messages in
-//! its own memory, without a round trip.
+//! Place in the data flow: [`crate::engine::recv`] notes each short announcement that matches no receive.
+//! When receives have taken waiting messages, their share of the window goes to the oldest announcements
+//! first. The peer is then asked to push the bytes of these into memory of the engine. A late receiver thus
+//! finds the next messages in its own memory, without a round trip.
 //!
 //! Invariants: requested bytes are charged to the window like eager ones, so memory stays bounded by
 //! `window_bytes`. A receive that matches meanwhile gets the bytes when they have arrived. If a device of this

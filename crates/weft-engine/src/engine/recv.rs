@@ -392,8 +392,8 @@ impl State {
 
     // ---- arrivals ----------------------------------------------------------------------------
 
-    /// The fast path of [`crate::nic::Sink::message`]: an eager message that is the next one of its peer, needs
-    /// no acknowledgement, and fits the single piece of a posted plain receive. Returns true if it was
+    /// The fast path of [`crate::nic::Sink::message`]: an eager message that is the next one of its peer and needs
+    /// no acknowledgement. It must fit the single piece of a posted plain receive. Returns true if it was
     /// received, and false if this did nothing.
     #[inline(always)]
     pub(crate) fn receive_eager_fast(&mut self, link: LinkId, bytes: &[u8]) -> bool {

@@ -1,7 +1,7 @@
 //! Counters of the traffic between an endpoint and its peers, for statistics.
 //!
-//! Place in the data flow: the code that sends or takes a message increments small counters in its `Peer`,
-//! next to fields that it changes in any case. Before they overflow they are added to the peer's
+//! Place in the data flow: the code that sends or takes a message increments small counters in its `Peer`.
+//! They are next to fields that it changes in any case. Before they overflow they are added to the peer's
 //! `PeerCounters`. Remote accesses and rare events are counted there directly. A peer with only few messages
 //! has no such memory.
 //!
