@@ -1,8 +1,8 @@
 //! The handshake of a new link, and its initiator's side: [`Attempt`].
 //!
 //! Place in the data flow: [`super::progress`] calls [`Attempt::advance`] when its socket reports an event or a timer
-//! expires. It ends with the peer's full name (the link is up) or with a failure. Nothing blocks. The acceptor's side is
-//! in [`super::half_open`].
+//! expires. It ends with the peer's full name (the link is up) or with a failure. Nothing blocks. The acceptor's side
+//! is in [`super::half_open`].
 //!
 //! ```text
 //!  initiator                                                       acceptor

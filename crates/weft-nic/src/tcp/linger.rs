@@ -1,10 +1,10 @@
 //! Links that this side has closed and whose last bytes are still being sent.
 //!
-//! Place in the data flow: [`Tcp::close_gracefully`] takes over a closed link with its last bytes: the tail of a segment, the
-//! messages, the goodbye. [`super::progress`] calls [`Tcp::linger_event`] until they have arrived. Closing a socket
-//! with unread bytes, or while the peer still sends, resets the connection, which may destroy bytes that the peer has
-//! not read. Incoming bytes are therefore read and discarded until the peer has closed its side, or its system has
-//! acknowledged everything.
+//! Place in the data flow: [`Tcp::close_gracefully`] takes over a closed link with its last bytes: the tail of a
+//! segment, the messages, the goodbye. [`super::progress`] calls [`Tcp::linger_event`] until they have arrived. Closing
+//! a socket with unread bytes, or while the peer still sends, resets the connection, which may destroy bytes that the
+//! peer has not read. Incoming bytes are therefore read and discarded until the peer has closed its side, or its system
+//! has acknowledged everything.
 //!
 //! If the connection breaks earlier, the link is resumed like any other ([`super::resume`]), and the end of the stream
 //! is sent again. Messages that were accepted before the close thus arrive. Pushes are dropped: a peer that lacks bytes

@@ -1,10 +1,10 @@
 //! Resumption: a link whose connection breaks while both endpoints live gets another connection, and its stream
 //! continues.
 //!
-//! Place in the data flow: [`super::progress`] calls [`Tcp::connection_lost`] when a connection has ended without a goodbye. The
-//! link keeps all its state except the socket. Both sides dial ([`super::redial`]), because only one of them may have
-//! noticed the break, or may be able to reach the other. The called side answers in a half-open connection, as for new
-//! links ([`Tcp::answer_resumption`], [`Tcp::judge_resumption`]).
+//! Place in the data flow: [`super::progress`] calls [`Tcp::connection_lost`] when a connection has ended without a
+//! goodbye. The link keeps all its state except the socket. Both sides dial ([`super::redial`]), because only one of
+//! them may have noticed the break, or may be able to reach the other. The called side answers in a half-open
+//! connection, as for new links ([`Tcp::answer_resumption`], [`Tcp::judge_resumption`]).
 //!
 //! ```text
 //!  dialler                                                        the other

@@ -1,8 +1,8 @@
 //! The wire format of a TCP link: four handshake messages of fixed size, then frames.
 //!
 //! Place in the data flow: [`super::initiator`] and [`super::half_open`] exchange the handshake messages. [`super::tx`]
-//! writes frames, and [`super::rx`] reads them. Integers are little-endian, structures have no padding, and every length
-//! is checked here before it is used. docs/protocol.md specifies the same layouts.
+//! writes frames, and [`super::rx`] reads them. Integers are little-endian, structures have no padding, and every
+//! length is checked here before it is used. docs/protocol.md specifies the same layouts.
 //!
 //! Errors: a header that breaks a rule decodes to `None`. The link then ends with `LinkError::Protocol`.
 
