@@ -1,8 +1,7 @@
 //! The C entry points of endpoints: `fi_endpoint` and the functions of a handle's tables that are not
 //! operations.
 //!
-//! Place in the data flow: libfabric calls these; each borrows the handle and calls the method of [`Ep`] that
-//! does the work.
+//! Place in the data flow: libfabric calls these functions. Each borrows the handle and calls a method of [`Ep`].
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -18,7 +17,7 @@ use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::{cm, collective};
 
-/// The C structure of a handle: functions that its type and its kind do not have answer -FI_ENOSYS.
+/// The C structure of a handle. Functions that its type or its kind lacks return -FI_ENOSYS.
 pub(super) fn head_of(kind: Kind, ty: EpType, context: *mut c_void) -> sys::fid_ep {
     sys::fid_ep {
         fid: object::new_fid(kind.class(), context, &FID_OPS),
@@ -54,7 +53,7 @@ pub(crate) unsafe extern "C" fn open(
 static FID_OPS: sys::fi_ops =
     sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ops_open: Some(ops_open), ..noop::FID };
 
-/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+/// The operations, with a slot that later versions of libfabric call without a check of the table's size.
 #[repr(C)]
 pub(super) struct EpOps {
     pub(super) base: sys::fi_ops_ep,
@@ -109,7 +108,7 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -
 
 unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
     object::guard("fi_control(ep)", || {
-        // SAFETY: an endpoint of the client, of which an alias may hold a reference.
+        // SAFETY: an endpoint of the client.
         let ep = unsafe { object::share_fid::<Ep>(fid) }?;
         // SAFETY: the client's argument for this command.
         unsafe { ep.control(command.cast_unsigned(), arg) }.map(|()| 0)
@@ -154,8 +153,7 @@ unsafe extern "C" fn rx_size_left(fid: *mut sys::fid_ep) -> isize {
         }
         let state = ep.cell.state();
         let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
-        // Tagged and untagged receives have a queue of that depth each. Whether multi-receives are refused,
-        // too, is another question.
+        // Tagged and untagged receives have a queue of this depth each. The limit for multi-receives is not included.
         let left = if state.routes.rx_full() { 0 } else { engine.rx_free() };
         Ok(left.cast_signed())
     })

@@ -1,10 +1,10 @@
-//! What operation flags mean: from libfabric's 64 bits to the engine's, once per call.
+//! Translates operation flags from libfabric's 64 bits to the engine's, once per call.
 //!
-//! Place in the data flow: calls without a flags argument use the endpoint's defaults ([`Defaults`], `op_flags` of
-//! the transmit or receive attributes), translated when they are set; the `…msg` calls translate theirs here and use
-//! nothing of the defaults (fi_endpoint(3), "Operation Flags"). Which successes make a queue entry depends on how
-//! the queue was bound: all, or with FI_SELECTIVE_COMPLETION those whose flags include FI_COMPLETION; injects never
-//! do.
+//! Place in the data flow: calls without a flags argument use the endpoint's defaults ([`Defaults`],
+//! `op_flags` of the transmit or receive attributes), which are translated when they are set. The `…msg`
+//! calls translate their flags here, and ignore the defaults (fi_endpoint(3), "Operation Flags"). Every
+//! success makes a queue entry, unless the queue was bound with FI_SELECTIVE_COMPLETION. In that case only
+//! operations with FI_COMPLETION make one. Injects never do.
 //!
 //! Errors: -FI_EOPNOTSUPP for flags that libfabric defines and weft does not support, -FI_EINVAL for the rest.
 
@@ -15,16 +15,16 @@ use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
 
-/// How one operation behaves, and whether its success makes an entry where the binding is selective.
+/// The flags of one operation, and whether its success makes an entry with a selective binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mode {
-    /// For the engine.
+    /// The engine's flags.
     pub(crate) ops: OpFlags,
     /// FI_COMPLETION.
     pub(crate) completion: bool,
 }
 
-/// Flags that say nothing here: hints, and what every operation of the family has anyway.
+/// Flags without effect: hints, and the family of the operation.
 const IGNORED: u64 = sys::FI_MORE
     | sys::FI_INJECT_COMPLETE
     | sys::FI_PRIORITY
@@ -40,11 +40,11 @@ const IGNORED: u64 = sys::FI_MORE
 const UNSUPPORTED: u64 =
     sys::FI_COMMIT_COMPLETE | sys::FI_MATCH_COMPLETE | sys::FI_MULTICAST | sys::FI_PEER_TRANSFER | sys::v2::FI_AUTH_KEY;
 
-/// What transmit operations translate.
+/// The flags of transmit operations.
 const TX: &[(u64, OpFlags)] = &[
     (sys::FI_INJECT, OpFlags::INJECT),
     (sys::FI_DELIVERY_COMPLETE, OpFlags::DELIVERY),
-    // A delivery is into the buffer that the target's client has matched with the message, or registered.
+    // A delivery goes into the buffer that matches the message, or into registered memory.
     (sys::FI_MATCH_COMPLETE, OpFlags::DELIVERY),
     (sys::FI_TRANSMIT_COMPLETE, OpFlags::TRANSMIT),
     (sys::FI_REMOTE_CQ_DATA, OpFlags::DATA),
@@ -52,7 +52,7 @@ const TX: &[(u64, OpFlags)] = &[
     (sys::FI_TRIGGER, OpFlags::TRIGGER),
 ];
 
-/// What receives translate. Their completion levels change nothing on host memory.
+/// The flags of receives. Completion levels have no effect for host memory.
 const RX: &[(u64, OpFlags)] = &[
     (sys::FI_MULTI_RECV, OpFlags::MULTI),
     (sys::FI_PEEK, OpFlags::PEEK),
@@ -92,33 +92,34 @@ pub(crate) fn receive(flags: u64) -> Result<Mode, Errno> {
     let peek = mode.ops.contains(OpFlags::PEEK);
     let claim = mode.ops.contains(OpFlags::CLAIM);
     let discard = mode.ops.contains(OpFlags::DISCARD);
-    // What is discarded is either found by a peek or was claimed before.
+    // A discard needs either a message that a peek finds, or one that was claimed before.
     if (discard && peek == claim) || (mode.ops.contains(OpFlags::MULTI) && (peek || claim)) {
         return Err(Errno::INVAL);
     }
     Ok(mode)
 }
 
-/// The default flags of one direction: libfabric's word, and its translation. Clients serialize changes with all calls.
+/// The default flags of one direction: libfabric's word, and its translation. Clients serialize changes with all other
+/// calls.
 #[derive(Debug)]
 pub(crate) struct Defaults {
     word: AtomicU64,
     /// `OpFlags` in the low half, FI_COMPLETION in bit 32.
     mode: AtomicU64,
-    /// The same of tagged operations, without the flag that says that they are.
+    /// The mode of tagged operations, without [`OpFlags::TAGGED`].
     tagged: AtomicU64,
 }
 
 const COMPLETION_BIT: u64 = 1 << 32;
 
 impl Defaults {
-    /// From the attribute `op_flags` of the transmit side.
+    /// The defaults from the attribute `op_flags` of the transmit side.
     pub(crate) fn transmit(word: u64) -> Result<Self, Errno> {
         Ok(Self::with(word, transmit(word)?, OpFlags::empty()))
     }
 
-    /// From the attribute `op_flags` of the receive side of an endpoint with these capabilities. Its
-    /// FI_MULTI_RECV is for tagged receives, too, where they may have it (FI_TAGGED_MULTI_RECV).
+    /// The defaults from the attribute `op_flags` of the receive side, for an endpoint with these capabilities.
+    /// FI_MULTI_RECV applies to tagged receives only with FI_TAGGED_MULTI_RECV.
     pub(crate) fn receive(word: u64, caps: u64, api: u32) -> Result<Self, Errno> {
         let several = api >= sys::v2::V2_0 && caps & sys::v2::FI_TAGGED_MULTI_RECV != 0;
         Ok(Self::with(word, receive(word)?, if several { OpFlags::empty() } else { OpFlags::MULTI }))
@@ -134,25 +135,25 @@ impl Defaults {
         u64::from(mode.ops.bits()) | if mode.completion { COMPLETION_BIT } else { 0 }
     }
 
-    /// Replaces them.
+    /// Replaces the flags.
     pub(crate) fn set(&self, other: &Self) {
         self.word.store(other.word(), Ordering::Relaxed);
         self.mode.store(other.mode.load(Ordering::Relaxed), Ordering::Relaxed);
         self.tagged.store(other.tagged.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// As the client set them.
+    /// The flags as the client set them.
     pub(crate) fn word(&self) -> u64 {
         self.word.load(Ordering::Relaxed)
     }
 
-    /// For an operation.
+    /// The mode of an untagged operation.
     #[inline]
     pub(crate) fn mode(&self) -> Mode {
         Self::unpack(self.mode.load(Ordering::Relaxed))
     }
 
-    /// For a tagged one.
+    /// The mode of a tagged operation.
     #[inline]
     pub(crate) fn tagged(&self) -> Mode {
         Self::unpack(self.tagged.load(Ordering::Relaxed))
@@ -160,7 +161,7 @@ impl Defaults {
 
     #[inline]
     fn unpack(packed: u64) -> Mode {
-        // The low half is what `pack` put there.
+        // `pack` has put the flags into the low half.
         #[allow(clippy::cast_possible_truncation)]
         let ops = OpFlags::from_bits_retain(packed as u32);
         Mode { ops, completion: packed & COMPLETION_BIT != 0 }
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completion_levels_are_told_apart() {
+    fn completion_levels_translate_to_different_flags() {
         let of = |flags| transmit(flags).unwrap().ops;
         assert_eq!(of(sys::FI_INJECT_COMPLETE), OpFlags::empty());
         assert_eq!(of(sys::FI_TRANSMIT_COMPLETE), OpFlags::TRANSMIT);
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_refused() {
+    fn unsupported_and_unknown_flags_are_refused() {
         assert_eq!(receive(sys::FI_MATCH_COMPLETE), Err(Errno::OPNOTSUPP));
         for flag in [sys::FI_COMMIT_COMPLETE, sys::FI_MULTICAST] {
             assert_eq!(transmit(flag), Err(Errno::OPNOTSUPP), "{flag:#x}");
@@ -212,7 +213,7 @@ mod tests {
         for (caps, api, tagged) in [
             (several, new, OpFlags::MULTI),
             (0, new, OpFlags::empty()),
-            // The bit means something else there.
+            // The bit has another meaning in this version.
             (several, sys::version(1, 20), OpFlags::empty()),
         ] {
             let defaults = Defaults::receive(sys::FI_MULTI_RECV, caps, api).unwrap();

@@ -5,11 +5,11 @@
 //! calls for [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] and [`Ep::start_atomic`],
 //! which enter the cell.
 //!
-//! An alias (`fi_ep_alias`) is a second handle on the same cell, and on what is set up before enable, with
-//! default flags of its own.
+//! An alias (`fi_ep_alias`) is a second handle on the same cell and the same [`Setup`], with default flags of its own.
 //!
-//! Invariants: the hot fields stand first, next to the `fid`. What changes after creation and is read on the data path
-//! is atomic; the client serializes such changes with its operations anyway (fi_endpoint.h).
+//! Invariants: the fields of the data path come first, next to the `fid`. Fields that change after creation
+//! and are read on the data path are atomic. The client serializes such changes with its operations
+//! (fi_endpoint.h).
 
 mod bind;
 pub(crate) mod cell;
@@ -54,27 +54,26 @@ use crate::endpoint::scalable::Place;
 use crate::endpoint::setup::Setup;
 use crate::info::EpType;
 
-/// Bounds of one endpoint, from the attributes with which it was opened.
+/// The limits of one endpoint, from the attributes with which it was opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Pieces of a local vector.
+    /// Most pieces of a local vector.
     pub(crate) iov: usize,
-    /// Pieces of a remote vector.
+    /// Most pieces of a remote vector.
     pub(crate) rma_iov: usize,
     /// Longest inject in bytes.
     pub(crate) inject_bytes: usize,
     /// Longest message in bytes.
     pub(crate) max_msg_bytes: usize,
-    /// Transmit operations to each peer that may wait to leave.
+    /// Most transmit operations that may wait for each peer.
     pub(crate) tx_depth: usize,
-    /// Posted receives.
+    /// Posted receives, as the attributes ask for.
     pub(crate) rx_depth: usize,
 }
 
 impl Limits {
-    /// Receives of one kind (tagged or not) that may be posted, as far as no shorter queue was asked for.
-    /// Only messages free their places, so a client that has not limited itself gets more room than programs
-    /// use.
+    /// Most posted receives of one kind, tagged or untagged. Only messages free their places. A client that did not ask
+    /// for a short queue therefore gets more room than programs use.
     pub(crate) fn receives(&self) -> usize {
         const LONG_QUEUE: usize = 1 << 16;
         const MANY: usize = 1 << 20;
@@ -89,28 +88,28 @@ pub(crate) struct Ep {
     cell: CellRef,
     tx: Defaults,
     rx: Defaults,
-    /// What sends do for the order that was promised ([`order::AFTER_ACCESSES`](crate::info::order::AFTER_ACCESSES)).
+    /// The flags of sends that keep the promised order ([`order::AFTER_ACCESSES`](crate::info::order::AFTER_ACCESSES)).
     send_order: OpFlags,
     limits: Limits,
-    /// What receives do with the source that they name.
+    /// Whether receives honour the source that they name.
     sources: Sources,
-    /// The client's context of the endpoint, for errors of operations that have none.
+    /// The client's context of the endpoint, for errors of operations without a context.
     context: usize,
     kind: Kind,
-    /// Where it belongs, if it is a context of a scalable endpoint. An alias has its origin's.
+    /// The place of a context in its scalable endpoint. An alias uses its origin's.
     place: Option<Place>,
-    /// The bits of an address that say which endpoint is meant, once the address vector is known. An alias
-    /// has its origin's.
+    /// The bits of an address that select the endpoint, once the address vector is known. An alias uses its origin's.
     endpoint_mask: AtomicU64,
-    /// The type and the capabilities it was opened with.
+    /// The type with which the endpoint was opened.
     ty: EpType,
+    /// The capabilities with which it was opened.
     caps: u64,
-    /// Aliases share it.
+    /// The state of control calls, which aliases share.
     setup: Arc<Mutex<Setup>>,
     uses: Uses,
-    /// What an alias is an alias of.
+    /// The original endpoint of an alias.
     parent: Option<Hold<Ep>>,
-    /// Last, so that everything above is gone when the domain may go.
+    /// The last field, so that the domain is released after all others.
     domain: Hold<Domain>,
 }
 
@@ -142,7 +141,7 @@ unsafe impl Object for Ep {
 /// The endpoint behind the client's pointer, on the data path: no check, as in every provider.
 ///
 /// # Safety
-/// `fid` came from this file and is not closed.
+/// `fid` is an open endpoint.
 #[inline]
 pub(crate) unsafe fn ep<'a>(fid: *mut sys::fid_ep) -> &'a Ep {
     // SAFETY: only objects of this type carry the operations that call this.
@@ -155,12 +154,12 @@ impl Ep {
         &self.cell
     }
 
-    /// What an alias is an alias of, or the endpoint itself.
+    /// The original endpoint of an alias, or the endpoint itself.
     pub(crate) fn origin(&self) -> &Self {
         self.parent.as_deref().unwrap_or(self)
     }
 
-    /// Where it belongs, if it is a context of a scalable endpoint.
+    /// The place of a context in its scalable endpoint.
     fn place(&self) -> Option<&Place> {
         self.origin().place.as_ref()
     }
@@ -170,19 +169,19 @@ impl Ep {
         &self.domain
     }
 
-    /// The default behaviour of transmit operations.
+    /// The default mode of transmit operations.
     #[inline]
     pub(crate) fn tx_mode(&self) -> Mode {
         self.tx.mode()
     }
 
-    /// The default behaviour of receives.
+    /// The default mode of untagged receives.
     #[inline]
     pub(crate) fn rx_mode(&self) -> Mode {
         self.rx.mode()
     }
 
-    /// The same of tagged receives.
+    /// The default mode of tagged receives.
     #[inline]
     pub(crate) fn tagged_rx_mode(&self) -> Mode {
         self.rx.tagged()
@@ -200,13 +199,13 @@ impl Ep {
         mode.completion || !self.cell.bound.rx_selective()
     }
 
-    /// Bounds.
+    /// The endpoint's limits.
     #[inline]
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The context of operations that have none.
+    /// The context for operations without a context.
     #[inline]
     pub(crate) fn context(&self) -> *mut c_void {
         self.context as *mut c_void

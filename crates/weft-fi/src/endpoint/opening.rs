@@ -139,7 +139,7 @@ fn new_cell(
     cell
 }
 
-/// The bounds that the attributes ask for. Zero asks for the default.
+/// The limits that the attributes ask for. Zero asks for the default.
 fn limits_of(params: &Params, ty: EpType, info: &Hints) -> Result<Limits, Errno> {
     let choose = |asked: usize, default: usize| if asked == 0 { default } else { asked };
     let inject_asked = info.tx.map_or(0, |attr| attr.inject_size);

@@ -1,8 +1,8 @@
-//! Operations as the client starts them, translated into the engine's.
+//! Translates the client's operations into the engine's.
 //!
-//! Place in the data flow: the entry points of data transfers ([`crate::abi::transfer`]) read the client's arguments and
-//! call [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] or [`Ep::start_atomic`], which
-//! enter the cell.
+//! Place in the data flow: the entry points of data transfers ([`crate::abi::transfer`]) read the client's
+//! arguments and call [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] or
+//! [`Ep::start_atomic`], which enter the cell.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::endpoint::kind::Sources;
 use crate::endpoint::route::{Class, User};
 use crate::trigger::op::Op;
 
-/// A send, as the message files hand it over.
+/// A send, with translated arguments.
 pub(crate) struct Send<'a> {
     pub(crate) iov: &'a [Iov],
     pub(crate) dest: sys::fi_addr_t,
@@ -56,7 +56,7 @@ pub(crate) struct Rma<'a> {
     pub(crate) entry: bool,
 }
 
-/// An atomic operation. What it does not need of its local memory is not looked at.
+/// An atomic operation. Local memory that it does not need is ignored.
 pub(crate) struct Atomic<'a> {
     pub(crate) amo: Amo,
     pub(crate) iov: &'a [Iov],
@@ -72,7 +72,7 @@ pub(crate) struct Atomic<'a> {
 }
 
 impl Ep {
-    /// Who learns of the success of a transmit operation: whoever reads the queue, a counter, or nobody.
+    /// The flags for the report of a success: by a queue entry, by a counter only, or not at all.
     #[inline(always)]
     pub(super) fn completion_policy(&self, entry: bool, class: Class) -> OpFlags {
         match entry {
@@ -88,13 +88,14 @@ impl Ep {
         self.cell.submit_send(self.send_op(send))
     }
 
-    /// A send as the engine takes it.
+    /// The engine's operation of a send.
     #[inline(always)]
     pub(crate) fn send_op<'a>(&self, send: &Send<'a>) -> SendOp<'a> {
         let mut flags = send.mode.ops | self.send_order;
         flags |= self.completion_policy(send.entry, Class::Send);
         if flags.contains(OpFlags::INJECT | OpFlags::QUIET) {
-            // Nobody learns when it is done, and its buffer is free already: no completion level can be observed.
+            // The client can observe no completion level: the completion is not reported, and the buffer is
+            // free already.
             flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
         }
         let family = if flags.contains(OpFlags::TAGGED) { sys::FI_TAGGED } else { sys::FI_MSG };
@@ -108,7 +109,7 @@ impl Ep {
         }
     }
 
-    /// Posts a receive, or peeks, claims, discards.
+    /// Posts a receive, or peeks at, claims or discards a message.
     #[inline(always)]
     pub(crate) fn post_recv(&self, recv: &Recv<'_>) -> isize {
         if self.sources.checked {
@@ -122,7 +123,8 @@ impl Ep {
         self.checked_recv_op(recv).map_or_else(Errno::size, |op| self.cell.submit_recv(op))
     }
 
-    /// A receive as the engine takes it, if it names a source where that is asked of it (FI_EXACT_DIRECTED_RECV).
+    /// The engine's operation of a receive. Fails if the receive must name a source and does not
+    /// (FI_EXACT_DIRECTED_RECV).
     #[inline]
     pub(crate) fn checked_recv_op<'a>(&self, recv: &Recv<'a>) -> Result<RecvOp<'a>, Errno> {
         let Sources { exact, .. } = self.sources;
@@ -132,12 +134,12 @@ impl Ep {
             }
             return Ok(self.recv_op(recv));
         }
-        // What comes from a scalable endpoint does not come from one of its receive contexts.
+        // Messages of a scalable endpoint do not come from one of its receive contexts.
         let mask = self.origin().endpoint_mask.load(Ordering::Relaxed);
         Ok(self.recv_op(&Recv { src: recv.src & mask, ..*recv }))
     }
 
-    /// A receive as the engine takes it, of whose source nothing is asked.
+    /// The engine's operation of a receive, without a check of its source.
     #[inline(always)]
     fn recv_op<'a>(&self, recv: &Recv<'a>) -> RecvOp<'a> {
         let mut flags = recv.mode.ops;
@@ -145,7 +147,7 @@ impl Ep {
         let family = if tagged { sys::FI_TAGGED } else { sys::FI_MSG };
         let mut user = User::new(sys::FI_RECV | family, recv.entry);
         if flags.contains(OpFlags::PEEK) {
-            // What a peek found is only ever reported by an entry, and it has received nothing.
+            // A peek is reported by an entry only, and is not counted: it receives nothing.
             user = User::new(sys::FI_RECV | family, true).uncounted();
         } else if !recv.entry && !self.cell.bound.counts(Class::Recv) && !flags.contains(OpFlags::MULTI) {
             flags |= OpFlags::QUIET;
@@ -170,7 +172,7 @@ impl Ep {
         self.cell.submit_tx(|engine| engine.write(&op))
     }
 
-    /// A write as the engine takes it.
+    /// The engine's operation of a write.
     #[inline]
     pub(crate) fn write_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
         self.rma_op(rma, rma.mode.ops, Class::Write, sys::FI_RMA | sys::FI_WRITE)
@@ -186,10 +188,10 @@ impl Ep {
         self.cell.submit_tx(|engine| engine.read(&op))
     }
 
-    /// A read as the engine takes it.
+    /// The engine's operation of a read.
     #[inline]
     pub(crate) fn read_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
-        // A read completes with its data, whatever level is asked for, and carries none of its own.
+        // A read completes when its data has arrived, for every completion level, and carries no data of its own.
         let flags = rma.mode.ops & (OpFlags::FENCE | OpFlags::TRIGGER);
         self.rma_op(rma, flags, Class::Read, sys::FI_RMA | sys::FI_READ)
     }
@@ -204,12 +206,12 @@ impl Ep {
         self.cell.submit_tx(|engine| engine.atomic(&op))
     }
 
-    /// An atomic operation as the engine takes it.
+    /// The engine's operation of an atomic.
     #[inline]
     pub(crate) fn atomic_op<'a>(&self, atomic: &Atomic<'a>) -> AtomicOp<'a> {
         let mut flags = atomic.mode.ops;
         let (class, completion) = if atomic.amo.fetches() {
-            // It completes with what it fetched, whatever level is asked for.
+            // It completes when its results have arrived, for every completion level.
             flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
             (Class::Read, sys::FI_ATOMIC | sys::FI_READ)
         } else {

@@ -1,10 +1,10 @@
-//! Which functions a handle has: those of its endpoint's type, in the directions of its kind. The rest
-//! answers -FI_ENOSYS.
+//! The operation tables of a handle: the functions of its endpoint's type, in the directions of its kind. Other slots
+//! return -FI_ENOSYS.
 //!
-//! Place in the data flow: a table is chosen once, when a handle is opened, so that no call looks at the
-//! type. Capabilities restrict what peers may do to an endpoint, and not what it may start itself: the same
-//! holds of libfabric's tcp, shm and sockets, and clients rely on it (Charm++ asks for FI_RMA with
-//! FI_REMOTE_READ, and reads). A handle may lack a queue for such operations; they answer -FI_ENOCQ then.
+//! Place in the data flow: tables are chosen once, when a handle is opened, so that no call checks the type.
+//! Capabilities restrict the accesses of peers, and not the operations that the endpoint starts. libfabric's
+//! tcp, shm and sockets do the same, and clients rely on it: Charm++ asks for FI_RMA with FI_REMOTE_READ, and
+//! reads. An operation returns -FI_ENOCQ if the handle has no queue for it.
 
 use weft_fi_sys::{fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged};
 
@@ -13,13 +13,13 @@ use crate::abi::transfer::{Named, Peer, atomic_ops, msg_ops, rma_ops, tagged_ops
 use crate::endpoint::kind::Kind;
 use crate::info::EpType;
 
-/// Whether capabilities include a kind of operation: a primary one, and a modifier of those given, of which
-/// none means all.
+/// Whether capabilities include a kind of operation: the `primary` bit, and the `wanted` one of its `modifiers`. No
+/// modifier means all.
 pub(super) fn includes(caps: u64, primary: u64, modifiers: u64, wanted: u64) -> bool {
     caps & primary != 0 && (caps & modifiers == 0 || caps & wanted != 0)
 }
 
-/// Declares the tables of one kind of messages: only sends, only receives, all.
+/// Declares the tables of one kind of messages: sends only, receives only, both.
 macro_rules! messages {
     ($name:ident: $table:ident = $real:expr, $none:expr) => {
         static $name: [$table; 3] = [
@@ -50,12 +50,12 @@ fn choose<T>([sends, receives, all]: &'static [T; 3], kind: Kind) -> &'static T 
     }
 }
 
-/// For messages.
+/// The table for messages.
 pub(super) fn msg(ty: EpType, kind: Kind) -> &'static fi_ops_msg {
     choose(if ty == EpType::Msg { &PEER_MSG } else { &MSG }, kind)
 }
 
-/// For tagged messages.
+/// The table for tagged messages.
 pub(super) fn tagged(ty: EpType, kind: Kind) -> &'static fi_ops_tagged {
     match ty {
         EpType::Rdm => choose(&TAGGED, kind),
@@ -64,7 +64,7 @@ pub(super) fn tagged(ty: EpType, kind: Kind) -> &'static fi_ops_tagged {
     }
 }
 
-/// For remote memory access.
+/// The table for remote memory access.
 pub(super) fn rma(ty: EpType, kind: Kind) -> &'static fi_ops_rma {
     match (ty, kind) {
         (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_RMA,
@@ -73,7 +73,7 @@ pub(super) fn rma(ty: EpType, kind: Kind) -> &'static fi_ops_rma {
     }
 }
 
-/// For atomics.
+/// The table for atomics.
 pub(super) fn atomic(ty: EpType, kind: Kind) -> &'static fi_ops_atomic {
     match (ty, kind) {
         (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_ATOMIC,
