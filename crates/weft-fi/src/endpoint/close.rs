@@ -1,12 +1,12 @@
-//! Closing an endpoint: nothing that was sent is lost, nothing is waited for without a bound.
+//! Closing an endpoint: accepted operations leave first, within a time limit.
 //!
-//! Place in the data flow: `fi_close(ep)`, once no alias is left. Clients do not flush before they close (an
-//! injected message may be the last thing a process does), so what was accepted must leave first. Completions
-//! of operations that were still under way are discarded, as fi_endpoint(3) says of close; those that are in
-//! queues stay there. Receives of a shared context are not the endpoint's own: those that it has taken are
-//! reported, done or failed, so that nobody waits for their buffers.
+//! Place in the data flow: `fi_close(ep)`, when the endpoint has no aliases. Clients do not flush before they close: an
+//! injected message may be the last call of a process. Accepted operations must therefore leave first. Completions of
+//! operations that are under way are discarded, as fi_endpoint(3) defines for close. Entries in queues stay there.
+//! Receives of a shared context do not belong to the endpoint. The endpoint reports those that it has taken, as done or
+//! failed, so that the client can reuse their buffers.
 //!
-//! Meanwhile peers are served as before, so regions that another thread closes leave the engine, too
+//! Peers are served meanwhile. Regions that another thread closes are therefore removed from the engine as well
 //! ([`crate::domain::Domain::retire`]).
 
 use std::time::{Duration, Instant};
@@ -21,17 +21,17 @@ use crate::sleep::flusher;
 
 /// Fruitless rounds before the closing thread starts to sleep between them.
 const BUSY_ROUNDS: u32 = 1000;
-/// How long it sleeps then.
+/// The time of such a sleep.
 const NAP: Duration = Duration::from_micros(50);
 
 impl Ep {
-    /// Takes the endpoint out of everything that drives it, lets the engine finish, and drops it.
+    /// Removes the endpoint from all objects that drive it, lets the engine finish, and drops it.
     pub(super) fn shut(&self) {
-        self.take_apart();
+        self.dismantle();
         flusher::leave(&self.cell);
     }
 
-    fn take_apart(&self) {
+    fn dismantle(&self) {
         let mut setup = self.setup.lock();
         if let Some(auto) = self.domain.auto_progress() {
             auto.leave(&self.cell);
@@ -60,7 +60,7 @@ impl Ep {
             {
                 let mut engine = engine.lock();
                 self.domain.count_dropped(engine.dropped());
-                // What comes now would take receives that other endpoints have a use for.
+                // Later messages must not take receives that other endpoints can use.
                 engine.leave_pool();
             }
             let limit = Duration::from_millis(self.domain.params().close_timeout_ms);
@@ -69,14 +69,14 @@ impl Ep {
                 self.domain.closed(&engine);
                 return;
             }
-            // As the progress thread does: no threading level covers who closes.
+            // The threading level does not cover the closing thread. It enters queues as the progress thread does.
             routes.visited = true;
             let mut fired = false;
-            let mut hand_on = |engine: &mut Eng| fired |= routes.deliver_received(engine);
-            finish(&engine, limit, &mut hand_on);
+            let mut deliver = |engine: &mut Eng| fired |= routes.deliver_received(engine);
+            finish(&engine, limit, &mut deliver);
             self.domain.closed(&engine);
-            // Closing a region may have moved something on.
-            hand_on(&mut engine.lock());
+            // The close of a region may have completed receives.
+            deliver(&mut engine.lock());
             drop(engine);
             routes.end_visits();
             drop(setup);
@@ -87,35 +87,36 @@ impl Ep {
     }
 }
 
-/// Progresses until all that was accepted has left, and says goodbye, so that the engine may be dropped; each
-/// within the time. `hand_on` empties the list of completions. Between two rounds others may enter. In a
-/// forked child, whose devices these are not, nothing is done.
-pub(crate) fn finish(engine: &Mutex<Box<Eng>>, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
+/// Makes progress until all accepted operations have left, then shuts the engine down, so that it can be
+/// dropped. Each of the two takes at most `limit`. `deliver` empties the list of completions. Other threads
+/// may enter the engine between two rounds. In a forked child, which must not use its parent's devices,
+/// nothing is done.
+pub(crate) fn finish(engine: &Mutex<Box<Eng>>, limit: Duration, mut deliver: impl FnMut(&mut Eng)) {
     if !engine.lock().nic().is_ours() {
         return;
     }
-    hand_on(&mut engine.lock());
-    if !settle(engine, limit, Eng::quiescent, &mut hand_on) {
+    deliver(&mut engine.lock());
+    if !progress_until(engine, limit, Eng::quiescent, &mut deliver) {
         log::warn!(
-            "closing an endpoint whose peers have not taken everything within {} ms: they make no calls, or are gone; what is left is \
-             lost: let them go on, or allow more time (FI_WEFT_CLOSE_TIMEOUT_MS)",
+            "closing an endpoint whose peers have not taken all messages within {} ms: they make no calls, or have ended; the remaining \
+             messages are lost: let the peers make calls, or allow more time (FI_WEFT_CLOSE_TIMEOUT_MS)",
             limit.as_millis()
         );
     }
     {
         let mut engine = engine.lock();
         engine.shutdown();
-        hand_on(&mut engine);
+        deliver(&mut engine);
     }
-    settle(engine, limit, |engine| weft_engine::nic::Nic::drained(engine.nic()), &mut hand_on);
+    progress_until(engine, limit, |engine| weft_engine::nic::Nic::drained(engine.nic()), &mut deliver);
 }
 
-/// Whether `done` came true within the time.
-fn settle(
+/// Makes progress until `done` is true. Returns `false` if that takes longer than `limit`.
+fn progress_until(
     engine: &Mutex<Box<Eng>>,
     limit: Duration,
     done: impl Fn(&Eng) -> bool,
-    hand_on: &mut impl FnMut(&mut Eng),
+    deliver: &mut impl FnMut(&mut Eng),
 ) -> bool {
     let end = Instant::now() + limit;
     let mut fruitless = 0;
@@ -126,7 +127,7 @@ fn settle(
                 return true;
             }
             let moved = engine.progress() > 0;
-            hand_on(&mut engine);
+            deliver(&mut engine);
             moved
         };
         if moved {

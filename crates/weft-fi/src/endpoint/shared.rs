@@ -1,15 +1,14 @@
-//! Shared contexts (fi_endpoint(3), "SHARED CONTEXTS"): receives that any of several endpoints may use, and
-//! one name for their sends.
+//! Shared contexts (fi_endpoint(3), "SHARED CONTEXTS"): receives that several endpoints use, and shared
+//! transmit contexts.
 //!
-//! Place in the data flow: `fi_srx_context` makes an [`Ep`] whose cell has no engine but [`Receives`]; what
-//! is posted to it goes to a pool of the engine's ([`weft_engine::Pool`]), from which the endpoints that it
-//! was bound to draw when a message finds no receive of their own. Completions are those of the endpoint that
-//! the message has reached. `fi_stx_context` makes a [`Stx`], which is no more than that: each endpoint sends
-//! by its own engine, whoever shares what with it.
+//! Place in the data flow: `fi_srx_context` makes an [`Ep`] whose cell has [`Receives`] in the place of an engine. Its
+//! receives go to a pool ([`weft_engine::Pool`]). The endpoints to which the context is bound take receives from the
+//! pool when a message finds no receive of their own. The completion belongs to the endpoint that the message has
+//! reached. `fi_stx_context` makes a [`Stx`], which is a handle only: each endpoint sends by its own engine.
 //!
-//! Invariants: the receive context's own lock is held while a receive is posted and offered to the endpoints,
-//! of which each is entered by a control call then. So completions that come of it are delivered by whoever
-//! makes progress there next, who is woken.
+//! Invariants: the receive context's own lock is held while a receive is posted and offered to the endpoints. Each
+//! endpoint is entered by a control call, which leaves completions to the next round of progress and wakes the
+//! sleepers.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -31,10 +30,10 @@ use crate::av::Av;
 use crate::domain::Domain;
 use crate::info::hints::Hints;
 
-/// What a receive is of that takes no buffer into the pool.
+/// The flags of receives that add no buffer to the pool.
 const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD);
 
-/// The receives of a shared context, and who uses them.
+/// The receives of a shared context, and the endpoints that use them.
 pub(crate) struct Receives {
     pub(super) pool: Arc<Pool>,
     users: Mutex<Users>,
@@ -43,7 +42,7 @@ pub(crate) struct Receives {
 #[derive(Default)]
 struct Users {
     cells: Vec<Weak<EndpointCell>>,
-    /// All have the same address vector: its address while there are any.
+    /// The address of their common address vector, while there are any users.
     av: usize,
 }
 
@@ -52,7 +51,7 @@ impl Receives {
         Self { pool: Arc::new(pool), users: Mutex::default() }
     }
 
-    /// An endpoint with this address vector, or with none, draws from here from now on.
+    /// Adds an endpoint with this address vector, or without one.
     pub(super) fn attach(&self, cell: &CellRef, av: Option<&Hold<Av>>) -> Result<(), Errno> {
         let mut users = self.users.lock();
         let av = av.map_or(0, |av| Arc::as_ptr(av.arc()) as usize);
@@ -64,7 +63,7 @@ impl Receives {
         Ok(())
     }
 
-    /// It is closing.
+    /// Removes an endpoint that closes.
     pub(super) fn detach(&self, cell: &CellRef) {
         self.users.lock().cells.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
@@ -73,7 +72,7 @@ impl Receives {
         self.users.lock().cells.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Posts a receive, or peeks, claims, discards.
+    /// Posts a receive, or peeks at, claims or discards a message.
     fn post(&self, op: &RecvOp<'_>) -> Result<(), Errno> {
         if op.flags.contains(OpFlags::TRIGGER) {
             return Err(Errno::OPNOTSUPP);
@@ -94,7 +93,7 @@ impl Receives {
         Ok(())
     }
 
-    /// Looks for a message at every endpoint. The last one says that there is none.
+    /// Looks for a message at every endpoint. If there is none, the last endpoint reports it.
     fn look(&self, op: &RecvOp<'_>) -> Result<(), Errno> {
         let cells = self.cells();
         let found = cells.iter().find(|cell| {
@@ -110,7 +109,7 @@ impl Receives {
         cell.with_engine(|engine| (true, engine.recv(&op))).ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
     }
 
-    /// Cancels a receive. That it was cancelled is reported at one of the endpoints, if there are any.
+    /// Cancels a receive. One of the endpoints, if there are any, reports the cancel.
     fn cancel(&self, context: usize) -> Result<(), Errno> {
         let report = |engine: &mut Eng| {
             let canceled = engine.cancel_pooled(context);
@@ -122,20 +121,20 @@ impl Receives {
 }
 
 impl EndpointCell {
-    /// What is added to the words of receives from a pool: whether their successes make entries here is for
-    /// this endpoint to say.
+    /// The bits that this endpoint adds to the `user` words of receives from a pool. They say whether
+    /// successes make queue entries at this endpoint.
     pub(super) fn pool_user(&self) -> u64 {
         if self.bound.rx_selective() { 0 } else { User::new(0, true).word() }
     }
 
-    /// Posts a receive where there is no engine.
+    /// Posts a receive at a shared context, which has no engine.
     #[cold]
     pub(super) fn post_shared(&self, op: RecvOp<'_>) -> isize {
         let posted = self.shared().ok_or(Errno::OPBADSTATE).and_then(|shared| shared.post(&op));
         posted.map_or_else(Errno::size, |()| 0)
     }
 
-    /// Cancels a receive where there is no engine.
+    /// Cancels a receive of a shared context, which has no engine.
     #[cold]
     pub(super) fn cancel_shared(&self, context: usize) -> isize {
         let canceled = self.shared().ok_or(Errno::OPBADSTATE).and_then(|shared| shared.cancel(context));
@@ -222,7 +221,7 @@ unsafe extern "C" fn close_stx(fid: *mut sys::fid) -> c_int {
 }
 
 impl Ep {
-    /// The receives that this endpoint shares, or this context has.
+    /// The receives of a shared context.
     pub(super) fn receives(&self) -> Option<&Receives> {
         self.cell.shared()
     }
