@@ -1,11 +1,10 @@
 //! Connections of endpoints of type FI_EP_MSG (fi_cm(3)): `fi_connect`, `fi_accept`, `fi_shutdown`, `fi_getpeer`.
 //!
-//! Place in the data flow: these calls → `Engine::connect`, `accept`, `disconnect`; what becomes of them
-//! comes back as events of the engine, which [`crate::endpoint::route`] hands to [`Reports`] → the event
-//! queue. Passive endpoints are in [`crate::pep`].
+//! Place in the data flow: these calls → `Engine::connect`, `accept`, `disconnect`. Events of the engine report the
+//! outcome: [`crate::endpoint::route`] → [`Reports`] → the event queue. Passive endpoints are in [`crate::pep`].
 //!
-//! Errors: -FI_EOPBADSTATE for what comes twice or too late, -FI_ENOTCONN where there is no connection,
-//! -FI_EINVAL for more data than FI_OPT_CM_DATA_SIZE.
+//! Errors: -FI_EOPBADSTATE for calls that are repeated or too late, -FI_ENOTCONN without a connection, -FI_EINVAL for
+//! more data than FI_OPT_CM_DATA_SIZE.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -28,19 +27,19 @@ use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::pep::{self, Request};
 
-/// Where an endpoint's connection is reported.
+/// The event queue for an endpoint's connection, and the data of the reports.
 pub(super) struct Reports {
     pub(super) eq: Hold<Eq>,
-    /// The endpoint, as a number.
+    /// The address of the endpoint's `fid`.
     pub(super) fid: usize,
-    /// The call that is being answered: it keeps the passive endpoint's devices alive until that is done.
+    /// The request that is being accepted. It keeps the passive endpoint's devices open until the exchange is over.
     pub(super) request: RefCell<Option<Arc<Request>>>,
 }
 
 /// The object that an endpoint was opened from (`fi_info.handle`).
 #[derive(Default)]
 pub(super) enum OpenedFrom {
-    /// No handle, or one that has served its purpose.
+    /// There was no handle, or it was used already.
     #[default]
     Nothing,
     /// A connection request, until it is answered.
@@ -65,7 +64,7 @@ impl OpenedFrom {
         Ok((devices.map_or(Self::Nothing, Self::Devices), bound.or(local)))
     }
 
-    /// The request that the endpoint is to answer.
+    /// The request that the endpoint must answer.
     pub(super) fn request(&self) -> Option<&Arc<Request>> {
         if let Self::Request(request) = self { Some(request) } else { None }
     }
@@ -88,7 +87,7 @@ impl OpenedFrom {
 }
 
 impl Routes {
-    /// Tells the client what has become of the connection.
+    /// Reports the events of the connection to the client.
     #[cold]
     pub(super) fn report_connection(&self, engine: &mut Eng) {
         let Some(Reports { eq, fid, request }) = self.reports() else { return };
@@ -105,10 +104,10 @@ impl Routes {
                     continue;
                 }
                 ConnEvent::Refused { data } => (Errno::CONNREFUSED, data),
-                // Whoever is there does not want us.
+                // Another endpoint listens at that address, or one that speaks another protocol.
                 ConnEvent::Failed(LinkError::Closed | LinkError::Protocol) => (Errno::CONNREFUSED, Box::default()),
                 ConnEvent::Failed(why) => (why.into(), Box::default()),
-                // For listeners.
+                // Only listeners report requests.
                 ConnEvent::Request { .. } => continue,
             };
             request.take().inspect(|request| request.abandon());
@@ -117,7 +116,7 @@ impl Routes {
     }
 }
 
-/// What the engine says to a step that it does not take.
+/// The error of a step that the engine refuses.
 fn refused(error: Error) -> Errno {
     match error {
         Error::Invalid => Errno::OPBADSTATE,
@@ -161,7 +160,7 @@ impl Ep {
         self.step(Eng::disconnect)
     }
 
-    /// Enabled, if it was not.
+    /// Enables the endpoint, unless it is enabled.
     fn ready(&self) -> Result<(), Errno> {
         if self.setup.lock().enabled { Ok(()) } else { self.origin().enable() }
     }
@@ -173,7 +172,7 @@ impl Ep {
         Ok(())
     }
 
-    /// The peer's address in the client's format. As with sockets it is the one that was called.
+    /// The peer's address in the client's format. As with sockets it is the address that was called.
     pub(crate) fn peer_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
         let state = self.cell.control();

@@ -1,16 +1,18 @@
 //! Scalable endpoints (fi_endpoint(3), "SCALABLE ENDPOINTS"): one name for many transmit and receive contexts.
 //!
-//! Place in the data flow: `fi_scalable_ep` makes a [`Sep`], `fi_tx_context` and `fi_rx_context` make [`Ep`]s
-//! of it, each with an engine of its own: contexts share no lock and no queue. What makes them one endpoint
-//! is their names (weft-engine, `name`): the receive contexts have one endpoint id, but for an index, and
-//! listen on successive ports, so that who knows the first one's name, which is the endpoint's, can reach
-//! each; transmit contexts have the same id, too, so that receivers know whose they are. A transmit context
-//! and the receive context of the same index drive each other, whichever queue is read. All is there for
-//! peers from the moment when the endpoint or the first of its contexts is enabled.
+//! Place in the data flow: `fi_scalable_ep` makes a [`Sep`]. `fi_tx_context` and `fi_rx_context` make [`Ep`]s from it,
+//! each with an engine of its own: contexts share no lock and no queue.
 //!
-//! Errors: -FI_EBUSY for a context that is open, -FI_ENOAV if no address vector was bound when something is
-//! enabled, -FI_EINVAL where the domain was not opened for such endpoints and its level of threading keeps
-//! contexts from driving each other.
+//! The names of the contexts make them one endpoint (weft-engine, `name`). The receive contexts have the same
+//! endpoint id except for an index, and listen on successive ports. A peer that knows the name of the first
+//! one, which is the endpoint's name, can therefore reach each. Transmit contexts have the same id, so that
+//! receivers know their endpoint. A transmit context and the receive context of the same index drive each
+//! other, whichever queue is read. Peers can reach all receive contexts from the first enable of the endpoint
+//! or of a context.
+//!
+//! Errors: -FI_EBUSY for a context that is open, -FI_ENOAV for an enable before an address vector is bound.
+//! -FI_EINVAL if the domain was not opened for several contexts, and its threading level forbids that
+//! contexts drive each other.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -40,7 +42,7 @@ use crate::info::hints::Hints;
 use crate::info::network::Network;
 use crate::info::{EpType, caps, offer, order};
 
-/// How often to look for successive ports that are free.
+/// Most attempts to find successive ports that are free.
 const PORT_SEARCHES: u32 = 64;
 
 /// A scalable endpoint.
@@ -49,23 +51,23 @@ pub(crate) struct Sep {
     head: Head<sys::fid_ep>,
     format: Format,
     network: Network,
-    /// How many contexts it has for transmitting and for receiving.
+    /// The numbers of transmit and receive contexts.
     counts: [u8; 2],
     state: Mutex<State>,
     uses: Uses,
-    /// Last, so that everything above is gone when the domain may go.
+    /// The last field, so that the domain is released after all others.
     domain: Hold<Domain>,
 }
 
 struct State {
-    /// What contexts are opened with.
+    /// The attributes with which contexts are opened.
     info: Box<Hints>,
     av: Option<Hold<Av>>,
     /// The local address that the client chose.
     local: Option<EpName>,
-    /// The contexts that are open, by index, for transmitting and for receiving.
+    /// The open transmit and receive contexts, as bits by index.
     open: [u64; 2],
-    /// The enabled ones.
+    /// The enabled transmit and receive contexts, by index.
     cells: [Vec<Weak<EndpointCell>>; 2],
     started: Option<Started>,
 }
@@ -80,14 +82,14 @@ fn drive_by(driven: &CellRef, reader: &CellRef) {
     counters.iter().for_each(|cntr| routes.add_driving_counter(cntr));
 }
 
-/// What there is once something is enabled.
+/// The part of the state that exists after the first enable.
 struct Started {
     identity: Identity,
-    /// The first receive context's.
+    /// The name of the first receive context.
     name: EpName,
-    /// Whoever knows only where it listens may connect.
+    /// Peers may connect that know the listening address only, without the full name.
     open: bool,
-    /// Of the receive contexts that have not been enabled yet: peers may knock there.
+    /// The devices of receive contexts that are not enabled yet. Peers may connect to them already.
     devices: Vec<Option<Box<Devices>>>,
 }
 
@@ -114,7 +116,7 @@ impl Place {
         self.sep.state.lock().av.clone()
     }
 
-    /// The endpoint's name, once there is one.
+    /// The endpoint's name, after the first enable.
     pub(super) fn name(&self) -> Option<EpName> {
         self.sep.name()
     }
@@ -132,8 +134,8 @@ impl Place {
 }
 
 impl Place {
-    /// The enabled contexts of the other kind that stand beside this one. Where there are fewer of the one
-    /// kind, several share a partner.
+    /// The enabled partners of this context: the contexts of the other kind with the same index. If there are fewer
+    /// contexts of one kind, several contexts share a partner.
     fn partners(&self) -> Vec<CellRef> {
         let cells = &self.sep.state.lock().cells;
         let (few, index) = (cells[0].len().min(cells[1].len()), usize::from(self.index));
@@ -141,8 +143,8 @@ impl Place {
         beside.filter_map(|(_, cell)| cell.upgrade()).collect()
     }
 
-    /// A counter is bound to the context: it drives the partners as well, if the context is enabled. (Else it
-    /// will by [`Self::join`].)
+    /// Has a counter that is bound to the context drive the partners as well, if the context is enabled. Otherwise
+    /// [`Self::join`] does so later.
     pub(super) fn add_counter(&self, cell: &CellRef, cntr: &Hold<Cntr>) {
         let mine = self.sep.state.lock().cells[side(self.kind)][usize::from(self.index)].upgrade();
         if mine.is_none_or(|mine| !Arc::ptr_eq(&mine, cell)) {
@@ -154,9 +156,8 @@ impl Place {
         }
     }
 
-    /// The context is enabled. Who sends by a context and waits for the answer at the receive context beside
-    /// it reads only the latter's queue, and the other way round: each drives the other, as if they were one
-    /// endpoint.
+    /// Joins an enabled context with its partners: each drives the other, as if they were one endpoint. A client that
+    /// sends by a context and waits for the answer at its partner reads the queue of the partner only.
     pub(super) fn join(&self, cell: &CellRef) {
         self.sep.state.lock().cells[side(self.kind)][usize::from(self.index)] = Arc::downgrade(cell);
         for partner in self.partners() {
@@ -172,19 +173,19 @@ impl Drop for Place {
     }
 }
 
-/// Where in a pair the contexts of a kind stand.
+/// The index of a kind in pairs of transmit and receive.
 fn side(kind: Kind) -> usize {
     usize::from(kind == Kind::Receive)
 }
 
 impl Sep {
-    /// The name, once there is one, or what the client has chosen of it.
+    /// The name, or before the first enable the local address that the client chose.
     fn name(&self) -> Option<EpName> {
         let state = self.state.lock();
         state.started.as_ref().map(|started| started.name).or(state.local)
     }
 
-    /// Makes sure that peers can reach every receive context.
+    /// Opens the devices of all receive contexts at the first enable, so that peers can reach each.
     fn start<'a>(&self, state: &'a mut State) -> Result<&'a mut Started, Errno> {
         if state.av.is_none() {
             return Err(Errno::NOAV);
@@ -209,7 +210,7 @@ impl Sep {
             searches += 1;
             match self.open_others(&mut started) {
                 Ok(()) => return Ok(started),
-                // Somebody has one of the ports.
+                // One of the ports is in use.
                 Err(NicError::Listen { .. }) if !chosen && searches < PORT_SEARCHES => {}
                 Err(error) => return Err(error),
             }
@@ -244,18 +245,19 @@ impl Sep {
             config.identity = Some(Identity { context: Some(index), ..started.identity });
             Some(name)
         } else {
-            // Nobody calls it, but it says whose it is, also to those who know only where the endpoint listens.
+            // Peers do not connect to a transmit context. It tells its endpoint's listening address, for
+            // peers that know only that address.
             config.listen = base.tcp().then(|| SocketAddr::new(base.socket().ip(), 0));
             config.named_socket = Some(base.socket());
             config.identity = Some(Identity { context: Some(FIRST_TX_CONTEXT + index), ..started.identity });
             None
         };
         let devices = Devices::open(&config)?;
-        // A name that does not follow from the first one's would be known to nobody.
+        // Peers derive the name from the first one's, and could not reach another name.
         if expected.is_some_and(|name| name != devices.name()) {
             log::warn!(
-                "context {index} of a scalable endpoint cannot be reached as its first one (a device is missing, or its port is taken); \
-                 see the lines before, or choose another service"
+                "context {index} of a scalable endpoint cannot be reached by a name that follows from the first one's (a device is missing, or \
+                 its port is in use); see the lines before, or choose another service"
             );
             return Err(NicError::NoDevice);
         }
@@ -264,7 +266,7 @@ impl Sep {
 }
 
 impl Sep {
-    /// A handle on a context that is not open.
+    /// Opens a context that is not open yet.
     fn context(
         self: &Arc<Self>,
         kind: Kind,
@@ -337,7 +339,7 @@ pub(crate) unsafe extern "C" fn open(
         let count = |wanted: usize| u8::try_from(wanted.max(1)).ok().filter(|&count| count <= MAX_CONTEXTS);
         let counts = [count(attr.tx_ctx_cnt), count(attr.rx_ctx_cnt)].map(|count| count.ok_or(Errno::INVAL));
         let counts = [counts[0]?, counts[1]?];
-        // To each of its contexts a handle is opened with the same attributes.
+        // Each context is opened with the same attributes.
         (attr.tx_ctx_cnt, attr.rx_ctx_cnt) = (1, 1);
         let (format, local) = opening::local_address(&info)?;
         let network = domain.network().of_endpoint(domain.api_version(), &info)?;
@@ -368,7 +370,7 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     })
 }
 
-/// `fi_scalable_ep_bind`: an address vector.
+/// Binds an address vector: `fi_scalable_ep_bind`.
 unsafe extern "C" fn bind(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -> c_int {
     object::guard("fi_scalable_ep_bind", || {
         // SAFETY: the client's endpoint.
@@ -376,7 +378,7 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
-        // SAFETY: an object of the client's; another class than that of address vectors is refused.
+        // SAFETY: an object of the client. Classes other than that of address vectors are refused.
         sep.bind(unsafe { Hold::of_fid(what) }?).map(|()| 0)
     })
 }
@@ -393,7 +395,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, _arg: *mut c_vo
 }
 
 impl Ep {
-    /// What a transmit context has of what was asked of it.
+    /// The attributes of a transmit context, for the requested ones.
     fn tx_attr(&self, asked: &sys::fi_tx_attr) -> sys::fi_tx_attr {
         let Limits { iov, rma_iov, inject_bytes, tx_depth, .. } = self.limits;
         sys::fi_tx_attr {
@@ -409,7 +411,7 @@ impl Ep {
         }
     }
 
-    /// The same of a receive context.
+    /// The attributes of a receive context, for the requested ones.
     fn rx_attr(&self, asked: &sys::fi_rx_attr) -> sys::fi_rx_attr {
         sys::fi_rx_attr {
             caps: caps::of_rx(self.caps),
@@ -423,10 +425,10 @@ impl Ep {
     }
 }
 
-/// Since this API version `fi_tx_attr` has its last field, `tclass`.
+/// The first API version in which `fi_tx_attr` has its last field, `tclass`.
 const VERSION_WITH_TCLASS: u32 = sys::version(1, 9);
 
-/// How much there is of a `fi_tx_attr` that a client of this API version has allocated.
+/// The size in bytes of the `fi_tx_attr` of a client of this API version.
 const fn tx_attr_bytes(api: u32) -> usize {
     if api >= VERSION_WITH_TCLASS {
         size_of::<sys::fi_tx_attr>()
@@ -435,7 +437,7 @@ const fn tx_attr_bytes(api: u32) -> usize {
     }
 }
 
-/// What a client asks of a transmit context. What its structure does not have is the endpoint's.
+/// The requested attributes of a transmit context. Fields that the client's structure lacks are the endpoint's.
 ///
 /// # Safety
 /// `attr` is null or the attributes of a client of this API version.
@@ -446,7 +448,7 @@ unsafe fn read_tx_attr(
 ) -> Option<sys::fi_tx_attr> {
     let attr = NonNull::new(attr.cast_mut().cast::<u8>())?;
     let mut copy = endpoint.unwrap_or(offer::NO_TX);
-    // SAFETY: the client has so much of it, and any bytes are such a structure.
+    // SAFETY: the client's structure has that many bytes, and any bytes are a valid `fi_tx_attr`.
     unsafe { attr.copy_to_nonoverlapping(NonNull::from(&mut copy).cast(), tx_attr_bytes(api)) };
     Some(copy)
 }
@@ -471,7 +473,7 @@ unsafe extern "C" fn tx_context(
         }
         let context = sep.context(Kind::Transmit, index, &info, context)?;
         if let Some(asked) = info.tx.filter(|_| !attr.is_null()) {
-            // SAFETY: the client's attributes, as long as its API version has them.
+            // SAFETY: the client's attributes, with the length of its API version.
             unsafe { object::give_known(&context.tx_attr(&asked), attr, tx_attr_bytes(api)) }?;
         }
         // SAFETY: the client's place for the new pointer.
