@@ -1,9 +1,10 @@
 //! Binding objects to endpoints: `fi_ep_bind` (fi_endpoint(3)).
 //!
-//! Place in the data flow: between `fi_endpoint` and `fi_enable` ([`super::setup`]), counters also later.
+//! Place in the data flow: control calls between `fi_endpoint` and `fi_enable` ([`super::enable`]). Counters
+//! may also be bound later.
 //!
-//! Errors: -FI_EOPBADSTATE for what comes too late, -FI_EDOMAIN for objects of another domain, -FI_EINVAL for
-//! objects or flags that do not go together.
+//! Errors: -FI_EOPBADSTATE for calls after enable, -FI_EDOMAIN for objects of another domain, -FI_EINVAL for objects or
+//! flags that do not go together.
 
 use weft_fi_sys as sys;
 
@@ -19,7 +20,7 @@ use crate::eq::Eq;
 use crate::info::EpType;
 
 impl Ep {
-    /// `fi_ep_bind`.
+    /// Binds an object to the endpoint: `fi_ep_bind`.
     ///
     /// # Safety
     /// `what` is an object of the client.
@@ -66,7 +67,7 @@ impl Ep {
         if !av.domain().same(&self.domain) {
             return Err(Errno::DOMAIN);
         }
-        // A context has that of its endpoint.
+        // A context uses the address vector of its endpoint.
         if self.place().is_some() {
             return Err(Errno::INVAL);
         }
@@ -92,7 +93,7 @@ impl Ep {
         if setup.srx.is_some() {
             return Err(Errno::INVAL);
         }
-        // A context of a scalable endpoint is one by itself.
+        // A context of a scalable endpoint has receives of its own.
         if self.place().is_some() {
             return Err(Errno::INVAL);
         }
@@ -186,7 +187,7 @@ impl Ep {
         }
         drop(state);
         cntr.sources().add(&self.cell);
-        // The endpoint may be enabled.
+        // The endpoint may be enabled already.
         cntr.notify();
         if let Some(place) = self.place() {
             place.add_counter(&self.cell, cntr);

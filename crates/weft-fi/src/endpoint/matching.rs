@@ -1,8 +1,8 @@
-//! `fi_open_ops(ep, "weft_match", …)`: how one endpoint searches its queues of receives and messages
+//! The extension `weft_match` (`fi_open_ops`): how one endpoint searches its queues of receives and messages
 //! (fi_weft(7), "EXTENSIONS").
 //!
-//! Place in the data flow: chosen before `fi_enable`, which hands it to the engine. FI_WEFT_MATCH is the
-//! default of all endpoints.
+//! Place in the data flow: the client chooses before `fi_enable`, which passes the choice to the engine.
+//! FI_WEFT_MATCH is the default of all endpoints.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ pub(super) const NAME: &CStr = c"weft_match";
 /// `struct weft_match_ops`.
 #[repr(C)]
 struct Ops {
-    /// Of this table, in bytes.
+    /// The size of this table in bytes.
     size: usize,
     set: unsafe extern "C" fn(*mut sys::fid_ep, *const c_char) -> c_int,
     get: unsafe extern "C" fn(*mut sys::fid_ep, *mut *const c_char) -> c_int,
@@ -33,7 +33,7 @@ pub(super) fn ops() -> *mut c_void {
     object::table(&OPS).cast()
 }
 
-/// Takes `auto`, `list`, `hash` or `tree`, before the endpoint is enabled.
+/// Sets the search: `auto`, `list`, `hash` or `tree`. The endpoint must not be enabled.
 unsafe extern "C" fn set(ep: *mut sys::fid_ep, kind: *const c_char) -> c_int {
     object::guard("weft_match.set", || {
         // SAFETY: an endpoint of the client.
@@ -51,7 +51,7 @@ unsafe extern "C" fn set(ep: *mut sys::fid_ep, kind: *const c_char) -> c_int {
     })
 }
 
-/// Gives the name of what was chosen, or of the default.
+/// Returns the name of the chosen search, or of the default.
 unsafe extern "C" fn get(ep: *mut sys::fid_ep, kind: *mut *const c_char) -> c_int {
     object::guard("weft_match.get", || {
         // SAFETY: an endpoint of the client.

@@ -1,8 +1,9 @@
 //! Endpoint options: `fi_getopt` and `fi_setopt` (fi_endpoint(3)).
 //!
-//! Place in the data flow: control calls before, some also after enable. Unknown options answer -FI_ENOPROTOOPT,
-//! sizes that do not match the option's type -FI_EINVAL or -FI_ETOOSMALL, values that cannot be met -FI_EOPNOTSUPP
-//! or -FI_EINVAL.
+//! Place in the data flow: control calls before enable, some also later.
+//!
+//! Errors: -FI_ENOPROTOOPT for unknown options, -FI_EINVAL or -FI_ETOOSMALL for a size that does not match the option's
+//! type, -FI_EOPNOTSUPP or -FI_EINVAL for values that cannot be met.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -14,15 +15,15 @@ use crate::abi::errno::Errno;
 use crate::endpoint::{Ep, Kind};
 use crate::info::EpType;
 
-/// Options are small numbers that the headers write as an anonymous enumeration.
+// The headers define options as an anonymous enumeration; the calls take an `int`.
 const MIN_MULTI_RECV: c_int = sys::FI_OPT_MIN_MULTI_RECV as c_int;
 const CM_DATA_SIZE: c_int = sys::FI_OPT_CM_DATA_SIZE as c_int;
 const HMEM_P2P: c_int = sys::FI_OPT_FI_HMEM_P2P as c_int;
-/// `FI_HMEM_P2P_REQUIRED`: the one choice that a provider without device memory cannot meet.
+/// `FI_HMEM_P2P_REQUIRED`, the only choice that a provider without device memory cannot meet.
 const P2P_REQUIRED: c_int = sys::FI_HMEM_P2P_REQUIRED as c_int;
 
 impl Ep {
-    /// `fi_getopt`.
+    /// Reads an option: `fi_getopt`.
     ///
     /// # Safety
     /// `len` is the length of the client's buffer `value`.
@@ -52,7 +53,7 @@ impl Ep {
         unsafe { give_number(number, value, len) }
     }
 
-    /// `fi_setopt`.
+    /// Sets an option: `fi_setopt`.
     ///
     /// # Safety
     /// `value` has `len` bytes.
@@ -78,21 +79,21 @@ impl Ep {
                 Ok(())
             }
             v2::FI_OPT_SHARED_MEMORY_PERMITTED => {
-                // SAFETY: the caller's promise; a C `bool` is one byte.
+                // SAFETY: the caller's promise. A C `bool` has one byte.
                 let permitted = unsafe { read::<u8>(value, len) }? != 0;
                 let mut setup = self.setup.lock();
                 if setup.enabled {
                     return Err(Errno::OPBADSTATE);
                 }
-                // Such devices are there already, and others may know that they have shared memory: a passive
-                // endpoint's, or those by which a scalable endpoint's receive contexts are reached.
+                // The devices of a passive endpoint, or of a scalable endpoint's receive contexts, may be open already.
+                // Peers may know that these have shared memory.
                 if !permitted && (setup.opened_from.has_devices() || self.kind == Kind::Receive) {
                     return Err(Errno::OPNOTSUPP);
                 }
                 setup.shm = permitted;
                 Ok(())
             }
-            // There is no device memory here: whatever does not need it is met.
+            // There is no device memory. Every choice that does not need it is met.
             HMEM_P2P => {
                 // SAFETY: the caller's promise.
                 let choice = unsafe { read::<c_int>(value, len) }?;
@@ -114,26 +115,26 @@ impl Ep {
     }
 }
 
-/// Gives the client a `size_t`.
+/// Writes a `size_t` for the client.
 ///
 /// # Safety
 /// `len` is null or the length of the client's buffer `value`.
 pub(crate) unsafe fn give_number(number: usize, value: *mut c_void, len: *mut usize) -> Result<(), Errno> {
     let len = NonNull::new(len).ok_or(Errno::INVAL)?;
-    // SAFETY: the client's length.
+    // SAFETY: the caller's promise.
     let room = unsafe { len.read() };
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
     unsafe { len.write(size_of::<usize>()) };
     if room < size_of::<usize>() {
         return Err(Errno::TOOSMALL);
     }
     let value = NonNull::new(value.cast::<usize>()).ok_or(Errno::INVAL)?;
-    // SAFETY: the client's buffer is large enough; its alignment is not promised.
+    // SAFETY: the client's buffer is large enough. It may be unaligned.
     unsafe { value.write_unaligned(number) };
     Ok(())
 }
 
-/// An option's value of the type that it must have.
+/// Reads an option's value of type `T`.
 ///
 /// # Safety
 /// `value` is null or has `len` bytes.
@@ -141,6 +142,6 @@ unsafe fn read<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
     if value.is_null() || len != size_of::<T>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the length is right, and every bit pattern of the integers used here is a value.
+    // SAFETY: the length was checked, and every bit pattern is a value of the integers used here.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }

@@ -1,10 +1,10 @@
-//! `fi_open_ops(ep, "weft_mr_cache", …)`: the registration cache of one endpoint, its limits and its counters
+//! The extension `weft_mr_cache` (`fi_open_ops`): the limits and counters of one endpoint's registration cache
 //! (fi_weft(7), "EXTENSIONS").
 //!
-//! Place in the data flow: control calls on an enabled endpoint. FI_WEFT_MR_CACHE* are the limits that
-//! endpoints begin with. Where the device demands no registration there is no cache, and nothing to limit.
+//! Place in the data flow: control calls on an enabled endpoint. The variables FI_WEFT_MR_CACHE* set the
+//! initial limits. If the device demands no registration, there is no cache to limit.
 //!
-//! The structures only ever grow at their ends; a client says how much of them it knows.
+//! Later versions only append to the structures. A client passes the length of the part that it knows.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -94,7 +94,7 @@ impl From<mrcache::Counts> for Counts {
 /// `struct weft_mr_cache_ops`.
 #[repr(C)]
 struct Ops {
-    /// Of this table, in bytes.
+    /// The size of this table in bytes.
     size: usize,
     set: unsafe extern "C" fn(*mut sys::fid_ep, *const Limits, usize) -> c_int,
     get: unsafe extern "C" fn(*mut sys::fid_ep, *mut Limits, usize) -> c_int,
@@ -108,7 +108,7 @@ pub(super) fn ops() -> *mut c_void {
     object::table(&OPS).cast()
 }
 
-/// Puts new limits in force; those beyond `len` stay.
+/// Sets new limits. Limits beyond `len` stay as they are.
 unsafe extern "C" fn set(ep: *mut sys::fid_ep, limits: *const Limits, len: usize) -> c_int {
     object::guard("weft_mr_cache.set", || {
         let limits = NonNull::new(limits.cast_mut()).ok_or(Errno::INVAL)?;
@@ -119,14 +119,14 @@ unsafe extern "C" fn set(ep: *mut sys::fid_ep, limits: *const Limits, len: usize
         let mut new = Limits::from(engine.mr_cache().ok_or(Errno::OPNOTSUPP)?.limits());
         let known = len.min(size_of::<Limits>());
         let to: *mut u8 = (&raw mut new).cast();
-        // SAFETY: the client's structure has `len` bytes, ours at least `known`; any bytes are numbers.
+        // SAFETY: the client's structure has `len` bytes and `new` at least `known`. Any bytes are valid numbers.
         unsafe { std::ptr::copy_nonoverlapping(limits.as_ptr().cast::<u8>(), to, known) };
         engine.limit_mr_cache(new.into());
         Ok(0)
     })
 }
 
-/// Gives the limits in force.
+/// Returns the current limits.
 unsafe extern "C" fn get(ep: *mut sys::fid_ep, limits: *mut Limits, len: usize) -> c_int {
     object::guard("weft_mr_cache.get", || {
         // SAFETY: an endpoint of the client.
@@ -139,7 +139,7 @@ unsafe extern "C" fn get(ep: *mut sys::fid_ep, limits: *mut Limits, len: usize) 
     })
 }
 
-/// Gives the counters; where there is no cache all are zero.
+/// Returns the counters, which are zero if there is no cache.
 unsafe extern "C" fn read(ep: *mut sys::fid_ep, counts: *mut Counts, len: usize) -> c_int {
     object::guard("weft_mr_cache.read", || {
         // SAFETY: an endpoint of the client.

@@ -82,7 +82,7 @@ impl Setup {
 }
 
 impl Ep {
-    /// `fi_control`.
+    /// Executes a command: `fi_control`.
     ///
     /// # Safety
     /// `arg` is the client's argument for `command`.
@@ -94,7 +94,7 @@ impl Ep {
                 // SAFETY: the client's flags.
                 let direction = unsafe { word.read() };
                 let flags = self.defaults(direction)?.word();
-                // SAFETY: as above.
+                // SAFETY: the client's flags.
                 unsafe { word.write(flags) };
                 Ok(())
             }
