@@ -50,7 +50,7 @@ pub(crate) mod trywait;
 pub(crate) mod wait;
 pub(crate) mod waitset;
 
-/// What the file that the model checker tries imports from here.
+/// The primitives of `trywait`, which the model checker replaces.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(super) use std::time::Instant;

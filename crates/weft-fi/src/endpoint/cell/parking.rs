@@ -4,9 +4,10 @@
 //! thread → [`State::park_listener`]; data path and control calls → [`EndpointCell::ensure_wake_up`],
 //! [`EndpointCell::notify_sleepers`].
 //!
-//! Three kinds of sleeper rely on parked devices: threads in our blocking calls, threads outside after
-//! `fi_trywait`, and the progress thread. A poll by another thread ends the parking, except the one made for the
-//! progress thread (`arm`). Each round and each started operation therefore checks whether a sleeper needs a wake.
+//! [`crate::sleep`] describes the sleepers and their states. Two kinds of threads of the client rely on
+//! parked devices: threads in blocking calls, and threads outside after `fi_trywait`. The progress thread
+//! relies on armed devices. A poll by another thread ends the parking, and leaves armed devices armed. Each
+//! round and each started operation therefore checks whether a sleeper needs a notification.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -45,8 +46,8 @@ impl EndpointCell {
         self.sleeping_threads.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Has the progress thread progress the endpoint without waiting for a tick, since the client is about to
-    /// sleep outside our calls. Returns whether there is a progress thread.
+    /// Has the progress thread progress the endpoint without waiting for a tick: a thread of the client is
+    /// about to sleep outside calls of weft. Returns whether there is a progress thread.
     pub(crate) fn notify_progress_thread(&self) -> bool {
         self.progress_thread.as_ref().inspect(|thread| thread.notify_client_parked()).is_some()
     }
@@ -87,8 +88,8 @@ impl EndpointCell {
                 self.notify_listener(state);
             }
         } else if !state.parking.has_outside() {
-            // A thread in one of our calls looks for itself after each slice. Work that only waits for the peer
-            // can wait as long.
+            // A thread in a blocking call makes a round after each slice. Work that only waits for the peer can wait as
+            // long.
             if !engine.nic().is_idle() {
                 state.routes.notify();
             }
@@ -139,7 +140,7 @@ impl State {
     #[cold]
     pub(super) fn park_again(&mut self) {
         if !(self.progress_until_idle() && self.park_devices()) {
-            // The endpoint is too busy to park: the sleepers must look for themselves.
+            // The endpoint is too busy to park. The sleepers wake and make rounds themselves.
             self.routes.notify();
         }
     }
@@ -153,7 +154,7 @@ impl State {
         true
     }
 
-    /// The progress thread is awake. If it slept, the devices are told.
+    /// The progress thread is awake. If it was parked, the devices note that it will poll.
     pub(crate) fn wake_listener(&mut self) {
         if self.parking.wake_listener()
             && let Some(engine) = &mut self.engine
@@ -174,7 +175,7 @@ impl State {
         }
     }
 
-    /// Whether a thread sleeps in our calls. A poll would end the parking that it relies on.
+    /// Whether a thread sleeps in a blocking call. A poll would end the parking on which it relies.
     pub(crate) fn has_inside_sleepers(&self) -> bool {
         self.parking.has_inside()
     }

@@ -1,4 +1,4 @@
-//! Counter classes of completions, and the words in which operations carry their wishes.
+//! Counter classes of completions, and the words by which operations choose their reports.
 //!
 //! Place in the data flow: [`crate::endpoint::operation`] puts a [`User`] word into each operation's context and
 //! reads [`Bound`] before it enters the engine; [`super::Routes`] reads both when the operation completes.
@@ -70,7 +70,7 @@ impl User {
         self.0 & Self::ENTRY != 0
     }
 
-    /// Whether a success makes an entry and nothing else is special about it.
+    /// Whether a success makes an entry and is counted, like that of an ordinary operation.
     pub(super) const fn is_plain(self) -> bool {
         self.0 & (Self::ENTRY | Self::UNCOUNTED) == Self::ENTRY
     }

@@ -1,8 +1,8 @@
 //! Delivery of completions: from the engine's list to queue entries and counters.
 //!
-//! Place in the data flow: [`Routes::deliver`] follows every call into the engine. The operation has put its wishes
-//! into its context's `user` word ([`User`]); delivery adds the binding and the outcome. Successes that make
-//! neither an entry nor a count never get here: the engine was told to be quiet.
+//! Place in the data flow: [`Routes::deliver`] follows every call into the engine. The `user` word of the operation's
+//! context says which reports it wants ([`User`]). Delivery combines it with the bindings and the outcome. Successes
+//! that make neither an entry nor a count have [`OpFlags::QUIET`], and never get here.
 
 use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags, SendOp};
 use weft_engine::mem;
