@@ -1,4 +1,4 @@
-//! Waiting: blocking reads, counters, descriptors, and a target that never calls.
+//! Blocking calls: reads, counters, descriptors, and a target that makes no calls.
 
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -32,16 +32,16 @@ fn blocked_readers_wake_up() {
                     assert_eq!(sread(&b, 20_000), 1);
                     read.fetch_add(1, Ordering::Relaxed);
                 }
-                // And one for the signal.
+                // One more read, for the signal.
                 assert_eq!(sread(&b, 20_000), -11);
             });
             for round in 0..30 {
-                // Long enough apart for the reader to fall asleep, most of the time.
+                // The interval mostly lets the reader fall asleep.
                 std::thread::sleep(Duration::from_millis(round % 5));
                 until(|| (a.inject(b"wake", to_b) == 0).then_some(()));
                 let _ = a.cq_read(0);
             }
-            // The first message may have waited for the connection; and the reader is to sleep when it is signaled.
+            // The first message may have waited for the connection. The reader must sleep when it is signaled.
             until(|| {
                 let _ = a.cq_read(0);
                 std::thread::sleep(Duration::from_millis(1));
@@ -55,12 +55,12 @@ fn blocked_readers_wake_up() {
     }
 }
 
-/// A thread waits for ever while another one reads the same queue and is faster now and then: it waits on.
+/// A thread waits without a time-out, while another thread reads the same queue and is sometimes faster.
 #[test]
-fn a_blocked_reader_waits_on_when_another_one_was_faster() {
+fn a_blocked_reader_continues_to_wait_when_another_was_faster() {
     const TIME: Duration = Duration::from_millis(1500);
     let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, ..Options::default() });
-    let [read, in_vain] = [(); 2].map(|()| AtomicU32::new(0));
+    let [read, empty] = [(); 2].map(|()| AtomicU32::new(0));
     let over = AtomicBool::new(false);
     let mut buffer = [0_u8; 8];
     std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn a_blocked_reader_waits_on_when_another_one_was_faster() {
                     _ if over.load(Ordering::Relaxed) => return,
                     result => {
                         assert_eq!(result, -11);
-                        in_vain.fetch_add(1, Ordering::Relaxed);
+                        empty.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             }
@@ -96,7 +96,7 @@ fn a_blocked_reader_waits_on_when_another_one_was_faster() {
             reader.is_finished().then_some(())
         });
     });
-    assert_eq!(in_vain.into_inner(), 0, "who waits for ever is answered without an entry");
+    assert_eq!(empty.into_inner(), 0, "a read without a time-out returned without an entry");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn counter_waits_wake_up() {
             std::thread::sleep(Duration::from_millis(1));
             (unsafe { (*(*recvs).ops).read.unwrap()(recvs) } == 10).then_some(())
         });
-        // The waiter counts from when it begins to wait, which may not be yet.
+        // The waiter counts errors from the start of its wait, which may come later than this error.
         while !waiter.is_finished() {
             std::thread::sleep(Duration::from_millis(20));
             ok(unsafe { ((*(*recvs).ops).adderr.unwrap())(recvs, 1) });
@@ -136,7 +136,7 @@ fn counter_waits_wake_up() {
 }
 
 #[test]
-fn a_target_that_never_calls_is_progressed() {
+fn a_target_that_makes_no_calls_is_progressed() {
     let options = Options { threading: sys::FI_THREAD_SAFE, progress: sys::FI_PROGRESS_AUTO, ..Options::default() };
     let (a, b, to_b, _) = pair(options);
     let mut memory = vec![7_u8; 1 << 20];
@@ -159,7 +159,7 @@ fn a_target_that_never_calls_is_progressed() {
 }
 
 #[test]
-fn a_descriptor_tells_when_to_read() {
+fn a_descriptor_is_readable_when_there_are_entries() {
     for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
         let options = Options { threading: sys::FI_THREAD_SAFE, progress, wait: sys::FI_WAIT_FD, ..Options::default() };
         let (a, b, to_b, _) = pair(options);
@@ -184,7 +184,11 @@ fn a_descriptor_tells_when_to_read() {
                         continue;
                     }
                     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                    assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 20_000) }, 1, "the descriptor did not wake us");
+                    assert_eq!(
+                        unsafe { libc::poll(&raw mut poll, 1, 20_000) },
+                        1,
+                        "the descriptor did not become readable"
+                    );
                 }
             });
             for round in 0..20 {
@@ -219,7 +223,7 @@ fn a_condition_variable_is_signalled() {
         assert_eq!(b.recv(&mut buffer, 0), 0);
         unsafe { libc::pthread_mutex_lock(objects.mutex) };
         let mut fids = [b.cq.cast::<sys::fid>()];
-        // Nobody else polls this side: the progress thread brings the message, and the condition tells of it.
+        // No other thread polls this side. The progress thread receives the message, and the condition is signalled.
         until(|| (unsafe { trywait(b.fabric, fids.as_mut_ptr(), 1) } == 0).then_some(()));
         a.inject_to(b"signal", to_b, &a);
         let mut limit: libc::timespec = zeroed();
@@ -236,7 +240,7 @@ fn threads_share_an_endpoint() {
     const EACH: usize = 3000;
     for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
         let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, progress, ..Options::default() });
-        // They outlive the receives.
+        // The buffers outlive the receives.
         let mut buffers = vec![[0_u8; 8]; 3 * EACH];
         std::thread::scope(|scope| {
             for (thread, buffers) in (0..3_u64).zip(buffers.chunks_mut(EACH)) {

@@ -1,5 +1,4 @@
-//! Blocking calls beside members and drivers that the test has made: what those do happens at the very moment
-//! that is tried.
+//! Blocking calls with members and drivers that belong to the test. Their events occur at the moment under test.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use crate::sleep::wait::{Deadline, Waker};
 use crate::sleep::waitset::{self, Member, WaitSet};
 
 const NAP: Duration = Duration::from_millis(50);
-/// So long something goes on that a call must not wait for.
+/// The time for which a member makes progress that a call must not wait for.
 const LONG: Duration = Duration::from_secs(2);
 
 fn open_set(side: &Side) -> *mut sys::fid_wait {
@@ -39,7 +38,7 @@ fn join<M: Member + 'static>(set: *mut sys::fid_wait, member: &Arc<M>) {
     waitset::join(Some(&set), member);
 }
 
-/// While the set goes to sleep it raises the counter, once. It joins the set before that one.
+/// A member that raises the counter once, while the set parks its members. It joins the set before the counter does.
 #[derive(Default)]
 struct Late(Mutex<Option<Arc<Cntr>>>);
 
@@ -63,7 +62,7 @@ impl Member for Late {
 }
 
 #[test]
-fn what_is_counted_while_a_set_goes_to_sleep_is_told() {
+fn a_count_while_a_set_parks_is_reported() {
     let side = Side::open(Options::default());
     let set = open_set(&side);
     let late = Arc::new(Late::default());
@@ -76,12 +75,12 @@ fn what_is_counted_while_a_set_goes_to_sleep_is_told() {
     *late.0.lock() = Some(unsafe { object::share::<Cntr>(cntr) }.unwrap());
     assert_eq!(wait(set, LONG), 0);
     assert!(late.0.lock().is_none());
-    assert_eq!(wait(set, NAP), -sys::FI_ETIMEDOUT, "it is told once");
+    assert_eq!(wait(set, NAP), -sys::FI_ETIMEDOUT, "it is reported once");
     ok(close(cntr));
     ok(close(set));
 }
 
-/// Something that is always at work, for as long as a test may take.
+/// A member and driver that makes progress for [`LONG`].
 struct Busy(Instant);
 
 impl Busy {
@@ -89,7 +88,7 @@ impl Busy {
         Self(Instant::now() + LONG)
     }
 
-    /// A call has returned with that delay.
+    /// Checks that a call has returned before the progress ends.
     fn assert_in_time(&self) {
         assert!(Instant::now() < self.0, "the call did not look at the clock");
     }
@@ -154,7 +153,7 @@ impl Waitable for Busy {
 }
 
 #[test]
-fn deadlines_hold_while_every_round_brings_something_about() {
+fn deadlines_hold_while_every_round_makes_progress() {
     let busy = Busy::new();
     assert_eq!(poll::wait(&busy, Deadline::after_ms(50)), Waited::TimedOut);
     busy.assert_in_time();

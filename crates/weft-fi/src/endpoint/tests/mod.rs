@@ -22,7 +22,7 @@ fn exchange(options: Options) {
         let data = pattern(len);
         let mut buffer = vec![0; len];
         let tag = 0x1000 + round as u64;
-        // Expected and unexpected in turn.
+        // The message is expected in every other round.
         if round % 2 == 0 {
             assert_eq!(b.trecv(&mut buffer, u64::MAX, tag, 0, 0xb), 0);
         }
@@ -44,27 +44,27 @@ fn exchange(options: Options) {
 }
 
 #[test]
-fn tagged_messages_of_every_protocol() {
+fn tagged_messages_of_every_protocol_arrive() {
     exchange(Options::default());
 }
 
 #[test]
-fn the_same_with_real_locks() {
+fn tagged_messages_arrive_with_shared_locks() {
     exchange(Options { threading: sys::FI_THREAD_SAFE, ..Options::default() });
 }
 
 #[test]
-fn the_same_with_a_progress_thread() {
+fn tagged_messages_arrive_with_a_progress_thread() {
     exchange(Options { progress: sys::FI_PROGRESS_AUTO, ..Options::default() });
 }
 
 #[test]
-fn the_same_with_delivery_complete() {
+fn tagged_messages_arrive_with_delivery_complete() {
     exchange(Options { tx_flags: sys::FI_DELIVERY_COMPLETE, ..Options::default() });
 }
 
 #[test]
-fn data_comes_along_and_injects_make_no_entry() {
+fn sends_carry_data_and_injects_make_no_entry() {
     let (a, b, to_b, _) = pair(Options::default());
     let mut buffer = [0_u8; 8];
     assert_eq!(b.recv(&mut buffer, 1), 0);
@@ -86,7 +86,7 @@ fn data_comes_along_and_injects_make_no_entry() {
 }
 
 #[test]
-fn selective_completion_reports_what_is_asked_for() {
+fn selective_completion_reports_requested_entries_only() {
     let (a, b, to_b, _) = pair(Options { tx_selective: true, rx_selective: true, ..Options::default() });
     let mut buffer = [0_u8; 8];
     assert_eq!(b.trecv(&mut buffer, u64::MAX, 1, 0, 1), 0);
@@ -112,7 +112,7 @@ fn selective_completion_reports_what_is_asked_for() {
 }
 
 #[test]
-fn failures_are_error_entries() {
+fn failures_make_error_entries() {
     let (a, b, to_b, _) = pair(Options { tx_selective: true, rx_selective: true, ..Options::default() });
     let mut small = [0_u8; 4];
     assert_eq!(b.trecv(&mut small, u64::MAX, 5, 0, 0x51), 0);
@@ -203,7 +203,7 @@ fn a_multi_receive_is_released_once() {
         assert_eq!(&buffer[offset..offset + len], pattern(len));
         offset += len;
     }
-    // Unreported messages: the release is reported all the same.
+    // The messages are not reported. The release of the buffer is.
     assert_eq!(unsafe { recvmsg(b.ep, &raw const msg, sys::FI_MULTI_RECV) }, 0);
     for _ in 0..2 {
         assert_eq!(a.inject(&pattern(80), to_b), 0);
@@ -219,18 +219,18 @@ fn value(cntr: *mut sys::fid_cntr) -> (u64, u64) {
 }
 
 #[test]
-fn rma_completes_is_counted_and_refused() {
+fn rma_is_reported_counted_and_refused() {
     let (a, b, to_b, _) = pair(Options::default());
     let (writes, reads, remote_writes, remote_reads, region) =
         (a.counter(), a.counter(), b.counter(), b.counter(), b.counter());
-    // After enable, as Sandia OpenSHMEM does.
+    // Counters are bound after enable, as Sandia OpenSHMEM does.
     ok(a.bind(writes.cast(), sys::FI_WRITE));
     ok(a.bind(reads.cast(), sys::FI_READ));
     assert_eq!(a.bind(reads.cast(), sys::FI_READ), -22, "bound already");
     ok(b.bind(remote_writes.cast(), sys::FI_REMOTE_WRITE));
     ok(b.bind(remote_reads.cast(), sys::FI_REMOTE_READ));
     let mut memory = vec![0_u8; 1 << 20];
-    // A key with the bits in which operations' words have marks of ours.
+    // A key that has the bits by which weft marks the `user` words of operations.
     let key = 0x8000_0000_0000_0081;
     let access = sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
     let mr = b.register(&mut memory, access, key);
@@ -335,17 +335,17 @@ fn the_state_of_an_endpoint_is_checked() {
     assert_eq!(side.bind_cq(side.cq, 0), -22);
     assert_eq!(side.bind_cq(side.cq, 1 << 60), -260);
     ok(side.bind_cq(side.cq, sys::FI_RECV));
-    assert_eq!(side.enable(), -263, "nothing tells of sends");
+    assert_eq!(side.enable(), -263, "no queue for sends");
     assert_eq!(side.bind_cq(side.cq, sys::FI_TRANSMIT | sys::FI_RECV), -22, "bound already");
     ok(side.bind_cq(side.cq, sys::FI_TRANSMIT));
     assert_eq!(close(side.cq), -16, "bound");
     ok(side.enable());
     assert_eq!(side.enable(), -258);
-    assert_eq!(side.bind(side.fid(), 0), -22, "an endpoint is nothing to bind");
+    assert_eq!(side.bind(side.fid(), 0), -22, "an endpoint cannot be bound");
     let atomic = unsafe { &*(*side.ep).atomic };
     let mut count = 0;
     ok(unsafe { (atomic.writevalid.unwrap())(side.ep, 0, 0, &raw mut count) });
-    assert_ne!(count, 0, "its capabilities do not say what it starts");
+    assert_ne!(count, 0, "capabilities do not restrict the operations that it starts");
     assert_eq!(unsafe { ((*(*side.ep).cm).connect.unwrap())(side.ep, null(), null(), 0) }, -38);
     let getopt = unsafe { (*(*side.ep).ops).getopt.unwrap() };
     let (mut number, mut len) = (0_usize, 4_usize);
@@ -383,10 +383,10 @@ fn an_alias_has_flags_of_its_own() {
     ok(close(alias));
 }
 
-/// A context of a scalable endpoint that is opened again and again leaves nothing of its queues and counters
-/// with the one beside it.
+/// A context of a scalable endpoint is opened repeatedly. The context beside it keeps no queues and counters of earlier
+/// ones.
 #[test]
-fn what_drove_a_context_is_forgotten() {
+fn a_reopened_context_leaves_no_drivers_behind() {
     let side = Side::open_disabled(Options::default());
     let mut ep_attr: sys::fi_ep_attr = zeroed();
     ep_attr.type_ = sys::FI_EP_RDM;
@@ -416,7 +416,7 @@ fn what_drove_a_context_is_forgotten() {
             ok(bind(sender, cq.cast(), sys::FI_TRANSMIT));
             ok(bind(sender, cntr.cast(), sys::FI_SEND));
             ok(enable(sender));
-            // Bound to a context that is enabled.
+            // The context is enabled already.
             ok(bind(sender, cntr.cast(), sys::FI_READ));
             for result in [close(sender), close(cq), close(cntr)] {
                 ok(result);
@@ -447,7 +447,7 @@ fn a_full_queue_refuses_more_and_loses_nothing() {
     let mut accepted = 0;
     while start() == 0 {
         accepted += 1;
-        assert!(accepted < 64, "a queue of 4 takes anything");
+        assert!(accepted < 64, "a queue of 4 entries accepts any number");
     }
     assert!(accepted >= 4);
     assert_eq!(start(), -11);
@@ -469,7 +469,7 @@ fn nothing_at(side: &Side) {
 }
 
 #[test]
-fn what_was_injected_leaves_before_close_returns() {
+fn injected_messages_leave_before_close_returns() {
     for _ in 0..20 {
         let (mut a, b, to_b, _) = pair(Options::default());
         std::thread::scope(|scope| {
@@ -515,7 +515,7 @@ fn two_endpoints_share_a_queue() {
     assert_eq!(contexts, [0xb, 0xc]);
     assert_eq!((&buffers[0][..4], &buffers[1][..4]), (&b"to b"[..], &b"to c"[..]));
     ok(close(c.ep));
-    // The queue goes on for the other.
+    // The queue still serves the other endpoint.
     assert_eq!(b.recv(&mut buffers[0], 0xb2), 0);
     assert_eq!(a.inject(b"again", to_b), 0);
     assert_eq!(of(&b, &a).0.op_context as usize, 0xb2);
@@ -524,7 +524,7 @@ fn two_endpoints_share_a_queue() {
 
 #[test]
 fn control_calls_come_from_any_thread() {
-    // The data path is serialized, and so takes no lock; registration and address vectors are not.
+    // The data path is serialized and takes no lock. Calls for registration and address vectors are not serialized.
     let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_COMPLETION, ..Options::default() });
     let rounds = AtomicU64::new(0);
     let stop = AtomicBool::new(false);

@@ -1,6 +1,8 @@
-//! What the tests of endpoints stand on: two [`Side`]s, each with what a process would have (fabric, domain, address
-//! vector, queue, endpoint), reached through the tables that a client calls. They talk by shared memory; with manual
-//! progress one thread drives both.
+//! The fixture of the endpoint tests: two [`Side`]s in one process.
+//!
+//! Each side has the objects of a client's process: fabric, domain, address vector, queue and endpoint. Tests call the
+//! operation tables as a client does. The sides communicate by shared memory. With manual progress one thread drives
+//! both.
 
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 
@@ -13,7 +15,7 @@ use weft_fi_sys as sys;
 use crate::abi::errno::Errno;
 use crate::fabric;
 
-/// How long anything may take before a test fails.
+/// Longest wait for an event before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 pub(super) const ALL_CAPS: u64 = sys::FI_MSG
     | sys::FI_TAGGED
@@ -24,7 +26,7 @@ pub(super) const ALL_CAPS: u64 = sys::FI_MSG
     | sys::FI_RMA_EVENT
     | sys::FI_FENCE;
 
-/// What a side is opened with.
+/// The attributes with which a side is opened.
 #[derive(Clone, Copy)]
 pub(super) struct Options {
     pub(super) threading: sys::fi_threading,
@@ -52,23 +54,23 @@ impl Default for Options {
     }
 }
 
-/// One process's objects.
+/// The objects of one process.
 pub(super) struct Side {
     pub(super) fabric: *mut sys::fid_fabric,
     pub(super) domain: *mut sys::fid_domain,
     pub(super) av: *mut sys::fid_av,
     pub(super) cq: *mut sys::fid_cq,
     pub(super) ep: *mut sys::fid_ep,
-    /// Closed after the endpoint.
+    /// Counters, which are closed after the endpoint.
     pub(super) cntrs: std::cell::RefCell<Vec<*mut sys::fid_cntr>>,
 }
 
-// The tests keep to the threading level that they ask for.
+// SAFETY: the tests call the objects as the threading level permits.
 unsafe impl Send for Side {}
 unsafe impl Sync for Side {}
 
 pub(super) fn zeroed<T>() -> T {
-    // SAFETY: used for C structures only, which allow zeros.
+    // SAFETY: the function is used for C structures only, for which zeros are valid.
     unsafe { std::mem::zeroed() }
 }
 
@@ -87,7 +89,7 @@ impl Side {
         side
     }
 
-    /// Everything but bindings and enable.
+    /// Opens all objects. The endpoint is neither bound nor enabled.
     pub(super) fn open_disabled(options: Options) -> Self {
         let mut side = Self {
             fabric: null_mut(),
@@ -132,7 +134,7 @@ impl Side {
         side
     }
 
-    /// One more endpoint of this domain, neither bound nor enabled.
+    /// Opens one more endpoint of this domain, which is neither bound nor enabled.
     pub(super) fn another_endpoint(&self, options: Options) -> *mut sys::fid_ep {
         let mut ep_attr: sys::fi_ep_attr = zeroed();
         ep_attr.type_ = sys::FI_EP_RDM;
@@ -175,7 +177,7 @@ impl Side {
         name
     }
 
-    /// Inserts the other side's name; its address.
+    /// Inserts the other side's name. Returns its address.
     pub(super) fn insert(&self, other: &Self) -> u64 {
         let name = other.name();
         let mut addr = u64::MAX;
@@ -262,7 +264,7 @@ impl Side {
         unsafe { ((*(*self.ep).msg).inject.unwrap())(self.ep, buf.as_ptr().cast(), buf.len(), dest) }
     }
 
-    /// Injects as soon as that is accepted: not before the two have met, for which `peer` is progressed as well.
+    /// Injects a message, and progresses both sides until the call succeeds: before the link is up it cannot.
     pub(super) fn inject_to(&self, buf: &[u8], dest: u64, peer: &Self) {
         until(|| {
             let result = self.inject(buf, dest);
@@ -271,7 +273,7 @@ impl Side {
             }
             assert_eq!(result, Errno::AGAIN.size());
             for side in [self, peer] {
-                // Reading no entry makes progress, too.
+                // A read of no entries makes progress as well.
                 let _ = side.cq_read(0);
             }
             None
@@ -313,21 +315,21 @@ pub(super) fn pair(options: Options) -> (Side, Side, u64, u64) {
     (a, b, to_b, to_a)
 }
 
-/// Polls until `done` gives something.
+/// Polls until `done` returns a value.
 pub(super) fn until<T>(mut done: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(value) = done() {
             return value;
         }
-        assert!(Instant::now() < end, "nothing came");
+        assert!(Instant::now() < end, "the event did not occur in time");
     }
 }
 
 /// Waits for an entry of one side while driving the other, which reports nothing.
 pub(super) fn of(side: &Side, other: &Side) -> (sys::fi_cq_tagged_entry, u64) {
     until(|| {
-        assert!(other.cq_read(0).is_err(), "an entry that nobody asked for");
+        assert!(other.cq_read(0).is_err(), "an unexpected entry");
         side.poll()
     })
 }
@@ -342,7 +344,7 @@ pub(super) fn both(a: &Side, b: &Side) -> (sys::fi_cq_tagged_entry, (sys::fi_cq_
     })
 }
 
-/// Polls both for a while; nothing may come.
+/// Polls both for a while, and checks that there are no entries.
 pub(super) fn nothing(a: &Side, b: &Side) {
     for _ in 0..2000 {
         assert!(a.poll().is_none() && b.poll().is_none());
