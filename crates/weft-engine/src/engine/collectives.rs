@@ -105,7 +105,7 @@ impl Elements {
 pub struct CollectiveOp {
     /// The group.
     pub group: GroupId,
-    /// What is done; it says how long the buffers are.
+    /// The operation, which determines the lengths of the buffers.
     pub operation: Operation,
     /// The root's rank, for operations that have a root.
     pub root: u32,
@@ -176,9 +176,9 @@ struct Template {
     idle: Vec<(Run, Owned)>,
 }
 
-/// What a run is for.
+/// The purpose of a run.
 enum Purpose {
-    /// To join; the buffer holds the announcements of all members, this member's last.
+    /// A join. The buffer holds the announcements of all members, with this member's last.
     Join {
         announcements: Owned,
         tag: u64,

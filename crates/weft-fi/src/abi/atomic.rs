@@ -437,7 +437,7 @@ mod tests {
     const V1_5: u32 = sys::version(1, 5);
 
     #[test]
-    fn an_api_version_has_what_it_knows() {
+    fn each_api_version_has_its_own_operations() {
         let has = |api, ty, op| amo(api, Form::Fetch, ty, op).is_ok();
         assert!(has(V1_5, sys::FI_UINT64, sys::FI_SUM) && has(0, sys::FI_INT8, sys::FI_ATOMIC_READ));
         assert!(!has(sys::version(1, 12), sys::FI_INT128, sys::FI_SUM));

@@ -1,7 +1,8 @@
 //! Collectives of an endpoint: joining groups, and starting operations.
 //!
-//! Place in the data flow: [`crate::collective`] → these methods → `Engine::join_group`, `Engine::start_collective`. The
-//! end of a join comes back as a completion of its own kind, which [`Routes::report_join`] hands to the event queue.
+//! Place in the data flow: [`crate::collective`] → these methods → `Engine::join_group`,
+//! `Engine::start_collective`. The end of a join comes back as a completion of its own kind, which
+//! [`Routes::report_join`] hands to the event queue.
 
 use std::ffi::c_void;
 
