@@ -45,7 +45,7 @@ const fn op_since(op: Op) -> u32 {
     }
 }
 
-// libfabric's numbers are the table's.
+// The table of operations uses libfabric's numbers.
 const _: () = {
     assert!(Type::LongDoubleComplex as u32 == sys::FI_LONG_DOUBLE_COMPLEX && Type::Uint64 as u32 == sys::FI_UINT64);
     assert!(Type::Uint128 as u32 == sys::FI_UINT128 && Type::Float8E5m2 as u32 == v2::FI_FLOAT8_E5M2);
@@ -53,7 +53,7 @@ const _: () = {
     assert!(Op::Cswap as u32 == sys::FI_CSWAP && Op::Mswap as u32 == sys::FI_MSWAP && Op::Diff as u32 == v2::FI_DIFF);
 };
 
-/// The operation, if there is such a one in this API version.
+/// The operation with these numbers, if this API version has it.
 #[inline]
 fn amo(api: u32, form: Form, datatype: sys::fi_datatype, op: sys::fi_op) -> Result<Amo, Errno> {
     let ty = Type::from_number(datatype).filter(|&ty| api >= type_since(ty));
@@ -62,14 +62,14 @@ fn amo(api: u32, form: Form, datatype: sys::fi_datatype, op: sys::fi_op) -> Resu
     Amo::new(form, ty, op).ok_or(Errno::OPNOTSUPP)
 }
 
-/// How many numbers one call may be about.
+/// Most numbers in one call.
 const fn most(amo: Amo) -> usize {
     MAX_ATOMIC_BYTES / amo.ty().size()
 }
 
 // ---- queries ---------------------------------------------------------------------------------
 
-/// The three `fi_…atomicvalid`.
+/// Checks an operation, and writes the most numbers of a call: the three `fi_…atomicvalid`.
 ///
 /// # Safety
 /// `fid` is the client's endpoint, `count` null or its place for the count.
@@ -81,11 +81,11 @@ unsafe fn valid(
     count: *mut usize,
 ) -> c_int {
     object::guard("fi_atomicvalid", || {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller's promise.
         let ep = unsafe { object::borrow::<Ep>(fid) }?;
         let found = amo(ep.domain().api_version(), form, datatype, op);
         if let Some(count) = NonNull::new(count) {
-            // SAFETY: by the caller's promise.
+            // SAFETY: the caller's promise.
             unsafe { count.write(found.map_or(0, most)) };
         }
         found.map(|_| 0)
@@ -122,7 +122,7 @@ pub(super) unsafe extern "C" fn compwritevalid(
     unsafe { valid(Form::Compare, ep, datatype, op, count) }
 }
 
-/// `fi_query_atomic`.
+/// Checks an operation, and describes its numbers: `fi_query_atomic`.
 pub(crate) unsafe extern "C" fn query(
     domain: *mut sys::fid_domain,
     datatype: sys::fi_datatype,
@@ -147,7 +147,7 @@ pub(crate) unsafe extern "C" fn query(
             return Err(Errno::OPNOTSUPP);
         }
         let amo = amo(domain.api_version(), form, datatype, op)?;
-        // SAFETY: as above.
+        // SAFETY: the client's place for the answer.
         unsafe { attr.write(sys::fi_atomic_attr { count: most(amo), size: amo.ty().size() }) };
         Ok(0)
     })
@@ -155,10 +155,10 @@ pub(crate) unsafe extern "C" fn query(
 
 // ---- arguments -------------------------------------------------------------------------------
 
-/// `count` numbers in one buffer.
+/// Translates a buffer of `count` numbers.
 ///
 /// # Safety
-/// Until the operation completes, the buffer is valid for as many numbers, as [`Iov::new`] demands.
+/// Until the operation completes, the buffer is valid for `count` numbers, as [`Iov::new`] demands.
 #[inline]
 unsafe fn numbers(amo: Amo, buf: *const c_void, count: usize) -> Result<Iov, Errno> {
     let bytes = count.checked_mul(amo.ty().size()).ok_or(Errno::MSGSIZE)?;
@@ -166,7 +166,7 @@ unsafe fn numbers(amo: Amo, buf: *const c_void, count: usize) -> Result<Iov, Err
     unsafe { piece(buf, bytes) }
 }
 
-/// Numbers in several buffers.
+/// Translates a vector of buffers of numbers.
 ///
 /// # Safety
 /// `ioc` has `count` entries, each of which is valid as for [`numbers`].
@@ -190,7 +190,7 @@ unsafe fn vector(amo: Amo, ioc: *const sys::fi_ioc, count: usize, limit: usize) 
     Ok(pieces)
 }
 
-/// Numbers in the target's memory.
+/// Translates a vector of numbers in the target's memory.
 ///
 /// # Safety
 /// `ioc` has `count` entries.
@@ -216,11 +216,11 @@ unsafe fn remote_vector(
 /// The local memory of a call.
 #[derive(Default)]
 pub(super) struct Local {
-    /// Operands.
+    /// The operands.
     iov: SmallVec<[Iov; 4]>,
-    /// Values to compare with.
+    /// The values to compare with.
     compare: SmallVec<[Iov; 4]>,
-    /// Where what was there goes.
+    /// The places for the target's values before the operation.
     result: SmallVec<[Iov; 4]>,
 }
 
@@ -264,13 +264,13 @@ fn start_as(
     ep.start_atomic(&Atomic { amo, iov, compare, result, dest, remote: &remote, data: 0, context, mode, entry })
 }
 
-/// The vectors of a call: `(first, count)` of the operands, the values to compare with, the results.
+/// The vectors of a call, as `(first, count)`: operands, values to compare with, results.
 pub(super) type Vectors = [(*const sys::fi_ioc, usize); 3];
 
-/// Reads those that the operation needs.
+/// Translates the vectors that the operation needs.
 ///
 /// # Safety
-/// Each vector that the operation needs has as many entries, which are valid as for [`numbers`].
+/// Each vector that the operation needs has `count` entries, which are valid as for [`numbers`].
 unsafe fn local(ep: &Ep, amo: Amo, [iov, compare, result]: Vectors) -> Result<Local, Errno> {
     let limit = ep.limits().iov;
     let mut local = Local::default();
@@ -387,7 +387,7 @@ pub(super) unsafe fn described<D: Destination>(
     unsafe { with_msg(ep, form, msg, more, mode, ep.tx_entry(mode), start) }
 }
 
-/// The behaviour of a `…msg` call.
+/// The mode of a call with flags.
 pub(crate) fn mode_of(flags: u64) -> Result<Mode, Errno> {
     if flags & sys::FI_TAGGED != 0 {
         return Err(Errno::OPNOTSUPP);
@@ -395,10 +395,10 @@ pub(crate) fn mode_of(flags: u64) -> Result<Mode, Errno> {
     flags::transmit(flags)
 }
 
-/// Checks a descriptor and hands the operation on.
+/// Passes the operation that a structure describes to `start`.
 ///
 /// # Safety
-/// The vectors of `msg`, and those given, are as for [`local`].
+/// The vectors of `msg` and the given ones are as for [`local`].
 pub(crate) unsafe fn with_msg<R>(
     ep: &Ep,
     form: Form,
@@ -406,14 +406,14 @@ pub(crate) unsafe fn with_msg<R>(
     [compare, result]: [(*const sys::fi_ioc, usize); 2],
     mode: Mode,
     entry: bool,
-    hand_on: impl FnOnce(Atomic<'_>) -> R,
+    start: impl FnOnce(Atomic<'_>) -> R,
 ) -> Result<R, Errno> {
     let amo = amo(ep.domain().api_version(), form, msg.datatype, msg.op)?;
     // SAFETY: the caller's promise.
     let local = unsafe { local(ep, amo, [(msg.msg_iov, msg.iov_count), compare, result]) }?;
     // SAFETY: the caller's promise.
     let remote = unsafe { remote_vector(amo, msg.rma_iov, msg.rma_iov_count, ep.limits().rma_iov) }?;
-    Ok(hand_on(Atomic {
+    Ok(start(Atomic {
         amo,
         iov: &local.iov,
         compare: &local.compare,
@@ -427,7 +427,7 @@ pub(crate) unsafe fn with_msg<R>(
     }))
 }
 
-/// No vector.
+/// An absent vector.
 pub(crate) const NOTHING: (*const sys::fi_ioc, usize) = (std::ptr::null(), 0);
 
 #[cfg(test)]
@@ -455,16 +455,16 @@ mod tests {
         let amo = amo(V1_5, Form::Base, sys::FI_UINT64, sys::FI_SUM).unwrap_or_else(|_| unreachable!("valid"));
         let somewhere = std::ptr::dangling::<u64>().cast();
         for count in [usize::MAX, usize::MAX / 8 + 2, isize::MAX.cast_unsigned() / 8 + 1] {
-            // SAFETY: never looked into.
+            // SAFETY: the memory is never accessed.
             assert_eq!(unsafe { numbers(amo, somewhere, count) }, Err(Errno::MSGSIZE), "{count}");
             let ioc = [sys::fi_ioc { addr: somewhere.cast_mut(), count }];
-            // SAFETY: one entry, never looked into.
+            // SAFETY: the vector has one entry, whose memory is never accessed.
             assert_eq!(unsafe { vector(amo, ioc.as_ptr(), 1, 8) }.err(), Some(Errno::MSGSIZE));
         }
         let remote = [sys::fi_rma_ioc { addr: 0, count: usize::MAX, key: 0 }];
-        // SAFETY: one entry.
+        // SAFETY: the vector has one entry.
         assert_eq!(unsafe { remote_vector(amo, remote.as_ptr(), 1, 8) }.err(), Some(Errno::MSGSIZE));
-        // SAFETY: no entries.
+        // SAFETY: the vector has no entries.
         assert_eq!(unsafe { remote_vector(amo, remote.as_ptr(), 0, 8) }.err(), Some(Errno::INVAL));
         assert_eq!(most(amo), 1 << 17);
     }

@@ -87,52 +87,53 @@ table! {
     FID: fi_ops { close bind control ops_open tostr ops_set }
 }
 table! {
-    /// Fabric.
+    /// The operations of a fabric.
     FABRIC: fi_ops_fabric { domain passive_ep eq_open wait_open trywait domain2 }
 }
 table! {
-    /// Address vector, up to API 1.19.
+    /// The operations of an address vector, up to API 1.19.
     AV: fi_ops_av { insert insertsvc insertsym remove lookup straddr av_set }
 }
 table! {
-    /// Event queue.
+    /// The operations of an event queue.
     EQ: fi_ops_eq { read readerr write sread strerror }
 }
 table! {
-    /// Endpoint.
+    /// The operations of an endpoint.
     EP: fi_ops_ep { cancel getopt setopt tx_ctx rx_ctx rx_size_left tx_size_left }
 }
 table! {
-    /// Connection management.
+    /// The operations of connection management.
     CM: fi_ops_cm { setname getname getpeer connect listen accept reject shutdown join }
 }
 table! {
-    /// Messages.
+    /// The operations on messages.
     MSG: fi_ops_msg { recv recvv recvmsg send sendv sendmsg inject senddata injectdata }
 }
 table! {
-    /// Tagged messages.
+    /// The operations on tagged messages.
     TAGGED: fi_ops_tagged { recv recvv recvmsg send sendv sendmsg inject senddata injectdata }
 }
 table! {
-    /// Remote memory access.
+    /// The operations on remote memory.
     RMA: fi_ops_rma { read readv readmsg write writev writemsg inject writedata injectdata }
 }
 table! {
-    /// Atomics.
+    /// The atomic operations.
     ATOMIC: fi_ops_atomic {
         write writev writemsg inject readwrite readwritev readwritemsg compwrite compwritev compwritemsg
         writevalid readwritevalid compwritevalid
     }
 }
 table! {
-    /// Collectives.
+    /// The collective operations.
     COLLECTIVE: fi_ops_collective {
         barrier broadcast alltoall allreduce allgather reduce_scatter reduce scatter gather msg barrier2
     }
 }
 
-/// Address vector from API 1.20 on. Callers check `base.size` before they use the slots after `base`.
+/// The operations of an address vector from API 1.20 on. Callers check `base.size` before they use the slots
+/// after `base`.
 pub(crate) const AV_1_20: fi_ops_av_1_20 = fi_ops_av_1_20 {
     base: fi_ops_av { size: size_of::<fi_ops_av_1_20>(), ..AV },
     insert_auth_key: Slot::NOSYS,

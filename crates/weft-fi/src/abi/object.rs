@@ -319,7 +319,7 @@ fn report(function: &'static str, panic: &(dyn std::any::Any + Send)) {
 }
 
 /// Checks the place where a client wants the pointer to a new object. The check comes before the object is made: an
-/// object that the client never gets would stay open indefinitely, and visible to others.
+/// object that the client never gets would stay open indefinitely, and peers could see it.
 pub(crate) fn place<F>(out: *mut *mut F) -> Result<NonNull<*mut F>, Errno> {
     NonNull::new(out).ok_or(Errno::INVAL)
 }

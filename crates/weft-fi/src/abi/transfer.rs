@@ -1,19 +1,19 @@
 //! The C entry points of data transfers: one table for messages, tagged messages, remote memory access and atomics.
 //!
 //! Place in the data flow: a client calls a slot of an endpoint's operation tables → a function of this table → one of
-//! [`message`], [`rma`] and [`atomic()`], which builds the operation → [`Ep`], which starts it.
+//! [`message`], [`rma`] and [`mod@atomic`], which builds the operation → [`Ep`], which starts it.
 //!
 //! Each row of the table names the C arguments, the translation of the client's memory, and the operation. There are
 //! three shapes of arguments: one buffer (`fi_send`), a vector of buffers (`fi_sendv`), and a structure with flags
 //! (`fi_sendmsg`). A function whose memory cannot be translated returns the negative error and starts nothing.
 //!
-//! Functions with a parameter `D` exist twice: connectionless endpoints use the address that the client names
-//! ([`Named`]); for an endpoint with one peer (FI_EP_MSG) every address means that peer ([`Peer`]). Receives need no
-//! such distinction, because they ignore the source by default.
+//! Functions with a parameter `D` exist twice. Connectionless endpoints use the address that the client names
+//! ([`Named`]). For an endpoint with one peer (FI_EP_MSG) every address means that peer ([`Peer`]). Receives
+//! exist once, because they ignore the source by default.
 //!
-//! These functions are on the path of the lowest latency. They allocate nothing, do not check the class of the
-//! endpoint, and have no unwinding guard: a panic aborts the process, since unwinding does not leave an `extern "C"`
-//! function.
+//! These functions are on the small-message path. They allocate nothing, do not check the class of the
+//! endpoint, and have no unwind guard. A panic aborts the process, since unwinding does not leave an `extern
+//! "C"` function.
 
 use std::ffi::c_void;
 

@@ -104,7 +104,7 @@ impl Routes {
                     continue;
                 }
                 ConnEvent::Refused { data } => (Errno::CONNREFUSED, data),
-                // Another endpoint listens at that address, or one that speaks another protocol.
+                // The process at that address refuses the link.
                 ConnEvent::Failed(LinkError::Closed | LinkError::Protocol) => (Errno::CONNREFUSED, Box::default()),
                 ConnEvent::Failed(why) => (why.into(), Box::default()),
                 // Only listeners report requests.
@@ -126,7 +126,7 @@ fn refused(error: Error) -> Errno {
 }
 
 impl Ep {
-    /// `fi_connect`.
+    /// Connects to a peer: `fi_connect`.
     pub(crate) fn connect(&self, peer: &EpName, data: &[u8]) -> Result<(), Errno> {
         if data.len() > weft_engine::MAX_CONN_DATA {
             return Err(Errno::INVAL);
@@ -140,7 +140,7 @@ impl Ep {
         Ok(())
     }
 
-    /// `fi_accept`.
+    /// Accepts the request that the endpoint was opened from: `fi_accept`.
     pub(crate) fn accept(&self, data: &[u8]) -> Result<(), Errno> {
         if data.len() > weft_engine::MAX_CONN_DATA {
             return Err(Errno::INVAL);
@@ -155,7 +155,7 @@ impl Ep {
         self.step(|engine| engine.accept(&request.peer, data))
     }
 
-    /// `fi_shutdown`.
+    /// Ends the connection: `fi_shutdown`.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         self.step(Eng::disconnect)
     }

@@ -34,7 +34,7 @@ pub(crate) fn refused(error: NicError) -> Errno {
 }
 
 impl Ep {
-    /// `fi_enable`.
+    /// Enables the endpoint: `fi_enable`.
     pub(crate) fn enable(&self) -> Result<(), Errno> {
         if self.parent.is_some() {
             return Err(Errno::INVAL);

@@ -87,7 +87,7 @@ struct Started {
     identity: Identity,
     /// The name of the first receive context.
     name: EpName,
-    /// Peers may connect that know the listening address only, without the full name.
+    /// Whether peers may connect that know only the listening address, and not the full name.
     open: bool,
     /// The devices of receive contexts that are not enabled yet. Peers may connect to them already.
     devices: Vec<Option<Box<Devices>>>,
@@ -245,7 +245,7 @@ impl Sep {
             config.identity = Some(Identity { context: Some(index), ..started.identity });
             Some(name)
         } else {
-            // Peers do not connect to a transmit context. It tells its endpoint's listening address, for
+            // Peers do not connect to a transmit context. It announces its endpoint's listening address, for
             // peers that know only that address.
             config.listen = base.tcp().then(|| SocketAddr::new(base.socket().ip(), 0));
             config.named_socket = Some(base.socket());

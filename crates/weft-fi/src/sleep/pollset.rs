@@ -165,7 +165,7 @@ impl PollSet {
     }
 }
 
-/// `fi_poll_open`.
+/// Opens a poll set: `fi_poll_open`.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut sys::fid_domain,
     attr: *mut sys::fi_poll_attr,

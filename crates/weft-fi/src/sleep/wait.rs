@@ -41,7 +41,7 @@ pub(crate) struct Waker {
     condition: Option<Arc<Condition>>,
 }
 
-/// Why a sleep ended.
+/// The cause of the end of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
     /// A descriptor became ready, or the waker was notified.
@@ -97,7 +97,7 @@ impl Waker {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Wakes the sleeper, or the next one.
+    /// Notifies the bell: wakes the sleeper, or ends the next sleep at once.
     pub(crate) fn notify(&self) {
         // The counter does not overflow in practice, and a full counter is readable as well.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
@@ -112,7 +112,7 @@ impl Waker {
         let _ = rustix::io::read(&self.bell, &mut count);
     }
 
-    /// Sleeps until something happens or the time is up.
+    /// Sleeps until an event or the time-out.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> Woken {
         // Whole milliseconds, rounded up, so that a short sleep does not become a spin.
         let timeout = timeout.map(|duration| {

@@ -116,7 +116,7 @@ impl WaitSet {
         self.members.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// `fi_wait`.
+    /// Waits until a member has an event: `fi_wait`.
     fn wait(&self, deadline: Deadline) -> Result<(), Errno> {
         while !self.park(deadline)? {
             // No member is held during the sleep, so that members can be closed meanwhile.
@@ -173,7 +173,7 @@ impl WaitSet {
     }
 }
 
-/// `fi_wait_open`.
+/// Opens a wait set: `fi_wait_open`.
 pub(crate) unsafe extern "C" fn open(
     fabric: *mut sys::fid_fabric,
     attr: *mut sys::fi_wait_attr,

@@ -13,8 +13,8 @@
 //!   level covers, and by the progress thread ([`progress::Visit`]), which the rings know.
 //! - A call that has delivered runs the programs that it released ([`crate::trigger`]) after it has left the
 //!   engine, or leaves them to the next round (`State::programs_due`).
-//! - The same holds for stalled programs (`State::programs_stalled`). Any call in which the engine may make progress
-//!   may have made room for them, and no later round needs to find work.
+//! - The same applies to stalled programs (`State::programs_stalled`) after any call in which the engine may make
+//!   progress. Such a call may have made room for them, and no later round needs to find work.
 
 pub(crate) mod deferred;
 mod parking;

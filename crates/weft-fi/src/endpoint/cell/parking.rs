@@ -100,14 +100,14 @@ impl EndpointCell {
         false
     }
 
-    /// Wakes the progress thread, if it sleeps.
+    /// Notifies the progress thread, if it sleeps.
     pub(in crate::endpoint) fn notify_listener(&self, state: &mut State) {
         if state.parking.wake_listener() {
             self.progress_thread.as_ref().inspect(|thread| thread.notify());
         }
     }
 
-    /// Wakes all sleepers after a control call. The call may have left completions undelivered, made room for
+    /// Notifies all sleepers after a control call. The call may have left completions undelivered, made room for
     /// stalled programs, or ended the devices' parking.
     pub(in crate::endpoint) fn notify_sleepers(&self, state: &mut State) {
         state.programs_due |= state.programs_stalled;
@@ -120,7 +120,7 @@ impl EndpointCell {
 
 impl State {
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
-        // The devices do not wake anyone for programs that are due.
+        // The devices do not wake a sleeper for programs that are due.
         if !(self.watch_idle(waker) && !self.programs_due && self.park_devices()) {
             return false;
         }
@@ -145,7 +145,7 @@ impl State {
         }
     }
 
-    /// Parks the devices for the progress thread, which sleeps from now on. On `false` there was work to do.
+    /// Arms the devices for the progress thread, which sleeps from now on. On `false` there was work to do.
     pub(crate) fn park_listener(&mut self, waker: &Waker) -> bool {
         if !(self.watch_idle(waker) && self.engine.as_mut().is_none_or(|engine| engine.nic_mut().arm())) {
             return false;

@@ -183,7 +183,7 @@ impl State {
     }
 }
 
-/// The processor that runs this thread, or `u32::MAX` where the system does not tell.
+/// The processor that runs this thread, or `u32::MAX` if the system does not report it.
 fn this_cpu() -> u32 {
     // SAFETY: the function takes no arguments and returns an integer.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(u32::MAX)
