@@ -25,10 +25,10 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 use zerocopy::little_endian::U64;
 
-use crate::amo::Reduction;
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Schedule, Span, Task};
 use crate::engine::Engine;
+use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
 use crate::engine::ids::PeerId;
 use crate::engine::ops::{RecvInfo, TxOp};
 use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
@@ -63,65 +63,6 @@ const NO_PEER: Fault = Fault::Refused(Error::NoSuchAddress);
 
 const _: () = assert!(NUMBER_BITS + SEQUENCE_BITS + GROUP_BITS == 63);
 const _: () = assert!(collective::MAX_TASKS <= 1 << NUMBER_BITS);
-
-/// Names a group of one endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GroupId(u32);
-
-impl GroupId {
-    /// The id as a number, for the layer above to hand out.
-    #[must_use]
-    pub const fn to_number(self) -> u32 {
-        self.0
-    }
-
-    /// The id with this number. Ids of no group are refused where they are used.
-    #[must_use]
-    pub const fn from_number(number: u32) -> Self {
-        Self(number)
-    }
-}
-
-/// The elements of a collective's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Elements {
-    /// Elements of this many bytes that are only moved.
-    Bytes(usize),
-    /// Numbers that are combined.
-    Numbers(Reduction),
-}
-
-impl Elements {
-    const fn size(self) -> usize {
-        match self {
-            Self::Bytes(size) => size,
-            Self::Numbers(reduction) => reduction.element_bytes(),
-        }
-    }
-}
-
-/// A collective operation.
-#[derive(Clone, Copy, Debug)]
-pub struct CollectiveOp {
-    /// The group.
-    pub group: GroupId,
-    /// The operation, which determines the lengths of the buffers.
-    pub operation: Operation,
-    /// The root's rank, for operations that have a root.
-    pub root: u32,
-    /// Elements in one block.
-    pub count: usize,
-    /// The elements.
-    pub elements: Elements,
-    /// The client's input.
-    pub input: Iov,
-    /// The client's result.
-    pub result: Iov,
-    /// Comes back with the completion.
-    pub ctx: Context,
-    /// Behaviour.
-    pub flags: OpFlags,
-}
 
 /// The groups of one endpoint.
 #[derive(Default)]
@@ -294,17 +235,17 @@ impl<N: Nic> Engine<N> {
             ready: false,
         });
         self.run_collectives();
-        Ok(GroupId(u32_of(group)))
+        Ok(GroupId::from_number(u32_of(group)))
     }
 
     /// Leaves a group. Errors: `NoSuchAddress` if there is no such group, `Again` while operations are under way.
     pub fn leave_group(&mut self, group: GroupId) -> Result<(), Error> {
         let groups = &mut self.state.collectives().groups;
-        match groups.get(group.0 as usize) {
+        match groups.get(group.index()) {
             None => Err(Error::NoSuchAddress),
             Some(group) if group.runs > 0 => Err(Error::Again),
             Some(_) => {
-                groups.remove(group.0 as usize);
+                groups.remove(group.index());
                 Ok(())
             }
         }
@@ -320,7 +261,7 @@ impl<N: Nic> Engine<N> {
         if groups.runs.len() >= RUN_LIMIT {
             return Err(Error::Again);
         }
-        let group = groups.groups.get_mut(op.group.0 as usize).ok_or(Error::NoSuchAddress)?;
+        let group = groups.groups.get_mut(op.group.index()).ok_or(Error::NoSuchAddress)?;
         if group.numbers.is_empty() {
             return Err(Error::NotConnected);
         }
@@ -330,7 +271,7 @@ impl<N: Nic> Engine<N> {
         group.next_sequence += 1;
         group.runs += 1;
         groups.start(ActiveRun {
-            group: op.group.0 as usize,
+            group: op.group.index(),
             purpose: Purpose::Operation { sequence },
             request,
             elements: op.elements,
@@ -352,18 +293,18 @@ impl<N: Nic> Engine<N> {
     /// Errors: `NoSuchAddress` if there is no such group, `TooLong`.
     pub fn collective_bytes(&self, op: &CollectiveOp) -> Result<(usize, usize), Error> {
         let groups = self.state.collectives.as_deref().ok_or(Error::NoSuchAddress)?;
-        groups.groups.get(op.group.0 as usize).ok_or(Error::NoSuchAddress)?.buffer_bytes(op)
+        groups.groups.get(op.group.index()).ok_or(Error::NoSuchAddress)?.buffer_bytes(op)
     }
 
     /// The rank of a member, or `None` if there is no such group or the address is no member's.
     pub fn rank_in(&self, group: GroupId, addr: Addr) -> Option<u32> {
-        let group = self.state.collectives.as_deref()?.groups.get(group.0 as usize)?;
+        let group = self.state.collectives.as_deref()?.groups.get(group.index())?;
         group.members.iter().position(|&member| member == addr).map(u32_of)
     }
 
     /// The number of members, or `None` if there is no such group.
     pub fn members_in(&self, group: GroupId) -> Option<u32> {
-        self.state.collectives.as_deref()?.groups.get(group.0 as usize).map(|group| u32_of(group.members.len()))
+        self.state.collectives.as_deref()?.groups.get(group.index()).map(|group| u32_of(group.members.len()))
     }
 
     /// Lets every run go on until all of them wait for transfers.

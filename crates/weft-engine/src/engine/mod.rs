@@ -9,6 +9,7 @@
 
 mod atomic;
 mod claims;
+mod collective_op;
 mod collectives;
 mod connection;
 mod datagram;
@@ -32,7 +33,7 @@ mod strangers;
 mod transfer;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
-pub use collectives::{CollectiveOp, Elements, GroupId};
+pub use collective_op::{CollectiveOp, Elements, GroupId};
 pub use connection::{ConnEvent, MAX_CONN_DATA, PEER, Role};
 pub(crate) use ids::{PeerId, TransferId};
 pub(crate) use peer::{HEADER_BYTES, ORDERED_RMA_BYTES};

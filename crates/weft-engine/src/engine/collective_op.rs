@@ -1,0 +1,74 @@
+//! Requests for collectives: the group, the elements, the operation.
+//!
+//! Place in the data flow: weft-fi builds a [`CollectiveOp`] from a call of the client and passes it to
+//! `Engine::start_collective`.
+
+use crate::amo::Reduction;
+use crate::api::{Context, OpFlags};
+use crate::collective::Operation;
+use crate::mem::Iov;
+
+/// Names a group of one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GroupId(u32);
+
+impl GroupId {
+    /// The id as a number, for the layer above to hand out.
+    #[must_use]
+    pub const fn to_number(self) -> u32 {
+        self.0
+    }
+
+    /// The id with this number. Ids of no group are refused where they are used.
+    #[must_use]
+    pub const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The index in the table of groups.
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// The elements of a collective's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elements {
+    /// Elements of this many bytes that are only moved.
+    Bytes(usize),
+    /// Numbers that are combined.
+    Numbers(Reduction),
+}
+
+impl Elements {
+    /// The length of one element in bytes.
+    pub(crate) const fn size(self) -> usize {
+        match self {
+            Self::Bytes(size) => size,
+            Self::Numbers(reduction) => reduction.element_bytes(),
+        }
+    }
+}
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug)]
+pub struct CollectiveOp {
+    /// The group.
+    pub group: GroupId,
+    /// The operation, which determines the lengths of the buffers.
+    pub operation: Operation,
+    /// The root's rank, for operations that have a root.
+    pub root: u32,
+    /// Elements in one block.
+    pub count: usize,
+    /// The elements.
+    pub elements: Elements,
+    /// The client's input.
+    pub input: Iov,
+    /// The client's result.
+    pub result: Iov,
+    /// Comes back with the completion.
+    pub ctx: Context,
+    /// Behaviour.
+    pub flags: OpFlags,
+}
