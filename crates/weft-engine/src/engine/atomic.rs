@@ -22,11 +22,11 @@ use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
 use crate::bugs::planted;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
+use crate::engine::peer::Direction;
 use crate::engine::peer::Peer;
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
 use crate::engine::state::{State, Violation};
-use crate::engine::stats::Direction;
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::Nic;
@@ -168,7 +168,7 @@ impl<N: Nic> Engine<N> {
                 return Ok(());
             }
             let peer = &self.state.peers[peer_id];
-            if must_leave && (peer.link().is_none() || len <= part_limit(op.amo, peer.caps.mailbox_bytes) as u64) {
+            if must_leave && (peer.link().is_none() || len <= part_limit(op.amo, peer.mailbox_bytes()) as u64) {
                 return self.inject_must_wait(peer_id, Kind::Atomic, op.ctx, op.flags);
             }
         }
@@ -216,7 +216,7 @@ impl<N: Nic> Engine<N> {
         let Some(link) = peer.link() else { return false };
         let cost = fetch_cost(op.amo, remote.len);
         if !peer.tx_is_empty()
-            || remote.len > part_limit(op.amo, peer.caps.mailbox_bytes) as u64
+            || remote.len > part_limit(op.amo, peer.mailbox_bytes()) as u64
             || peer.fetching() + cost > FETCH_WINDOW_BYTES
             || !(unwatched || peer.may_ask(0, self.state.outgoing.request_limit()))
         {
@@ -225,7 +225,7 @@ impl<N: Nic> Engine<N> {
         let index = if unwatched { NO_OP } else { self.state.outgoing.next_op().get() };
         let data = op.flags.contains(OpFlags::DATA).then_some(op.data);
         let id = Op { op: index.into(), part: 0.into() };
-        let request = RequestHead::new(op.amo, id, remote, data, false, peer.tx_seq);
+        let request = RequestHead::new(op.amo, id, remote, data, false, peer.tx_seq());
         let sent = if op.amo.sources() > 1 {
             let body: SmallVec<[Iov; 4]> = op.iov.iter().chain(op.compare).copied().collect();
             self.nic.send(link, request.bytes(), &body)
@@ -235,15 +235,15 @@ impl<N: Nic> Engine<N> {
         if sent.is_err() {
             return false;
         }
-        peer.tx_seq = peer.tx_seq.wrapping_add(1);
+        peer.message_sent();
         peer.count_access(Direction::Sent, remote.len);
         if unwatched {
-            peer.extra().quiet_writes += 1;
+            peer.begin_quiet_write();
             return true;
         }
-        peer.extra().fetching += cost;
-        peer.outstanding += 1;
-        peer.extra().accesses += 1;
+        peer.begin_fetch(cost);
+        peer.begin_ops(1);
+        peer.begin_accesses(1);
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
         self.state.outgoing.push(peer, || TxOp {
             next_part: 1,
@@ -274,7 +274,7 @@ impl<N: Nic> Engine<N> {
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
         let peer = &mut self.state.peers[op.peer];
-        let limit = part_limit(amo, peer.caps.mailbox_bytes) as u64;
+        let limit = part_limit(amo, peer.mailbox_bytes()) as u64;
         if op.next_part == 0 {
             split(&mut op.remote, limit);
         }
@@ -293,11 +293,11 @@ impl<N: Nic> Engine<N> {
         let more = next.is_some();
         let data = (next.is_none() && op.flags.contains(OpFlags::DATA)).then_some(op.data);
         let id = Op { op: index.get().into(), part: op.next_part.into() };
-        let request = RequestHead::new(amo, id, remote, data, more, peer.tx_seq);
+        let request = RequestHead::new(amo, id, remote, data, more, peer.tx_seq());
         if self.nic.send(link, request.bytes(), &body).is_err() {
             return Started::Blocked;
         }
-        peer.extra().fetching += cost;
+        peer.begin_fetch(cost);
         Started::Sent
     }
 
@@ -305,19 +305,19 @@ impl<N: Nic> Engine<N> {
     #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn run_results(&mut self, peer_id: PeerId) -> bool {
         let peer = &mut self.state.peers[peer_id];
-        let (Some(link), Some(queues)) = (peer.link(), peer.queues.as_mut()) else { return false };
-        let Some(results) = queues.results.as_mut() else { return false };
-        let mut moved = false;
+        let (Some(link), first) = (peer.link(), peer.tx_seq()) else { return false };
+        let Some(results) = peer.queues_mut().and_then(|queues| queues.results_mut()) else { return false };
+        let mut sent = 0;
         while let Some(message) = results.first() {
-            wire::number(message, peer.tx_seq);
+            wire::number(message, first.wrapping_add(sent));
             if self.nic.send(link, message, &[]).is_err() {
                 break;
             }
-            peer.tx_seq = peer.tx_seq.wrapping_add(1);
             results.sent();
-            moved = true;
+            sent += 1;
         }
-        moved
+        peer.messages_sent(sent);
+        sent > 0
     }
 }
 
@@ -452,7 +452,7 @@ impl State {
         let kind = if amo.fetches() {
             family.set(OpFlags::CHANGES, amo.changes());
             let room = part_room(&self.peers[peer_id]);
-            let results = self.peers.queues(peer_id).results.get_or_insert_default();
+            let results = self.peers.queues(peer_id).new_results();
             amo.execute(&target, request.sources, Some(results.begin(id, len, room)));
             self.peers.activate(peer_id);
             Kind::RemoteRead
@@ -471,7 +471,7 @@ impl State {
     /// Whether the result of a request has room in a message, and in the window of results.
     fn may_fetch(&self, peer_id: PeerId, len: usize) -> bool {
         let peer = &self.peers[peer_id];
-        let results = peer.queues.as_ref().and_then(|queues| queues.results.as_ref());
+        let results = peer.queues().and_then(|queues| queues.results());
         let cost = RESULT_HEAD_BYTES + len;
         results.map_or(0, |results| results.cost) + cost <= FETCH_WINDOW_BYTES as usize
             && size_of::<Head>() + cost <= part_room(peer)
@@ -490,7 +490,7 @@ impl State {
             mem::scatter(&home, 0, payload);
             op.pending -= 1;
             let peer = &mut self.peers[peer_id];
-            peer.extra().fetching = peer.fetching().saturating_sub(cost);
+            peer.end_fetch(cost);
             self.finish_op(index);
             if r.rest().is_empty() {
                 return Ok(());
@@ -513,7 +513,7 @@ impl State {
         op.fault.get_or_insert(fault);
         op.pending -= 1;
         let peer = &mut self.peers[peer_id];
-        peer.extra().fetching = peer.fetching().saturating_sub(cost);
+        peer.end_fetch(cost);
         self.finish_op(index);
         Ok(())
     }
@@ -521,7 +521,7 @@ impl State {
 
 /// Length of a message of results. The result of the longest part fits.
 fn part_room(peer: &Peer) -> usize {
-    (peer.caps.mailbox_bytes as usize).min(size_of::<Head>() + RESULT_HEAD_BYTES + PART_BYTES)
+    (peer.mailbox_bytes() as usize).min(size_of::<Head>() + RESULT_HEAD_BYTES + PART_BYTES)
 }
 
 #[cfg(test)]

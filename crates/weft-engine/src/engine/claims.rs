@@ -69,7 +69,7 @@ impl State {
     fn claim(&self, name: &EpName) -> Option<AddressClaim> {
         let addr = self.peers.book().addr(name)?;
         let row = self.peers.book().name(addr).filter(|row| !row.is_full())?;
-        let lives = |peer_id: PeerId| self.peers[peer_id].name.base().same_endpoint(&name.base());
+        let lives = |peer_id: PeerId| self.peers[peer_id].name().base().same_endpoint(&name.base());
         let proven = name.same_endpoint(&self.me) || self.peers.at_service(&row).is_some_and(lives);
         Some(if proven { AddressClaim::Proven(addr) } else { AddressClaim::Unproven(addr) })
     }
@@ -107,10 +107,10 @@ impl State {
     /// Starts a query for the address that a stranger claims, if it claims one.
     pub(crate) fn query_claimed_address(&mut self, peer_id: PeerId) {
         let peer = &self.peers[peer_id];
-        if peer.addr != ADDR_NONE || !peer.is_in_use() {
+        if peer.addr() != ADDR_NONE || !peer.is_in_use() {
             return;
         }
-        match self.claim(&peer.name) {
+        match self.claim(&peer.name()) {
             Some(AddressClaim::Proven(addr)) => self.set_address(peer_id, addr),
             Some(AddressClaim::Unproven(addr)) => {
                 self.query(addr);
@@ -159,9 +159,11 @@ impl State {
         let query = self.address_queries.swap_remove(at);
         self.finish_query(&query, None);
         let claims = |state: &Self| {
-            let mut strangers = state.peers.as_slice().iter().filter(|peer| peer.addr == ADDR_NONE && peer.is_in_use());
-            strangers
-                .any(|peer| matches!(state.claim(&peer.name), Some(AddressClaim::Unproven(addr)) if addr == query.addr))
+            let mut strangers =
+                state.peers.as_slice().iter().filter(|peer| peer.addr() == ADDR_NONE && peer.is_in_use());
+            strangers.any(
+                |peer| matches!(state.claim(&peer.name()), Some(AddressClaim::Unproven(addr)) if addr == query.addr),
+            )
         };
         let tries = query.tries + u8::from(why != LinkError::Timeout);
         if tries < TRIES && claims(self) {
@@ -188,7 +190,7 @@ impl State {
             if let Some(peer_id) = self.peers.find(&name)
                 && lives.is_some()
                 && !proven
-                && self.peers[peer_id].addr == addr
+                && self.peers[peer_id].addr() == addr
             {
                 // The peer was at this address before, and now calls from another one.
                 self.clear_address(peer_id);
@@ -204,8 +206,8 @@ impl State {
     fn evict_former_endpoint(&mut self, addr: Addr, name: &EpName) {
         for peer_id in self.peers.ids() {
             let peer = &self.peers[peer_id];
-            let other = peer.name.is_full() && !peer.name.base().same_endpoint(&name.base());
-            if peer.addr == addr && other && peer.is_in_use() {
+            let other = peer.name().is_full() && !peer.name().base().same_endpoint(&name.base());
+            if peer.addr() == addr && other && peer.is_in_use() {
                 self.fail_peer(peer_id, LinkError::Gone);
             }
         }
@@ -217,15 +219,15 @@ impl State {
         let Some(row) = self.peers.book().name(addr) else { return };
         for peer_id in self.peers.ids() {
             let peer = &self.peers[peer_id];
-            if !peer.is_in_use() || !peer.name.is_full() || !peer.name.base().same_endpoint(&name.base()) {
+            if !peer.is_in_use() || !peer.name().is_full() || !peer.name().base().same_endpoint(&name.base()) {
                 continue;
             }
             self.set_address(peer_id, addr);
             // Operations to the address use the existing link, unless operations wait for a link that is being
             // made.
             let peer = &self.peers[peer_id];
-            if peer.addr == addr
-                && peer.name.context_index().is_none_or(|index| index == 0)
+            if peer.addr() == addr
+                && peer.name().context_index().is_none_or(|index| index == 0)
                 && self.peers.known(addr).is_none()
             {
                 self.peers.set_route(addr, peer_id);

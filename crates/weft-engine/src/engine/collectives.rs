@@ -31,10 +31,10 @@ use crate::engine::Engine;
 use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
 use crate::engine::ids::PeerId;
 use crate::engine::ops::{RecvInfo, TxOp};
+use crate::engine::peer::Direction;
 use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::{State, Violation};
-use crate::engine::stats::Direction;
 use crate::mem::{Iov, IovList, Owned};
 use crate::name::EpName;
 use crate::nic::{LinkError, Nic, RemoteIov};
@@ -406,10 +406,10 @@ impl State {
         let window = self.config.window_bytes as u64;
         let peer = &mut self.peers[peer_id];
         let cost = payload.len() as u64 + EAGER_COST;
-        if peer.rx_used + cost > window {
+        if peer.rx_used() + cost > window {
             return Err(Violation);
         }
-        peer.rx_used += cost;
+        peer.use_window(cost);
         peer.count_message(Direction::Received, cost);
         let groups = self.collectives();
         if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
@@ -440,8 +440,7 @@ impl State {
         let (tag, op, len) = (rts.tag.get(), rts.op.get(), rts.len.get());
         let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
         let peer = &mut self.peers[peer_id];
-        peer.extra().rendezvous_waiting += 1;
-        if peer.rendezvous_waiting() as usize > UNMATCHED_LIMIT {
+        if peer.begin_announcement() > UNMATCHED_LIMIT {
             return Err(Violation);
         }
         let arrived = Arrived::Announced { op, len, source, ack, poisoned };

@@ -202,7 +202,7 @@ impl<N: Nic> Engine<N> {
     /// The name of the connected peer.
     pub fn peer(&self) -> Option<EpName> {
         let ConnectionPhase::Connected(peer_id) = self.state.connection.phase else { return None };
-        self.state.peers.get(peer_id).map(|peer| peer.name)
+        self.state.peers.get(peer_id).map(|peer| peer.name())
     }
 
     /// The events since the last call, in order.
@@ -352,7 +352,7 @@ impl State {
         self.connection.phase = ConnectionPhase::Connected(peer_id);
         // Operations to `PEER` use this route. As a source the peer has no address.
         self.peers.set_only_route(Some(peer_id));
-        let peer = self.peers[peer_id].name;
+        let peer = self.peers[peer_id].name();
         self.announce(ConnEvent::Connected { peer, data });
     }
 

@@ -43,9 +43,9 @@ impl<N: Nic> Engine<N> {
         }
         let peer_id = self.state.peer_for(op.dest)?;
         let peer = &self.state.peers[peer_id];
-        let queued = peer.queues.as_ref().map_or(0, |queues| queues.tx.len());
+        let queued = peer.queues().map_or(0, |queues| queues.ops());
         let crowded = queued >= WAITING_LIMIT || self.state.outgoing.len() >= self.state.config.tx_depth;
-        if crowded || (peer.link().is_some() && len as u64 + EAGER_COST > peer.tx_credit) {
+        if crowded || (peer.link().is_some() && len as u64 + EAGER_COST > peer.tx_credit()) {
             self.state.dropped += 1;
             let wanted = !op.flags.contains(OpFlags::QUIET);
             if planted!(Bug::DropUnreported, wanted, false) {

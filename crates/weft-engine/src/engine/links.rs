@@ -331,7 +331,7 @@ impl State {
         }
         let (LinkState::Dialing, Some(peer_id)) = (slot.state, slot.peer) else { return };
         slot.state = LinkState::Opening;
-        let full = self.peers[peer_id].name.is_full();
+        let full = self.peers[peer_id].name().is_full();
         let peer_id = if full { peer_id } else { self.learn_name(link, peer_id, &up.peer) };
         if self.peers[peer_id].state() == PeerState::Connecting(link) {
             self.send_first_message(link);
@@ -357,7 +357,7 @@ impl State {
     pub(crate) fn grant(&mut self, link: LinkId) -> Open {
         let (mut used, mut withheld) = (0, 0);
         if let Some(peer_id) = self.links.slot(link).peer {
-            (used, withheld) = (self.peers[peer_id].rx_used, self.withheld_at_first(peer_id));
+            (used, withheld) = (self.peers[peer_id].rx_used(), self.withheld_at_first(peer_id));
         }
         let window = (self.config.window_bytes as u64).saturating_sub(used + withheld);
         if let Some(pending) = &mut self.links.slot(link).pending {
@@ -396,15 +396,15 @@ impl State {
         let peer = &mut self.peers[peer_id];
         // An OPEN that its sender has given up may still arrive, after later ones. (A peer that knows us by two names
         // sends two at once.)
-        let is_late = !to_self && call.wrapping_sub(peer.call) > u32::MAX / 2;
+        let is_late = !to_self && call.wrapping_sub(peer.call()) > u32::MAX / 2;
         if is_late {
             return self.refuse_link(link);
         }
-        peer.call = call;
+        peer.set_call(call);
         match peer.state() {
             _ if to_self => {
                 // Both ends of the link meet in this engine. This end only receives.
-                peer.extra().own_end = Some(link);
+                peer.set_own_end(link);
                 let slot = self.links.slot(link);
                 slot.state = LinkState::Carrying;
                 slot.pending = None;
@@ -418,7 +418,7 @@ impl State {
             PeerState::Connecting(_) => {
                 self.links.set_state(link, LinkState::Standby);
                 // The peer has given up its earlier attempt, or will repeat it.
-                if let Some(earlier) = self.peers.queues(peer_id).standby.replace(link) {
+                if let Some(earlier) = self.peers.queues(peer_id).set_standby(Some(link)) {
                     self.links.close(earlier);
                 }
             }
@@ -481,7 +481,7 @@ impl State {
             return Err(Violation);
         }
         let window = open.window_bytes.get();
-        if self.peers[peer_id].name.same_endpoint(&self.me)
+        if self.peers[peer_id].name().same_endpoint(&self.me)
             && let Some(pending) = &mut self.links.slot(link).pending
         {
             // The other end is this engine, too. The window that it grants is the one that was granted.
@@ -508,8 +508,8 @@ impl State {
         let peer = &mut self.peers[peer_id];
         if peer.state() == PeerState::Connecting(link) {
             peer.set_state(PeerState::Idle);
-            peer.redials += 1;
-            if peer.redials > REDIAL_LIMIT {
+            peer.count_redial();
+            if peer.redials() > REDIAL_LIMIT {
                 self.fail_peer(peer_id, LinkError::Refused);
             } else if let Some(standby) = self.take_standby(peer_id) {
                 self.adopt_standby(standby, peer_id);
@@ -528,7 +528,7 @@ impl State {
 
     /// Removes the peer's attempt that waits for the end of ours.
     fn take_standby(&mut self, peer_id: PeerId) -> Option<LinkId> {
-        self.peers[peer_id].queues.as_mut()?.standby.take()
+        self.peers[peer_id].queues_mut()?.set_standby(None)
     }
 
     /// A link is of no further use. Its peer fails unless another link can take over.
@@ -559,10 +559,10 @@ impl State {
                 }
                 peer.set_state(PeerState::Idle);
                 // The peer may have received our OPEN, and dropped its own attempt, before the link broke.
-                let broke = state == LinkState::Opening && why != LinkError::Closed && peer.redials < INSISTENCE;
+                let broke = state == LinkState::Opening && why != LinkError::Closed && peer.redials() < INSISTENCE;
                 match self.take_standby(peer_id) {
                     Some(standby) if broke => {
-                        self.peers[peer_id].redials += 1;
+                        self.peers[peer_id].count_redial();
                         self.refuse_link(standby);
                         self.peers.activate(peer_id);
                     }
@@ -582,8 +582,8 @@ impl State {
         if let PeerState::Connecting(link) | PeerState::Greeting(link) | PeerState::Up(link) = peer.state() {
             theirs.push(link);
         }
-        theirs.extend(peer.queues.as_ref().and_then(|queues| queues.standby));
-        theirs.extend(peer.extra.as_ref().and_then(|extra| extra.own_end));
+        theirs.extend(peer.queues().and_then(|queues| queues.standby()));
+        theirs.extend(peer.own_end());
         theirs.retain(|link| {
             self.links.lookup(*link).is_some_and(|(state, of)| state != LinkState::Free && of == Some(peer_id))
         });

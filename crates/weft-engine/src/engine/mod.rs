@@ -47,7 +47,7 @@ use zerocopy::little_endian::U32;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
 use crate::bugs::planted;
 use crate::engine::ops::TxOp;
-use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, reply_cost};
+use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds};
 use crate::engine::peers::Peers;
 use crate::engine::registrations::Registrations;
 use crate::engine::state::State;
@@ -73,7 +73,7 @@ impl PeerNames<'_> {
     /// The name of the peer whose number is in a `Fault::Stranger`.
     #[must_use]
     pub fn name(&self, number: u32) -> Option<EpName> {
-        self.0.as_slice().get(number as usize).map(|peer| peer.name)
+        self.0.as_slice().get(number as usize).map(|peer| peer.name())
     }
 }
 
@@ -210,7 +210,7 @@ impl<N: Nic> Engine<N> {
     /// there, and the bytes that the peer has used here. Returned bytes do not count as used.
     pub fn window(&self, addr: Addr) -> Option<(u64, u64)> {
         let peer = self.state.peers.get(self.state.peers.known(addr)?)?;
-        peer.link().map(|_| (peer.tx_credit, peer.rx_used))
+        peer.link().map(|_| (peer.tx_credit(), peer.rx_used()))
     }
 
     /// Number of posted receives, tagged and untagged.
@@ -310,7 +310,7 @@ impl<N: Nic> Engine<N> {
         }
         let peer_id = op.peer;
         let index = self.state.outgoing.push(&mut self.state.peers[peer_id], || op);
-        self.state.peers.queues(peer_id).tx.push_back(index);
+        self.state.peers.queues(peer_id).push_op(index);
         planted!(Bug::AgainWithEffect, Ok(()), if full { Err(Error::Again) } else { Ok(()) })
     }
 
@@ -325,7 +325,7 @@ impl<N: Nic> Engine<N> {
         flags: OpFlags,
     ) -> Result<(), Error> {
         let peer = &mut self.state.peers[peer_id];
-        if let Some(why) = peer.connect_failure.take() {
+        if let Some(why) = peer.take_connect_failure() {
             self.state.drop_routes(peer_id);
             self.state.release_service_address(peer_id);
             self.state.completions.push(Completion {
@@ -358,7 +358,7 @@ impl<N: Nic> Engine<N> {
         let mut round = self.state.peers.take_active(std::mem::take(&mut self.round));
         let mut moved = 0;
         for &peer_id in &round {
-            self.state.peers[peer_id].active = false;
+            self.state.peers[peer_id].set_active(false);
             moved += usize::from(self.run_peer(peer_id));
         }
         if self.state.strangers_exceed() {
@@ -376,7 +376,7 @@ impl<N: Nic> Engine<N> {
     /// stack at once.
     pub(crate) fn run_peer(&mut self, peer_id: PeerId) -> bool {
         let moved = self.run_queues(peer_id);
-        if self.state.peers[peer_id].addr == ADDR_NONE {
+        if self.state.peers[peer_id].addr() == ADDR_NONE {
             self.account_device(peer_id);
         }
         moved
@@ -384,7 +384,7 @@ impl<N: Nic> Engine<N> {
 
     fn run_queues(&mut self, peer_id: PeerId) -> bool {
         let peer = &self.state.peers[peer_id];
-        let Some(queues) = peer.queues.as_ref() else { return false };
+        let Some(queues) = peer.queues() else { return false };
         let kinds = queues.kinds();
         if kinds.is_empty() {
             self.state.peers.return_queues(peer_id);
@@ -413,7 +413,7 @@ impl<N: Nic> Engine<N> {
     }
 
     pub(crate) fn dial(&mut self, peer_id: PeerId) {
-        let name = self.state.peers[peer_id].name;
+        let name = self.state.peers[peer_id].name();
         match self.nic.connect(&name) {
             Ok(link) => {
                 self.state.links.dialing(link, peer_id);
@@ -426,9 +426,9 @@ impl<N: Nic> Engine<N> {
     #[inline(never)]
     fn run_deferred(&mut self, peer_id: PeerId) -> bool {
         let mut moved = false;
-        while let Some(work) = self.state.peers.queues(peer_id).deferred.pop_front() {
+        while let Some(work) = self.state.peers.queues(peer_id).pop_deferred() {
             if self.run_work(peer_id, &work).is_err() {
-                self.state.peers.queues(peer_id).deferred.push_front(work);
+                self.state.peers.queues(peer_id).retry_deferred(work);
                 break;
             }
             moved = true;
@@ -445,8 +445,7 @@ impl<N: Nic> Engine<N> {
                 w.put(op);
                 self.send_sequenced(peer_id, w.bytes(), iov)?;
                 if copy.is_some() {
-                    let copied = &mut self.state.peers.queues(peer_id).copied;
-                    *copied = copied.saturating_sub(reply_cost(mem::total_len(iov) as u64));
+                    self.state.peers.queues(peer_id).copy_sent(mem::total_len(iov) as u64);
                 }
                 Ok(())
             }
@@ -458,9 +457,9 @@ impl<N: Nic> Engine<N> {
         let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else { return Ok(()) };
         let mut bytes: SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]> = SmallVec::from_slice(head);
-        crate::wire::number(&mut bytes, peer.tx_seq);
+        crate::wire::number(&mut bytes, peer.tx_seq());
         self.nic.send(link, &bytes, body)?;
-        peer.tx_seq = peer.tx_seq.wrapping_add(1);
+        peer.message_sent();
         Ok(())
     }
 
@@ -468,21 +467,22 @@ impl<N: Nic> Engine<N> {
         /// Number of operation numbers in one ACK. It must fit one byte, and the message the smallest mailbox.
         const BATCH: usize = 48;
         let peer = &mut self.state.peers[peer_id];
-        let (Some(link), Some(queues)) = (peer.link(), peer.queues.as_mut()) else { return false };
-        let mut sent = 0;
-        for batch in queues.acks.chunks(BATCH) {
+        let (Some(link), Some(queues)) = (peer.link(), peer.queues()) else { return false };
+        let (mut sent, mut messages) = (0, 0);
+        for batch in queues.acks().chunks(BATCH) {
             let mut w =
                 crate::wire::Writer::<{ 8 + BATCH * 4 }>::new(kind::ACK, u8::try_from(batch.len()).unwrap_or(0));
             for op in batch {
                 w.put(&U32::new(*op));
             }
-            if self.nic.send(link, w.with_seq(peer.tx_seq), &[]).is_err() {
+            if self.nic.send(link, w.with_seq(peer.tx_seq().wrapping_add(messages)), &[]).is_err() {
                 break;
             }
-            peer.tx_seq = peer.tx_seq.wrapping_add(1);
+            messages += 1;
             sent += batch.len();
         }
-        queues.acks.drain(..sent);
+        peer.messages_sent(messages);
+        self.state.peers.queues(peer_id).acks_sent(sent);
         sent > 0
     }
 
@@ -491,9 +491,9 @@ impl<N: Nic> Engine<N> {
         loop {
             planted!(Bug::OrderSwapped, self.state.swap_queued(peer_id));
             let peer = &self.state.peers[peer_id];
-            let Some(&index) = peer.queues.as_ref().and_then(|queues| queues.tx.front()) else { return moved };
+            let Some(index) = peer.queues().and_then(|queues| queues.first_op()) else { return moved };
             let Some(op) = self.state.outgoing.op(index) else {
-                self.state.peers.queues(peer_id).tx.pop_front();
+                self.state.peers.queues(peer_id).pop_op();
                 continue;
             };
             let fresh = op.next_part == 0;
@@ -502,11 +502,11 @@ impl<N: Nic> Engine<N> {
             }
             let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
             if started == Started::Blocked {
-                self.state.peers[peer_id].counters().retries += 1;
+                self.state.peers[peer_id].count_retry();
                 return moved;
             }
             moved = true;
-            self.state.peers.queues(peer_id).tx.pop_front();
+            self.state.peers.queues(peer_id).pop_op();
             self.state.op_sent(peer_id, index);
         }
     }
@@ -519,13 +519,12 @@ impl State {
         let what = |op: &TxOp| (op.parts(), op.kind != Kind::Send, op.awaits_match());
         let (parts, access, unmatched) = self.outgoing.op(index).map_or((1, false, false), what);
         let peer = &mut self.peers[peer_id];
-        peer.outstanding = peer.outstanding.saturating_add(parts);
+        peer.begin_ops(parts);
         if unmatched {
-            peer.extra().unmatched += 1;
+            peer.begin_unmatched();
         }
         if access {
-            let extra = peer.extra();
-            extra.accesses = extra.accesses.saturating_add(parts);
+            peer.begin_accesses(parts);
         }
         self.finish_op(index);
     }
@@ -533,11 +532,11 @@ impl State {
     /// The behaviour of the planted bug `OrderSwapped`: the first two queued operations are exchanged.
     fn swap_queued(&mut self, peer_id: PeerId) {
         let Self { peers, outgoing, .. } = self;
-        if let Some(queues) = peers[peer_id].queues.as_mut()
-            && queues.tx.len() > 1
-            && outgoing.op(queues.tx[0]).is_some_and(|op| op.next_part == 0)
+        if let Some(queues) = peers[peer_id].queues_mut()
+            && queues.second_op().is_some()
+            && queues.first_op().and_then(|op| outgoing.op(op)).is_some_and(|op| op.next_part == 0)
         {
-            queues.tx.swap(0, 1);
+            queues.swap_ops();
         }
     }
 }

@@ -238,7 +238,7 @@ impl Outgoing {
 
     #[inline(always)]
     pub(crate) fn push(&mut self, peer: &mut Peer, make: impl FnOnce() -> TxOp) -> OpId {
-        OpId::new(self.ops.push(&mut peer.ops, make))
+        OpId::new(self.ops.push(peer.ops_mut(), make))
     }
 
     #[inline(always)]
@@ -252,18 +252,18 @@ impl Outgoing {
     }
 
     pub(crate) fn remove(&mut self, peer: &mut Peer, id: OpId) -> Option<TxOp> {
-        self.ops.remove(&mut peer.ops, id.get())
+        self.ops.remove(peer.ops_mut(), id.get())
     }
 
     /// Drops an operation that the caller has already read.
     #[inline(always)]
     pub(crate) fn drop_op(&mut self, peer: &mut Peer, id: OpId) {
-        self.ops.drop_item(&mut peer.ops, id.get());
+        self.ops.drop_item(peer.ops_mut(), id.get());
     }
 
     /// A peer's operations, oldest first.
     pub(crate) fn ops_of(&self, peer: &Peer) -> Vec<OpId> {
-        let mut ids: Vec<_> = self.ops.iter(peer.ops).map(|(key, _)| OpId::new(key)).collect();
+        let mut ids: Vec<_> = self.ops.iter(peer.ops()).map(|(key, _)| OpId::new(key)).collect();
         ids.reverse();
         ids
     }
@@ -295,7 +295,7 @@ impl Outgoing {
     pub(crate) fn start(&mut self, peer: &mut Peer, transfer: Transfer) -> TransferId {
         self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = NonZeroU32::MIN.saturating_add(self.generation - 1);
-        let slot = self.transfers.push(&mut peer.transfers, || Transfer { generation, ..transfer });
+        let slot = self.transfers.push(peer.transfers_mut(), || Transfer { generation, ..transfer });
         TransferId { slot, generation }
     }
 
@@ -320,12 +320,12 @@ impl Outgoing {
     /// Removes a transfer.
     pub(crate) fn end(&mut self, peers: &mut Peers, id: TransferId) -> Option<Transfer> {
         let peer = self.transfer(id)?.peer;
-        self.transfers.remove(&mut peers[peer].transfers, id.slot)
+        self.transfers.remove(peers[peer].transfers_mut(), id.slot)
     }
 
     /// A peer's transfers in the order of their slots.
     pub(crate) fn transfers_of(&self, peer: &Peer) -> Vec<TransferId> {
-        let ids = self.transfers.iter(peer.transfers);
+        let ids = self.transfers.iter(peer.transfers());
         let mut ids: Vec<_> = ids.map(|(slot, x)| TransferId { slot, generation: x.generation }).collect();
         ids.sort_unstable();
         ids

@@ -9,22 +9,24 @@
 //! ([`PeerQueues`]). The engine lends them to a peer while it has queued work, and lets a few peers keep them
 //! ([`QueuePool`]).
 
-use std::collections::{BTreeMap, VecDeque};
+mod counters;
+mod queues;
+mod window;
 
-use smallvec::SmallVec;
+pub(crate) use counters::{Direction, WaitEvent};
+pub(crate) use queues::{BulkOp, Deferred, PeerQueues, QueueKinds, QueuePool};
+
+use std::collections::VecDeque;
 
 use crate::api::{ADDR_NONE, Addr, OpFlags};
-use crate::engine::atomic::FetchResults;
 use crate::engine::groups::Group;
-use crate::engine::ids::{OpId, TransferId, WindowId};
+use crate::engine::ids::{TransferId, WindowId};
 use crate::engine::prefetch::ShortAnnouncement;
-use crate::engine::stats::PeerCounters;
-use crate::engine::strangers::Stake;
+use crate::engine::state::Violation;
+use crate::engine::strangers::Watch;
 use crate::engine::transfer::Announced;
-use crate::mem::{self, IovList, Owned};
 use crate::name::EpName;
-use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
-use crate::wire::Op;
+use crate::nic::{LinkError, LinkId, NicCaps};
 
 /// Limit in bytes of an idle peer's cost in the engine. weft-nic's tests limit the cost with the devices.
 pub(crate) const PEER_BYTES_BUDGET: usize = 192;
@@ -106,32 +108,6 @@ enum Phase {
     Vacant,
 }
 
-/// Work that arrived messages have caused, in their order.
-pub(crate) enum Deferred {
-    /// A complete message without its number. Answers to reads of at most [`PROMPT_REPLY_BYTES`] bytes are
-    /// stored inline.
-    Message(SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]>),
-    /// READ_DATA from a region, or from a copy, which `iov` then describes.
-    Reply { op: Op, key: u64, iov: IovList, copy: Option<Owned> },
-    /// Our message of a collective: its operation number. It passes the messages of the client.
-    Collective(OpId),
-}
-
-/// Bulk data for the device. It waits separately from messages, because the device accepts a limited amount at
-/// a time.
-pub(crate) enum BulkOp {
-    /// Fetches or serves a transfer.
-    Transfer(TransferId),
-    /// Requests the bytes of a transfer, for a matched receive or ahead of one.
-    RequestPush(TransferId),
-    /// Fetches the bytes of a transfer into a matched receive.
-    Fetch(TransferId),
-    /// Pushes a part of an operation of this engine into the peer's window.
-    Push { op: OpId, part: u32, window: u64, len: u64 },
-    /// Helps the peer to move a part of an operation of this engine: the first `len` bytes, from or to `far`.
-    Assist { op: OpId, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
-}
-
 /// The answer that completes a send, after the message has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
@@ -163,12 +139,12 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathCaps {
     /// Length limit of an eager message's payload.
-    pub(crate) eager_bytes: u32,
+    eager_bytes: u32,
     /// Length limit of a read's or write's part that travels within a message.
-    pub(crate) rma_bytes: u32,
-    pub(crate) mailbox_bytes: u32,
+    rma_bytes: u32,
+    mailbox_bytes: u32,
     /// Sends with any of these do not take the fast path.
-    pub(crate) slow_sends: OpFlags,
+    slow_sends: OpFlags,
 }
 
 impl PathFlags {
@@ -212,240 +188,90 @@ impl PathCaps {
 
 /// One peer.
 pub(crate) struct Peer {
-    pub(crate) name: EpName,
+    name: EpName,
     /// Address in the book, `ADDR_NONE` for a stranger.
-    pub(crate) addr: Addr,
+    addr: Addr,
     /// The state, without its link.
     phase: Phase,
     /// The link of the state.
     link: LinkId,
-    pub(crate) caps: PathCaps,
-    pub(crate) path: PathFlags,
+    caps: PathCaps,
+    path: PathFlags,
     /// Whether the peer is in the list of peers with work.
-    pub(crate) active: bool,
+    active: bool,
     /// Reason why the last attempt to connect failed, if it was made for an inject that was not accepted. The
     /// next inject fails with it.
-    pub(crate) connect_failure: Option<LinkError>,
+    connect_failure: Option<LinkError>,
     /// Number of refusals by the peer because it still has an earlier link.
-    pub(crate) redials: u16,
+    redials: u16,
     /// Number of the latest call from the peer ([`wire::Open::call`](crate::wire::Open)).
-    pub(crate) call: u32,
+    call: u32,
     /// Numbers of the next message to send, and of the next expected message.
-    pub(crate) tx_seq: u32,
-    pub(crate) rx_seq: u32,
+    tx_seq: u32,
+    rx_seq: u32,
     /// Counters of sent and received messages, for statistics ([`crate::engine::stats`]).
-    pub(crate) costs: [u64; 2],
-    pub(crate) messages: [u32; 2],
-    pub(crate) rendezvous: [u8; 2],
+    costs: [u64; 2],
+    messages: [u32; 2],
+    rendezvous: [u8; 2],
     /// Received messages that waited for a receive, and those of them that a receive has taken.
-    pub(crate) waited: [u8; 2],
+    waited: [u8; 2],
     /// Eager bytes that this side may still send.
-    pub(crate) tx_credit: u64,
+    tx_credit: u64,
     /// Eager bytes that the peer has used and that were not returned, also over an earlier link, or that are
     /// withheld from it. Without a link, those of waiting messages.
-    pub(crate) rx_used: u64,
+    rx_used: u64,
     /// Eager bytes to return, and a quarter of the withheld ones, so that a smaller window is returned in
     /// quarters, too.
-    pub(crate) credit_owed: u64,
+    credit_owed: u64,
     /// Number of operations that have left the TX queue and are not complete, counted by parts.
-    pub(crate) outstanding: u32,
+    outstanding: u32,
     /// Operations to the peer that are not complete ([`crate::engine::ops::Outgoing`]).
-    pub(crate) ops: Group,
+    ops: Group,
     /// Transfers of bulk data for the peer.
-    pub(crate) transfers: Group,
+    transfers: Group,
     /// Queued work, if any (`Peers::queues`).
-    pub(crate) queues: Option<Box<PeerQueues>>,
+    queues: Option<Box<PeerQueues>>,
     /// Further state, if the peer has exchanged more than a few messages ([`Peer::extra`]).
-    pub(crate) extra: Option<Box<PeerExtra>>,
+    extra: Option<Box<PeerExtra>>,
 }
 
 /// State that idle peers and peers with few messages do not need: remote accesses and counters.
 #[derive(Default)]
 pub(crate) struct PeerExtra {
     /// Sends among the outstanding operations that wait for the peer's client ([`UNMATCHED_LIMIT`]).
-    pub(crate) unmatched: u32,
+    unmatched: u32,
     /// Number of remote accesses among the outstanding operations, counted by parts.
-    pub(crate) accesses: u32,
+    accesses: u32,
     /// Number of unexpected messages whose payload waits at the peer.
-    pub(crate) rendezvous_waiting: u32,
+    rendezvous_waiting: u32,
     /// Number of sent writes and atomics without an acknowledgement of success. The peer may report at most
     /// this number of failures of unnamed operations.
-    pub(crate) quiet_writes: u64,
+    quiet_writes: u64,
     /// Bytes of pending results of this side's atomics, with their names.
-    pub(crate) fetching: u32,
+    fetching: u32,
     /// Bytes of pending answers to this side's reads that may have to be copied.
-    pub(crate) reading: u32,
+    reading: u32,
     /// Number of the peer's long writes whose bytes have not all arrived.
-    pub(crate) writing: usize,
+    writing: usize,
     /// The other end of the link, if this engine is its own peer.
-    pub(crate) own_end: Option<LinkId>,
+    own_end: Option<LinkId>,
     /// Pushes that this side has announced on the link, and those of the peer.
-    pub(crate) announcing: u64,
-    pub(crate) announced: Announced,
+    announcing: u64,
+    announced: Announced,
     /// Short messages that the peer has announced and no receive has taken, oldest first.
     #[allow(clippy::box_collection)] // Most peers have none.
-    pub(crate) announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
-    pub(crate) counters: PeerCounters,
+    announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
+    counters: counters::PeerCounters,
     /// For a peer in no address vector ([`crate::engine::strangers`]): the bytes withheld of its window, and
     /// the memory that it occupies altogether.
-    pub(crate) withheld: u64,
-    pub(crate) stake: Stake,
-    /// Bytes that the device held for the peer at the last check.
-    pub(crate) device_bytes: u64,
-    /// Number of messages in both directions at the last check of its idleness.
-    pub(crate) activity: u32,
-    /// Count of crowded calls (`Strangers::crowded`) at the last check that found new messages.
-    pub(crate) quiet_since: u32,
+    withheld: u64,
+    watch: Watch,
 }
 
 #[cold]
 #[inline(never)]
 fn new_extra() -> Box<PeerExtra> {
     Box::default()
-}
-
-bitflags::bitflags! {
-    /// Kinds of queued work to send.
-    #[derive(Clone, Copy)]
-    pub(crate) struct QueueKinds: u8 {
-        const DEFERRED = 1;
-        const ACKS = 1 << 1;
-        const RESULTS = 1 << 2;
-        const BULK = 1 << 3;
-        const TX = 1 << 4;
-    }
-}
-
-/// Queued work of a peer.
-#[derive(Default)]
-pub(crate) struct PeerQueues {
-    /// Operations, by number.
-    pub(crate) tx: VecDeque<OpId>,
-    pub(crate) deferred: VecDeque<Deferred>,
-    /// Whether answers to the peer's reads are queued that might have to be copied if the peer changes memory,
-    /// and the bytes of those that were copied.
-    pub(crate) replies: bool,
-    pub(crate) copied: u32,
-    pub(crate) bulk: VecDeque<BulkOp>,
-    /// Number of entries of `bulk` that receives of this side's client have caused, in contrast to requests of
-    /// the peer.
-    pub(crate) matched: usize,
-    /// Successful operations of the peer that must be acknowledged.
-    pub(crate) acks: Vec<u32>,
-    /// Results of the peer's atomics.
-    pub(crate) results: Option<Box<FetchResults>>,
-    /// The peer's unfinished operation of several parts ([`crate::engine::remote_events`]).
-    pub(crate) parts: Option<u32>,
-    /// The peer's own attempt, kept until this side's has succeeded or failed.
-    pub(crate) standby: Option<LinkId>,
-    /// Messages on an unordered link that arrived before earlier ones.
-    pub(crate) early: BTreeMap<u32, Vec<u8>>,
-}
-
-impl PeerQueues {
-    /// The kinds of work that wait to be sent.
-    #[inline]
-    pub(crate) fn kinds(&self) -> QueueKinds {
-        let mut kinds = QueueKinds::empty();
-        kinds.set(QueueKinds::DEFERRED, !self.deferred.is_empty());
-        kinds.set(QueueKinds::ACKS, !self.acks.is_empty());
-        kinds.set(QueueKinds::RESULTS, self.results.as_ref().is_some_and(|results| results.wait()));
-        kinds.set(QueueKinds::BULK, !self.bulk.is_empty());
-        kinds.set(QueueKinds::TX, !self.tx.is_empty());
-        kinds
-    }
-
-    /// Whether work waits to be sent.
-    #[inline]
-    fn to_send(&self) -> bool {
-        !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
-            || self.results.as_ref().is_some_and(|results| results.wait())
-    }
-
-    /// Copies the bytes of queued answers, because the peer is about to change memory. Returns false if the
-    /// copies exceed the limit for one peer.
-    #[cold]
-    pub(crate) fn keep_replies(&mut self) -> bool {
-        self.replies = false;
-        for work in self.deferred.iter_mut().rev() {
-            let Deferred::Reply { iov, copy, .. } = work else { continue };
-            let cost = reply_cost(mem::total_len(iov) as u64);
-            if copy.is_some() {
-                // All answers before it have been copied, too.
-                break;
-            } else if cost > 0 {
-                let mut owned = Owned::new(mem::to_vec(iov));
-                *iov = smallvec::smallvec![owned.iov()];
-                *copy = Some(owned);
-                self.copied = self.copied.saturating_add(cost);
-            }
-        }
-        self.copied <= REPLY_WINDOW_BYTES
-    }
-
-    /// Whether the peer has requested more than it may before it takes the answers. Work of this side's
-    /// receives does not count, except for acknowledgements: each message may have one.
-    #[inline]
-    pub(crate) fn is_too_much(&self) -> bool {
-        self.deferred.len() > DEFERRED_LIMIT
-            || self.bulk.len() - self.matched > DEFERRED_LIMIT
-            || self.acks.len() > REQUEST_LIMIT + UNMATCHED_LIMIT
-    }
-
-    /// Whether no work of any kind is queued.
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.to_send() && self.parts.is_none() && self.standby.is_none() && self.early.is_empty()
-    }
-
-    /// Whether the memory of the empty queues is worth keeping for another peer.
-    fn is_small(&self) -> bool {
-        self.tx.capacity().max(self.deferred.capacity()).max(self.bulk.capacity()).max(self.acks.capacity())
-            <= KEPT_ELEMENTS
-    }
-}
-
-/// The queues that are lent to peers.
-#[derive(Default)]
-pub(crate) struct QueuePool {
-    lent: usize,
-    #[allow(clippy::vec_box)] // They are lent as they are.
-    spare: Vec<Box<PeerQueues>>,
-}
-
-impl QueuePool {
-    /// Lends queues to a peer.
-    #[cold]
-    pub(crate) fn lend(&mut self) -> Box<PeerQueues> {
-        self.lent += 1;
-        self.spare.pop().unwrap_or_default()
-    }
-
-    /// Takes back a peer's queues if they are empty and many are lent. The caller has found that no work waits
-    /// to be sent.
-    #[inline]
-    pub(crate) fn take_back(&mut self, peer: &mut Peer) {
-        if self.lent > KEPT_QUEUES {
-            self.take_back_now(peer);
-        }
-    }
-
-    #[inline(never)]
-    fn take_back_now(&mut self, peer: &mut Peer) {
-        if let Some(queues) = peer.queues.take_if(|queues| queues.is_empty()) {
-            self.lent -= 1;
-            if let Some(extra) = &mut peer.extra {
-                extra.announced.shrink();
-            }
-            if queues.is_small() && self.spare.len() < KEPT_QUEUES {
-                self.spare.push(queues);
-            }
-        }
-    }
-
-    /// Notes that a peer's queues were dropped.
-    pub(crate) fn lost(&mut self) {
-        self.lent -= 1;
-    }
 }
 
 const _: () = assert!(size_of::<Peer>() <= PEER_BYTES_BUDGET);
@@ -489,7 +315,7 @@ impl Peer {
     /// window that unreceived messages use.
     pub(crate) fn reset(&mut self) {
         let counters = self.take_counters();
-        let stake = self.extra.as_ref().map(|extra| extra.stake).unwrap_or_default();
+        let watch = self.watch().map(Watch::after_reset).unwrap_or_default();
         *self = Self {
             addr: self.addr,
             active: self.active,
@@ -497,7 +323,7 @@ impl Peer {
             ops: self.ops,
             transfers: self.transfers,
             rx_used: self.unreceived(),
-            extra: Some(Box::new(PeerExtra { counters, stake, ..PeerExtra::default() })),
+            extra: Some(Box::new(PeerExtra { counters, watch, ..PeerExtra::default() })),
             ..Self::new(self.name)
         };
     }
@@ -530,9 +356,321 @@ impl Peer {
 
     /// The further state, which is allocated at first use.
     #[inline(always)]
-    pub(crate) fn extra(&mut self) -> &mut PeerExtra {
+    fn extra(&mut self) -> &mut PeerExtra {
         self.extra.get_or_insert_with(new_extra)
     }
+
+    // ---- identity ----------------------------------------------------------------------------
+
+    #[inline(always)]
+    pub(crate) fn name(&self) -> EpName {
+        self.name
+    }
+
+    /// Gives the peer its full name. Its calls under the former name do not count.
+    pub(crate) fn rename(&mut self, name: EpName) {
+        self.name = name;
+        self.call = 0;
+    }
+
+    /// Address in the book, `ADDR_NONE` for a stranger.
+    #[inline(always)]
+    pub(crate) fn addr(&self) -> Addr {
+        self.addr
+    }
+
+    pub(crate) fn set_addr(&mut self, addr: Addr) {
+        self.addr = addr;
+    }
+
+    // ---- the link ----------------------------------------------------------------------------
+
+    #[inline(always)]
+    pub(crate) fn eager_bytes(&self) -> u32 {
+        self.caps.eager_bytes
+    }
+
+    #[inline(always)]
+    pub(crate) fn rma_bytes(&self) -> u32 {
+        self.caps.rma_bytes
+    }
+
+    #[inline(always)]
+    pub(crate) fn mailbox_bytes(&self) -> u32 {
+        self.caps.mailbox_bytes
+    }
+
+    /// Sends with any of these flags do not take the fast path.
+    #[inline(always)]
+    pub(crate) fn slow_sends(&self) -> OpFlags {
+        self.caps.slow_sends
+    }
+
+    /// Whether the link's device has one of these properties.
+    #[inline(always)]
+    pub(crate) fn has(&self, property: PathFlags) -> bool {
+        self.path.intersects(property)
+    }
+
+    #[inline]
+    pub(crate) fn path(&self) -> PathFlags {
+        self.path
+    }
+
+    /// The link's device has turned out not to have a property.
+    pub(crate) fn lose(&mut self, property: PathFlags) {
+        self.path.remove(property);
+    }
+
+    /// The answer that completes a send of this level.
+    pub(crate) fn answer_to(&self, flags: OpFlags) -> Answer {
+        self.path.answer_to(flags)
+    }
+
+    /// Notes whether the peer is in the list of peers with work. Returns the former value.
+    #[inline(always)]
+    pub(crate) fn set_active(&mut self, active: bool) -> bool {
+        std::mem::replace(&mut self.active, active)
+    }
+
+    pub(crate) fn connect_failure(&self) -> Option<LinkError> {
+        self.connect_failure
+    }
+
+    pub(crate) fn set_connect_failure(&mut self, why: LinkError) {
+        self.connect_failure = Some(why);
+    }
+
+    pub(crate) fn take_connect_failure(&mut self) -> Option<LinkError> {
+        self.connect_failure.take()
+    }
+
+    pub(crate) fn redials(&self) -> u16 {
+        self.redials
+    }
+
+    pub(crate) fn count_redial(&mut self) {
+        self.redials += 1;
+    }
+
+    pub(crate) fn call(&self) -> u32 {
+        self.call
+    }
+
+    pub(crate) fn set_call(&mut self, call: u32) {
+        self.call = call;
+    }
+
+    /// The other end of the link, if this engine is its own peer.
+    pub(crate) fn own_end(&self) -> Option<LinkId> {
+        self.extra.as_ref().and_then(|extra| extra.own_end)
+    }
+
+    pub(crate) fn set_own_end(&mut self, link: LinkId) {
+        self.extra().own_end = Some(link);
+    }
+
+    // ---- messages ----------------------------------------------------------------------------
+
+    /// Number of the next message to send.
+    #[inline(always)]
+    pub(crate) fn tx_seq(&self) -> u32 {
+        self.tx_seq
+    }
+
+    #[inline(always)]
+    pub(crate) fn message_sent(&mut self) {
+        self.tx_seq = self.tx_seq.wrapping_add(1);
+    }
+
+    pub(crate) fn messages_sent(&mut self, messages: u32) {
+        self.tx_seq = self.tx_seq.wrapping_add(messages);
+    }
+
+    /// Number of the next expected message.
+    #[inline(always)]
+    pub(crate) fn rx_seq(&self) -> u32 {
+        self.rx_seq
+    }
+
+    #[inline(always)]
+    pub(crate) fn message_taken(&mut self) {
+        self.rx_seq = self.rx_seq.wrapping_add(1);
+    }
+
+    /// Queued work, if any. [`Peers::queues`](crate::engine::peers::Peers::queues) lends queues for new work.
+    #[inline(always)]
+    pub(crate) fn queues(&self) -> Option<&PeerQueues> {
+        self.queues.as_deref()
+    }
+
+    #[inline(always)]
+    pub(crate) fn queues_mut(&mut self) -> Option<&mut PeerQueues> {
+        self.queues.as_deref_mut()
+    }
+
+    // ---- operations --------------------------------------------------------------------------
+
+    /// Our operations that are not complete.
+    #[inline(always)]
+    pub(crate) fn ops(&self) -> Group {
+        self.ops
+    }
+
+    #[inline(always)]
+    pub(crate) fn ops_mut(&mut self) -> &mut Group {
+        &mut self.ops
+    }
+
+    /// Transfers of bulk data.
+    pub(crate) fn transfers(&self) -> Group {
+        self.transfers
+    }
+
+    pub(crate) fn transfers_mut(&mut self) -> &mut Group {
+        &mut self.transfers
+    }
+
+    /// Number of operations that have left the TX queue and are not complete, counted by parts.
+    #[inline(always)]
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    #[inline(always)]
+    pub(crate) fn begin_ops(&mut self, parts: u32) {
+        self.outstanding = self.outstanding.saturating_add(parts);
+    }
+
+    #[inline(always)]
+    pub(crate) fn end_ops(&mut self, parts: u32) {
+        self.outstanding = self.outstanding.saturating_sub(parts);
+    }
+
+    #[inline(always)]
+    pub(crate) fn begin_accesses(&mut self, parts: u32) {
+        let extra = self.extra();
+        extra.accesses = extra.accesses.saturating_add(parts);
+    }
+
+    #[inline(always)]
+    pub(crate) fn end_accesses(&mut self, parts: u32) {
+        if let Some(extra) = &mut self.extra {
+            extra.accesses = extra.accesses.saturating_sub(parts);
+        }
+    }
+
+    /// A send has left that waits for the peer's client.
+    pub(crate) fn begin_unmatched(&mut self) {
+        self.extra().unmatched += 1;
+    }
+
+    pub(crate) fn end_unmatched(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.unmatched = extra.unmatched.saturating_sub(1);
+        }
+    }
+
+    /// A write or atomic has left whose success the peer does not acknowledge.
+    #[inline(always)]
+    pub(crate) fn begin_quiet_write(&mut self) {
+        self.extra().quiet_writes += 1;
+    }
+
+    /// The peer reports the failure of such an operation.
+    pub(crate) fn quiet_write_failed(&mut self) -> Result<(), Violation> {
+        let extra = self.extra.as_mut().ok_or(Violation)?;
+        extra.quiet_writes = extra.quiet_writes.checked_sub(1).ok_or(Violation)?;
+        Ok(())
+    }
+
+    /// A fetching atomic has left. `cost`: bytes of its results, with their name.
+    pub(crate) fn begin_fetch(&mut self, cost: u32) {
+        self.extra().fetching += cost;
+    }
+
+    pub(crate) fn end_fetch(&mut self, cost: u32) {
+        let extra = self.extra();
+        extra.fetching = extra.fetching.saturating_sub(cost);
+    }
+
+    /// A read has left whose answer may have to be copied.
+    pub(crate) fn begin_read(&mut self, cost: u32) {
+        self.extra().reading += cost;
+    }
+
+    pub(crate) fn end_read(&mut self, cost: u32) {
+        let extra = self.extra();
+        extra.reading = extra.reading.saturating_sub(cost);
+    }
+
+    // ---- requests of the peer ----------------------------------------------------------------
+
+    /// A long write of the peer begins. Too many at a time are a violation.
+    pub(crate) fn begin_write(&mut self) -> Result<(), Violation> {
+        let writing = &mut self.extra().writing;
+        *writing += 1;
+        if *writing > REQUEST_LIMIT { Err(Violation) } else { Ok(()) }
+    }
+
+    pub(crate) fn end_write(&mut self) {
+        let extra = self.extra();
+        extra.writing = extra.writing.saturating_sub(1);
+    }
+
+    /// Number of the peer's long writes whose bytes have not all arrived.
+    pub(crate) fn writing(&self) -> usize {
+        self.extra.as_ref().map_or(0, |extra| extra.writing)
+    }
+
+    /// An announced message of the peer begins to wait for a receive. Returns the number of those.
+    pub(crate) fn begin_announcement(&mut self) -> usize {
+        let extra = self.extra();
+        extra.rendezvous_waiting += 1;
+        extra.rendezvous_waiting as usize
+    }
+
+    pub(crate) fn end_announcement(&mut self) {
+        let extra = self.extra();
+        extra.rendezvous_waiting = extra.rendezvous_waiting.saturating_sub(1);
+    }
+
+    /// Short messages that the peer has announced and no receive has taken, oldest first.
+    pub(crate) fn announcements(&mut self) -> Option<&mut VecDeque<ShortAnnouncement>> {
+        self.extra.as_mut()?.announcements.as_deref_mut()
+    }
+
+    pub(crate) fn new_announcements(&mut self) -> &mut VecDeque<ShortAnnouncement> {
+        self.extra().announcements.get_or_insert_default()
+    }
+
+    pub(crate) fn drop_announcements(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.announcements = None;
+        }
+    }
+
+    /// The windows that the peer has announced on its link.
+    pub(crate) fn announced(&mut self) -> &mut Announced {
+        &mut self.extra().announced
+    }
+
+    pub(crate) fn announced_window(&self, n: u64) -> Result<Option<TransferId>, Violation> {
+        self.extra.as_ref().ok_or(Violation)?.announced.transfer(n)
+    }
+
+    // ---- strangers ---------------------------------------------------------------------------
+
+    /// State of a peer in no address vector, if there is any.
+    pub(crate) fn watch(&self) -> Option<&Watch> {
+        self.extra.as_ref().map(|extra| &extra.watch)
+    }
+
+    pub(crate) fn watch_mut(&mut self) -> &mut Watch {
+        &mut self.extra().watch
+    }
+
+    // ---- limits ------------------------------------------------------------------------------
 
     /// Bytes of pending results.
     #[inline]
@@ -549,6 +687,11 @@ impl Peer {
     /// The name of the next window that this side announces.
     pub(crate) fn announcing(&self) -> u64 {
         WindowId::Announced(self.extra.as_ref().map_or(0, |extra| extra.announcing)).to_wire()
+    }
+
+    /// This side has announced a window.
+    pub(crate) fn window_announced(&mut self) {
+        self.extra().announcing += 1;
     }
 
     /// The progress of the peer's link.
@@ -588,17 +731,13 @@ impl Peer {
     /// Whether no operation waits in the TX queue.
     #[inline]
     pub(crate) fn tx_is_empty(&self) -> bool {
-        self.queues.as_ref().is_none_or(|queues| queues.tx.is_empty())
+        self.queues.as_ref().is_none_or(|queues| queues.ops() == 0)
     }
 
     /// Whether a message with this number is the next one, and can be handled on the fast path.
     #[inline]
     pub(crate) fn is_next(&self, seq: u32) -> bool {
-        seq == self.rx_seq
-            && self
-                .queues
-                .as_ref()
-                .is_none_or(|queues| queues.early.is_empty() && queues.deferred.len() <= DEFERRED_LIMIT)
+        seq == self.rx_seq && self.queues.as_ref().is_none_or(|queues| queues.are_quiet())
     }
 
     /// Whether this peer is a stranger without pending work.
@@ -645,35 +784,12 @@ impl Peer {
     /// Number of operations in the TX queue.
     #[inline]
     pub(crate) fn queued(&self) -> usize {
-        self.queues.as_ref().map_or(0, |queues| queues.tx.len())
+        self.queues.as_ref().map_or(0, |queues| queues.ops())
     }
 
     /// Whether work waits to be sent.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         self.queues.as_ref().is_some_and(|queues| queues.to_send())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answers_are_copied_once_and_within_a_bound() {
-        let mut memory = Owned::new(vec![7; ORDERED_RMA_BYTES]);
-        let iov = IovList::from_slice(&[memory.iov()]);
-        let reply = || {
-            let op = Op { op: 0.into(), part: 0.into() };
-            Deferred::Reply { op, key: 1, iov: iov.clone(), copy: None }
-        };
-        let mut queues = PeerQueues::default();
-        queues.deferred.extend((0..REPLY_WINDOW_BYTES as usize / ORDERED_RMA_BYTES).map(|_| reply()));
-        for _ in 0..2 {
-            assert!(queues.keep_replies());
-            assert_eq!(queues.copied, REPLY_WINDOW_BYTES);
-        }
-        queues.deferred.push_back(reply());
-        assert!(!queues.keep_replies(), "more than a peer may ask for");
     }
 }

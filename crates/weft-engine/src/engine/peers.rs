@@ -50,13 +50,13 @@ impl NameIndex {
         if let Some(&id) = self.former.get(&name.identity()) {
             return Some(id);
         }
-        let same = |id: &PeerId| table.get(id.place()).is_some_and(|peer| peer.name.same_endpoint(name));
+        let same = |id: &PeerId| table.get(id.place()).is_some_and(|peer| peer.name().same_endpoint(name));
         self.by_name.find(hash(name), same).copied()
     }
 
     /// Enters a peer under its name.
     fn insert(&mut self, table: &[Peer], id: PeerId) {
-        let hash = |id: &PeerId| table.get(id.place()).map_or(0, |peer| hash(&peer.name));
+        let hash = |id: &PeerId| table.get(id.place()).map_or(0, |peer| hash(&peer.name()));
         self.by_name.insert_unique(hash(&id), id, hash);
     }
 
@@ -64,13 +64,13 @@ impl NameIndex {
     fn replace(&mut self, table: &[Peer], id: PeerId, now: PeerId) {
         self.remove(table, id);
         if let Some(peer) = table.get(id.place()) {
-            self.former.insert(peer.name.identity(), now);
+            self.former.insert(peer.name().identity(), now);
         }
     }
 
     fn remove(&mut self, table: &[Peer], id: PeerId) {
         let Some(peer) = table.get(id.place()) else { return };
-        if let Ok(entry) = self.by_name.find_entry(hash(&peer.name), |&other| other == id) {
+        if let Ok(entry) = self.by_name.find_entry(hash(&peer.name()), |&other| other == id) {
             entry.remove();
         }
     }
@@ -191,7 +191,7 @@ impl Peers {
         }
         self.has_contexts |= name.context_index().is_some();
         let mut peer = Peer::new(*name);
-        peer.addr = self.addr_of(name);
+        peer.set_addr(self.addr_of(name));
         let id = match self.vacant.pop() {
             Some(id) => {
                 self[id] = peer;
@@ -210,13 +210,13 @@ impl Peers {
     /// Only the planted bug `StaleEpoch` uses this.
     fn at_socket(&self, name: &EpName) -> Option<PeerId> {
         self.find_where(|peer| {
-            peer.state() != PeerState::Vacant && peer.name.socket_identity() == name.socket_identity()
+            peer.state() != PeerState::Vacant && peer.name().socket_identity() == name.socket_identity()
         })
     }
 
     /// Frees the place of a peer that is gone.
     fn vacate(&mut self, id: PeerId) {
-        let name = self[id].name;
+        let name = self[id].name();
         self[id] = Peer::new(name);
         self[id].set_state(PeerState::Vacant);
         self.vacant.push(id);
@@ -228,8 +228,7 @@ impl Peers {
     #[inline]
     pub(crate) fn activate(&mut self, id: PeerId) {
         let peer = &mut self.table[id.place()];
-        if !peer.active {
-            peer.active = true;
+        if !peer.set_active(true) {
             self.active.push(id);
         }
     }
@@ -248,7 +247,7 @@ impl Peers {
     /// A peer's queues, for an entry to be added.
     #[inline]
     pub(crate) fn queues(&mut self, id: PeerId) -> &mut PeerQueues {
-        self.table[id.place()].queues.get_or_insert_with(|| self.queue_pool.lend())
+        self.table[id.place()].lend_queues(&mut self.queue_pool)
     }
 
     /// Returns a peer's queues to the pool if many are lent and these are empty.
@@ -259,28 +258,23 @@ impl Peers {
 
     /// Removes a peer's queues with their entries.
     pub(crate) fn drop_queues(&mut self, id: PeerId) -> Option<Box<PeerQueues>> {
-        let queues = self[id].queues.take();
-        if queues.is_some() {
-            self.queue_pool.lost();
-        }
-        queues
+        self.table[id.place()].drop_queues(&mut self.queue_pool)
     }
 
     /// Queues bulk data that a receive of the client has caused: [`BulkOp::RequestPush`] or [`BulkOp::Fetch`].
     pub(crate) fn defer_matched(&mut self, id: PeerId, work: BulkOp) {
-        self.queues(id).matched += 1;
         self.defer_bulk(id, work);
     }
 
     /// Queues bulk data for the device.
     pub(crate) fn defer_bulk(&mut self, id: PeerId, work: BulkOp) {
-        self.queues(id).bulk.push_back(work);
+        self.queues(id).push_bulk(work);
         self.activate(id);
     }
 
     /// Queues a header without payload behind the peer's other deferred work.
     pub(crate) fn defer(&mut self, id: PeerId, work: Deferred) {
-        self.queues(id).deferred.push_back(work);
+        self.queues(id).push_deferred(work);
         self.activate(id);
     }
 
@@ -408,14 +402,14 @@ impl Peers {
         let near = || (0..).zip(&self.by_addr).find_map(|(addr, route)| (*route == Some(id)).then_some(addr));
         let far = || self.by_context_addr.iter().filter_map(|(far, known)| (*known == id).then_some(far)).min();
         let far = || far().map(|far| far & Addr::from(u32::MAX));
-        known_at(&self.book, &self[id].name).or_else(near).or_else(far).unwrap_or(ADDR_NONE)
+        known_at(&self.book, &self[id].name()).or_else(near).or_else(far).unwrap_or(ADDR_NONE)
     }
 
     /// All addresses in use that the book does not have, sorted.
     fn removed_addrs(&self) -> Vec<Addr> {
         let known = (0..).zip(&self.by_addr).filter_map(|(addr, route)| route.map(|_| addr));
         let known = known.chain(self.by_context_addr.keys().map(|addr| addr & Addr::from(u32::MAX)));
-        let known = known.chain(self.table.iter().map(|peer| peer.addr).filter(|addr| *addr != ADDR_NONE));
+        let known = known.chain(self.table.iter().map(|peer| peer.addr()).filter(|addr| *addr != ADDR_NONE));
         let mut removed: Vec<Addr> = known.collect();
         removed.sort_unstable();
         removed.dedup();
@@ -429,17 +423,18 @@ impl Peers {
             return false;
         }
         let claimants: FxHashSet<Identity> =
-            self.table.iter().filter(|peer| peer.addr == addr).map(|peer| peer.name.base().identity()).collect();
+            self.table.iter().filter(|peer| peer.addr() == addr).map(|peer| peer.name().base().identity()).collect();
         claimants.len() >= MOST_CLAIMANTS && !claimants.contains(&name.base().identity())
     }
 
     /// Contexts of a scalable endpoint that this name may belong to, and that have no address.
     fn contexts_of(&self, name: &EpName) -> Vec<PeerId> {
         let theirs = |peer: &Peer| {
-            let base = peer.name.base();
-            peer.name.context_index().is_some() && [base.identity(), base.socket_identity()].contains(&name.identity())
+            let base = peer.name().base();
+            peer.name().context_index().is_some()
+                && [base.identity(), base.socket_identity()].contains(&name.identity())
         };
-        let wanted = |peer: &Peer| peer.addr == ADDR_NONE && peer.state() != PeerState::Vacant && theirs(peer);
+        let wanted = |peer: &Peer| peer.addr() == ADDR_NONE && peer.state() != PeerState::Vacant && theirs(peer);
         self.iter().filter_map(|(id, peer)| wanted(peer).then_some(id)).collect()
     }
 
@@ -447,7 +442,7 @@ impl Peers {
 
     /// Peers in no address vector that are connected, or have left messages here.
     fn strangers(&self) -> usize {
-        self.table.iter().filter(|peer| peer.addr == ADDR_NONE && peer.state() != PeerState::Vacant).count()
+        self.table.iter().filter(|peer| peer.addr() == ADDR_NONE && peer.state() != PeerState::Vacant).count()
     }
 
     /// Whether there are as many strangers as allowed.
@@ -513,7 +508,7 @@ impl State {
         }
         let known = self.peers.find(name);
         // A known peer without an address may have reconnected after its service entry was removed.
-        if known.is_none_or(|peer_id| self.peers[peer_id].addr == ADDR_NONE) {
+        if known.is_none_or(|peer_id| self.peers[peer_id].addr() == ADDR_NONE) {
             let refused = match addr {
                 None => known.is_none() && stranger && self.peers.is_crowded(max),
                 Some(addr) => self.peers.is_overclaimed(addr, name),
@@ -530,7 +525,7 @@ impl State {
     fn sweep_strangers(&mut self) {
         self.peers.sweepable = 0;
         debug_assert_eq!(self.strangers.total, self.all_stakes());
-        let gone = |peer: &Peer| peer.is_sweepable() && peer.ops.is_empty() && peer.transfers.is_empty();
+        let gone = |peer: &Peer| peer.is_sweepable() && peer.ops().is_empty() && peer.transfers().is_empty();
         let mut gone = self.peers.table.iter().map(gone).collect::<Vec<_>>();
         let mut keep = |id: PeerId| {
             if let Some(gone) = gone.get_mut(id.place()) {
@@ -566,7 +561,7 @@ impl State {
         } else if !name.is_full() {
             // The client may insert a stranger's service name. An unknown full name has no peer. A search for one would
             // make start-up quadratic.
-            let there = |peer: &Peer| peer.is_in_use() && peer.name.socket_identity() == name.identity();
+            let there = |peer: &Peer| peer.is_in_use() && peer.name().socket_identity() == name.identity();
             if let Some(peer_id) = self.peers.find_where(there) {
                 self.query_claimed_address(peer_id);
             }
@@ -587,8 +582,8 @@ impl State {
     /// Gives an address to a peer that has none. Receives from there may match messages that it sent as a stranger.
     pub(crate) fn set_address(&mut self, peer_id: PeerId, addr: Addr) {
         let peer = &mut self.peers[peer_id];
-        if peer.addr == ADDR_NONE && addr != ADDR_NONE {
-            peer.addr = addr;
+        if peer.addr() == ADDR_NONE && addr != ADDR_NONE {
+            peer.set_addr(addr);
             self.end_stake(peer_id);
             self.reindex_messages();
             self.match_again(peer_id);
@@ -599,14 +594,14 @@ impl State {
     #[cold]
     pub(crate) fn look_up_address(&mut self, peer_id: PeerId) {
         let peer = &self.peers[peer_id];
-        if peer.addr == ADDR_NONE {
-            self.set_address(peer_id, self.peers.addr_of(&peer.name));
+        if peer.addr() == ADDR_NONE {
+            self.set_address(peer_id, self.peers.addr_of(&peer.name()));
         }
     }
 
     /// Takes a peer's address away.
     pub(crate) fn clear_address(&mut self, peer_id: PeerId) {
-        self.peers[peer_id].addr = ADDR_NONE;
+        self.peers[peer_id].set_addr(ADDR_NONE);
         self.peers.sweepable += 1;
         self.account(peer_id);
         self.reindex_messages();
@@ -650,8 +645,8 @@ impl State {
     /// Takes the address from a peer that was found there by its service name, once nothing of the peer is left.
     pub(crate) fn release_service_address(&mut self, peer_id: PeerId) {
         let peer = &self.peers[peer_id];
-        let gone = peer.state() == PeerState::Idle && peer.connect_failure.is_none() && peer.rx_used == 0;
-        if !gone || !peer.name.is_full() || !self.peers.is_service(peer.addr) {
+        let gone = peer.state() == PeerState::Idle && peer.connect_failure().is_none() && peer.rx_used() == 0;
+        if !gone || !peer.name().is_full() || !self.peers.is_service(peer.addr()) {
             return;
         }
         let theirs = |matcher: &Matcher| matcher.unexpected.iter().any(|(_, message)| message.peer == peer_id);
@@ -668,7 +663,7 @@ impl State {
     /// Whether a peer is in no address vector. The peer of a connection has no address either, but the client has
     /// accepted it.
     pub(crate) fn is_stranger(&self, peer_id: PeerId) -> bool {
-        self.has_addresses() && self.peers[peer_id].addr == ADDR_NONE
+        self.has_addresses() && self.peers[peer_id].addr() == ADDR_NONE
     }
 
     fn reindex_messages(&mut self) {
@@ -681,8 +676,9 @@ impl State {
         self.peers.drop_removed_routes(removed);
         let mut elsewhere = Vec::new();
         for peer_id in self.peers.ids() {
-            if removed.binary_search(&self.peers[peer_id].addr).is_ok() {
-                self.peers[peer_id].addr = self.peers.other_addr(peer_id);
+            if removed.binary_search(&self.peers[peer_id].addr()).is_ok() {
+                let addr = self.peers.other_addr(peer_id);
+                self.peers[peer_id].set_addr(addr);
                 self.peers.sweepable += usize::from(self.peers[peer_id].is_sweepable());
                 elsewhere.push(peer_id);
             }
@@ -693,7 +689,7 @@ impl State {
         }
         // Receives from the new addresses may match messages that wait here.
         for peer_id in elsewhere {
-            if self.peers[peer_id].addr != ADDR_NONE {
+            if self.peers[peer_id].addr() != ADDR_NONE {
                 self.match_again(peer_id);
             } else {
                 self.query_claimed_address(peer_id);
@@ -718,9 +714,7 @@ impl State {
             _ => {
                 self.peers.index.replace(&self.peers.table, peer_id, peer_id);
                 self.peers.has_contexts |= name.context_index().is_some();
-                let peer = &mut self.peers[peer_id];
-                peer.name = *name;
-                peer.call = 0;
+                self.peers[peer_id].rename(*name);
                 self.peers.index.insert(&self.peers.table, peer_id);
                 // The client may have removed the address that was dialed.
                 self.look_up_address(peer_id);
@@ -733,20 +727,20 @@ impl State {
     fn merge(&mut self, from: PeerId, to: PeerId) {
         let old = &mut self.peers[from];
         old.set_state(PeerState::Idle);
-        let addr = std::mem::replace(&mut old.addr, ADDR_NONE);
+        let addr = std::mem::replace(&mut old.addr(), ADDR_NONE);
         let queues = self.peers.drop_queues(from);
         self.peers.sweepable += 1;
         let mut tx = VecDeque::new();
         if let Some(queues) = queues {
-            tx = queues.tx;
-            if let Some(standby) = queues.standby {
+            if let Some(standby) = queues.standby() {
                 self.links.close(standby);
             }
+            tx = queues.into_ops();
         }
-        for &op in &tx {
+        for op in tx {
             self.outgoing.move_op(op, &mut self.peers, to);
+            self.peers.queues(to).push_op(op);
         }
-        self.peers.queues(to).tx.extend(tx);
         self.peers.move_routes(from, to);
         self.set_address(to, addr);
         self.peers.activate(to);

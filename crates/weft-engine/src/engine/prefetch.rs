@@ -52,7 +52,7 @@ impl State {
         let matchers = [&self.untagged, &self.tagged];
         let peer = &mut self.peers[peer_id];
         let most = 2 * peer.rendezvous_waiting() as usize + STALE_LIMIT;
-        let list = peer.extra().announcements.get_or_insert_default();
+        let list = peer.new_announcements();
         list.push_back(announcement);
         if list.len() > most {
             list.retain(|a| a.pending(matchers[usize::from(a.tagged)], peer_id).is_some());
@@ -69,20 +69,18 @@ impl State {
                 if peer.owed() < len + EAGER_COST {
                     return;
                 }
-                peer.credit_owed -= len + EAGER_COST;
+                peer.reuse_credit(len + EAGER_COST);
                 self.request_prefetch(peer_id, announcement, len, ack);
             }
             if let Some(list) = self.announcements(peer_id) {
                 list.pop_front();
             }
         }
-        if let Some(extra) = &mut self.peers[peer_id].extra {
-            extra.announcements = None;
-        }
+        self.peers[peer_id].drop_announcements();
     }
 
     fn announcements(&mut self, peer_id: PeerId) -> Option<&mut VecDeque<ShortAnnouncement>> {
-        self.peers[peer_id].extra.as_mut()?.announcements.as_deref_mut()
+        self.peers[peer_id].announcements()
     }
 
     fn request_prefetch(&mut self, peer_id: PeerId, announcement: ShortAnnouncement, len: u64, ack: bool) {

@@ -15,10 +15,10 @@ use crate::engine::Engine;
 use crate::engine::ids::PeerId;
 use crate::engine::ops::{MultiRecv, RecvInfo, Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
+use crate::engine::peer::{Direction, WaitEvent};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::{State, Violation};
-use crate::engine::stats::{Direction, WaitEvent};
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};
@@ -118,7 +118,7 @@ impl State {
             return None;
         }
         let (matcher, peers) = if tagged { (&mut self.tagged, &self.peers) } else { (&mut self.untagged, &self.peers) };
-        matcher.find_unexpected(wanted, |peer| peers.get(peer).map_or(ADDR_NONE, |peer| peer.addr))
+        matcher.find_unexpected(wanted, |peer| peers.get(peer).map_or(ADDR_NONE, |peer| peer.addr()))
     }
 
     fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
@@ -177,7 +177,7 @@ impl State {
             Body::Lost { why, .. } => {
                 self.peers.note_sweepable(true);
                 info.stored = 0;
-                let src = self.peers[peer_id].addr;
+                let src = self.peers[peer_id].addr();
                 self.complete_recv(&info, src, Some(Fault::Link(why)));
             }
         }
@@ -208,7 +208,7 @@ impl State {
                 completion.data = message.data.unwrap_or(0);
                 completion.flags.set(OpFlags::DATA, message.data.is_some());
                 let peer_id = message.peer;
-                completion.src = self.peers[peer_id].addr;
+                completion.src = self.peers[peer_id].addr();
             }
             if planted!(Bug::ClaimForgotten, claim, false) {
                 self.matcher(tagged).claim(key, op.ctx.ptr);
@@ -244,7 +244,7 @@ impl State {
     /// Drops a message as if it had been received. Returns its source.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
-        let src = self.peers[message.peer].addr;
+        let src = self.peers[message.peer].addr();
         match message.body {
             Body::Eager { bytes, ack } => {
                 self.eager_taken(message.peer, bytes.len(), message.orphan);
@@ -326,7 +326,7 @@ impl State {
     #[inline]
     fn source_of(&mut self, peer_id: PeerId) -> Addr {
         self.follow_book();
-        self.peers[peer_id].addr
+        self.peers[peer_id].addr()
     }
 
     /// Gives waiting messages of a peer to receives that name its address, which has become known.
@@ -341,7 +341,8 @@ impl State {
                 .filter_map(|(key, message)| theirs(message).then_some(key))
                 .collect();
             for key in keys {
-                let (src, Some(message)) = (self.peers[peer_id].addr, self.matcher(tagged).unexpected.get(key)) else {
+                let (src, Some(message)) = (self.peers[peer_id].addr(), self.matcher(tagged).unexpected.get(key))
+                else {
                     continue;
                 };
                 let (tag, data, len) = (message.tag, message.data, message.len());
@@ -360,7 +361,7 @@ impl State {
     /// Adds the completion of a received message.
     #[inline]
     pub(crate) fn received(&mut self, info: &RecvInfo, peer_id: PeerId) {
-        let src = self.peers[peer_id].addr;
+        let src = self.peers[peer_id].addr();
         // A truncated message is reported as such, even if its source is a stranger.
         let stranger = src == ADDR_NONE && self.source_errors && info.excess == 0;
         self.complete_recv(info, src, stranger.then(|| Fault::Stranger(peer_id.number())));
@@ -415,13 +416,13 @@ impl State {
         }
         let cost = rest.len() as u64 + EAGER_COST;
         let matcher = if flags & F_TAGGED != 0 { &mut self.tagged } else { &mut self.untagged };
-        let src = peer.addr;
+        let src = peer.addr();
         let Some(key) = matcher.arrived(src, tag) else { return false };
         let Some(posted) = matcher.posted.get(key) else { return false };
         if posted.multi.is_some()
             || posted.pieces.is_some()
             || posted.piece.len() < rest.len()
-            || peer.rx_used + cost > self.config.window_bytes as u64
+            || peer.rx_used() + cost > self.config.window_bytes as u64
             || (src == ADDR_NONE && self.checks_strangers)
         {
             return false;
@@ -442,11 +443,11 @@ impl State {
             fault: None,
         });
         matcher.posted.drop_item(key);
-        peer.rx_seq = peer.rx_seq.wrapping_add(1);
-        peer.rx_used += cost;
+        peer.message_taken();
+        peer.use_window(cost);
         peer.count_message(Direction::Received, cost);
-        peer.credit_owed += cost;
-        if peer.credit_owed >= self.config.window_quarter() {
+        peer.owe_credit(cost);
+        if peer.credit_owed() >= self.config.window_quarter() {
             self.reuse_window(peer_id);
         }
         true
@@ -470,10 +471,10 @@ impl State {
         let window = self.config.window_bytes as u64;
         let peer = &mut self.peers[peer_id];
         let cost = payload.len() as u64 + EAGER_COST;
-        if peer.rx_used + cost > window {
+        if peer.rx_used() + cost > window {
             return Err(Violation);
         }
-        peer.rx_used += cost;
+        peer.use_window(cost);
         peer.count_message(Direction::Received, cost);
         let src = self.source_of(peer_id);
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
@@ -499,7 +500,7 @@ impl State {
         if !source.is_empty() && described != Some(len) {
             return Err(Violation);
         }
-        if !self.peers[peer_id].path.contains(PathFlags::GET) {
+        if !self.peers[peer_id].has(PathFlags::GET) {
             source = Vec::new();
         }
         let tagged = flags & F_TAGGED != 0;
@@ -517,8 +518,7 @@ impl State {
             return Ok(());
         }
         let peer = &mut self.peers[peer_id];
-        peer.extra().rendezvous_waiting += 1;
-        let announced = peer.rendezvous_waiting() as usize;
+        let announced = peer.begin_announcement();
         if announced > UNMATCHED_LIMIT {
             return Err(Violation);
         }
@@ -526,7 +526,7 @@ impl State {
             // Descriptors are kept short if there are many. The peer is asked to push these bytes.
             source = Vec::new();
         }
-        let ahead = source.is_empty() && len > 0 && len <= u64::from(peer.caps.eager_bytes);
+        let ahead = source.is_empty() && len > 0 && len <= u64::from(peer.eager_bytes());
         if src == ADDR_NONE {
             self.account(peer_id);
             if self.strangers_exceed() {
@@ -545,8 +545,8 @@ impl State {
     /// Notes that an announced message that waited here was taken.
     pub(crate) fn announcement_taken(&mut self, peer_id: PeerId) {
         let peer = &mut self.peers[peer_id];
-        peer.extra().rendezvous_waiting = peer.rendezvous_waiting().saturating_sub(1);
-        if peer.addr == ADDR_NONE {
+        peer.end_announcement();
+        if peer.addr() == ADDR_NONE {
             self.account(peer_id);
         }
     }
@@ -574,7 +574,7 @@ impl State {
         let want = info.stored as u64;
         let want = planted!(Bug::RendezvousShort, want, want - u64::from(want > 1));
         truncate_remote(&mut source, want);
-        let direct = self.peers[peer_id].path.contains(PathFlags::GET) && !source.is_empty();
+        let direct = self.peers[peer_id].has(PathFlags::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
         let token = self.outgoing.start(
             &mut self.peers[peer_id],
@@ -591,7 +591,7 @@ impl State {
         if peer.is_in_use() {
             self.return_window(peer_id, payload_bytes);
         } else {
-            peer.rx_used = peer.rx_used.saturating_sub(payload_bytes as u64 + EAGER_COST);
+            peer.free_window(payload_bytes as u64 + EAGER_COST);
             self.account(peer_id);
         }
     }
@@ -600,9 +600,9 @@ impl State {
     #[inline(always)]
     pub(crate) fn return_window(&mut self, peer_id: PeerId, payload_bytes: usize) {
         let peer = &mut self.peers[peer_id];
-        peer.credit_owed += payload_bytes as u64 + EAGER_COST;
-        planted!(Bug::CreditTwice, peer.credit_owed += EAGER_COST);
-        if peer.credit_owed >= self.config.window_quarter() {
+        peer.owe_credit(payload_bytes as u64 + EAGER_COST);
+        planted!(Bug::CreditTwice, peer.owe_credit(EAGER_COST));
+        if peer.credit_owed() >= self.config.window_quarter() {
             self.reuse_window(peer_id);
         }
     }
@@ -612,7 +612,7 @@ impl State {
     #[cold]
     fn reuse_window(&mut self, peer_id: PeerId) {
         self.prefetch(peer_id);
-        if self.peers[peer_id].credit_owed >= self.config.window_quarter() {
+        if self.peers[peer_id].credit_owed() >= self.config.window_quarter() {
             self.send_window(peer_id);
         }
     }

@@ -58,7 +58,7 @@ impl State {
     /// only one part. Each started part ends by [`State::part_done`] or [`State::part_failed`].
     #[inline]
     pub(crate) fn part_begins(&mut self, peer_id: PeerId, id: Op, more: bool) -> Option<u32> {
-        if !more && self.peers[peer_id].queues.as_ref().is_none_or(|queues| queues.parts.is_none()) {
+        if !more && self.peers[peer_id].queues().is_none_or(|queues| queues.parts().is_none()) {
             return None;
         }
         self.one_of_several(peer_id, id.part.get() == 0, more)
@@ -67,10 +67,10 @@ impl State {
     #[cold]
     fn one_of_several(&mut self, peer_id: PeerId, first: bool, more: bool) -> Option<u32> {
         // A peer whose part was refused may omit the rest.
-        if first && let Some(cut) = self.peers.queues(peer_id).parts.take() {
+        if first && let Some(cut) = self.peers.queues(peer_id).set_parts(None) {
             self.abort_multipart(cut);
         }
-        let open = self.peers.queues(peer_id).parts.take();
+        let open = self.peers.queues(peer_id).set_parts(None);
         if open.is_none() && !more {
             return None;
         }
@@ -78,7 +78,7 @@ impl State {
         let parts = self.parts.get_mut(number as usize)?;
         parts.under_way += 1;
         parts.open = more;
-        self.peers.queues(peer_id).parts = more.then_some(number);
+        self.peers.queues(peer_id).set_parts(more.then_some(number));
         Some(number)
     }
 
@@ -173,7 +173,7 @@ impl State {
             buf: 0,
             tag: 0,
             data: access.data.unwrap_or(0),
-            src: self.peers[peer_id].addr,
+            src: self.peers[peer_id].addr(),
             fault: None,
         });
     }

@@ -16,15 +16,15 @@ use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
+use crate::engine::peer::Direction;
 use crate::engine::peer::{
-    BulkOp, Deferred, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
+    BulkOp, Deferred, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, reply_cost,
 };
 use crate::engine::probe::{AccessibleSpans, Probe};
 use crate::engine::registrations::Holder;
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
 use crate::engine::state::{State, Violation};
-use crate::engine::stats::Direction;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
@@ -165,7 +165,7 @@ impl<N: Nic> Engine<N> {
         }
         if op.flags.must_leave() && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
             let peer = &self.state.peers[peer_id];
-            if peer.link().is_none() || len <= u64::from(peer.caps.rma_bytes) {
+            if peer.link().is_none() || len <= u64::from(peer.rma_bytes()) {
                 return self.inject_must_wait(peer_id, Kind::Write, op.ctx, op.flags);
             }
         }
@@ -184,7 +184,7 @@ impl<N: Nic> Engine<N> {
         let Some(link) = peer.link() else { return false };
         let nameless = op.flags.contains(OpFlags::QUIET | OpFlags::INJECT);
         if !peer.tx_is_empty()
-            || len > u64::from(peer.caps.rma_bytes)
+            || len > u64::from(peer.rma_bytes())
             || op.flags.contains(OpFlags::FENCE)
             || !(nameless || peer.may_ask(0, state.outgoing.request_limit()))
         {
@@ -195,21 +195,21 @@ impl<N: Nic> Engine<N> {
             .nic
             .send(
                 link,
-                write_head(number, 0, part_flags(op.flags, true), op.data, remote).with_seq(peer.tx_seq),
+                write_head(number, 0, part_flags(op.flags, true), op.data, remote).with_seq(peer.tx_seq()),
                 op.iov,
             )
             .is_err()
         {
             return false;
         }
-        peer.tx_seq = peer.tx_seq.wrapping_add(1);
+        peer.message_sent();
         peer.count_access(Direction::Sent, len);
         if nameless {
-            peer.extra().quiet_writes += 1;
+            peer.begin_quiet_write();
             return true;
         }
-        peer.outstanding += 1;
-        peer.extra().accesses += 1;
+        peer.begin_ops(1);
+        peer.begin_accesses(1);
         state.outgoing.push(peer, || TxOp {
             kind: Kind::Write,
             peer: peer_id,
@@ -311,7 +311,7 @@ impl<N: Nic> Engine<N> {
                 op.pending += 1;
                 let (peer_id, len) = (op.peer, op.remote.get(op.next_part as usize - 1).map_or(0, |part| part.len));
                 let peer = &mut self.state.peers[peer_id];
-                peer.tx_seq = peer.tx_seq.wrapping_add(1);
+                peer.message_sent();
                 peer.count_access(Direction::Sent, len);
             }
         }
@@ -326,18 +326,18 @@ impl<N: Nic> Engine<N> {
         let part = op.next_part;
         let iov = part_iov(op, part, remote.len);
         let bits = part_flags(op.flags, last);
-        let sent = if remote.len <= u64::from(peer.caps.rma_bytes) {
-            self.nic.send(link, write_head(index.get(), part, bits, op.data, remote).with_seq(peer.tx_seq), &iov)
+        let sent = if remote.len <= u64::from(peer.rma_bytes()) {
+            self.nic.send(link, write_head(index.get(), part, bits, op.data, remote).with_seq(peer.tx_seq()), &iov)
         } else {
             let holder = Holder::Part { op: index, part };
             let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
-            let source = if direct { wire_iov(&iov, peer.caps.mailbox_bytes as usize) } else { SmallVec::new() };
-            let follows = source.is_empty() && peer.path.contains(PathFlags::PUSH_FOLLOWS);
+            let source = if direct { wire_iov(&iov, peer.mailbox_bytes() as usize) } else { SmallVec::new() };
+            let follows = source.is_empty() && peer.has(PathFlags::PUSH_FOLLOWS);
             let window = if follows { peer.announcing() } else { 0 };
             let head = rma_head(index.get(), part, op.data, remote);
             let peer_id = op.peer;
             let bulk = (remote.len, window, &source[..]);
-            let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, peer.tx_seq);
+            let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, peer.tx_seq());
             if follows && sent.is_ok() {
                 self.push_behind(peer_id, index, part, &iov);
             }
@@ -354,8 +354,8 @@ impl<N: Nic> Engine<N> {
         let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
         };
-        let (part, seq, bits) = (op.next_part, peer.tx_seq, part_flags(OpFlags::empty(), last));
-        if remote.len <= u64::from(peer.caps.rma_bytes) {
+        let (part, seq, bits) = (op.next_part, peer.tx_seq(), part_flags(OpFlags::empty(), last));
+        if remote.len <= u64::from(peer.rma_bytes()) {
             let cost = reply_cost(remote.len);
             if peer.reading() + cost > REPLY_WINDOW_BYTES {
                 return Started::Blocked;
@@ -366,13 +366,13 @@ impl<N: Nic> Engine<N> {
             if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
                 return Started::Blocked;
             }
-            self.state.peers[peer_id].extra().reading += cost;
+            self.state.peers[peer_id].begin_read(cost);
             return Started::Sent;
         }
         let iov = part_iov(op, part, remote.len);
         let holder = Holder::Part { op: index, part };
         let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
-        let home = if direct { wire_iov(&iov, peer.caps.mailbox_bytes as usize) } else { SmallVec::new() };
+        let home = if direct { wire_iov(&iov, peer.mailbox_bytes() as usize) } else { SmallVec::new() };
         let len = remote.len;
         let head = rma_head(index.get(), part, 0, remote);
         let token = self.state.outgoing.start(
@@ -482,16 +482,16 @@ impl State {
         self.peers[peer_id].count_access(Direction::Received, len);
         let peer = &mut self.peers[peer_id];
         let follows = bulk.window.get() != 0;
-        let next = peer.extra().announced.next();
+        let next = peer.announced().next();
         if follows
-            && (!peer.path.contains(PathFlags::PUSH_FOLLOWS)
+            && (!peer.has(PathFlags::PUSH_FOLLOWS)
                 || bulk.window.get() != next.to_wire()
                 || !source.is_empty()
                 || len == 0)
         {
             return Err(Violation);
         }
-        let direct = peer.path.contains(PathFlags::GET) && !source.is_empty();
+        let direct = peer.has(PathFlags::GET) && !source.is_empty();
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
@@ -500,14 +500,10 @@ impl State {
                 let kind = TransferKind::Write { op: head.op, key, data, parts };
                 let token =
                     self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, source, len));
-                let writing = &mut self.peers[peer_id].extra().writing;
-                *writing += 1;
-                if *writing > REQUEST_LIMIT {
-                    return Err(Violation);
-                }
+                self.peers[peer_id].begin_write()?;
                 if follows {
                     self.outgoing.open(token, next);
-                    self.peers[peer_id].extra().announced.enter(Some(token))?;
+                    self.peers[peer_id].announced().enter(Some(token))?;
                 } else if direct {
                     self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
                 } else {
@@ -517,7 +513,7 @@ impl State {
             Err(status) => {
                 self.part_failed(parts);
                 if follows {
-                    self.peers[peer_id].extra().announced.enter(None)?;
+                    self.peers[peer_id].announced().enter(None)?;
                 }
                 self.queue_fin(peer_id, head.op.op.get(), status, 0);
             }
@@ -536,13 +532,13 @@ impl State {
         let (bulk, home) = take_bulk(&mut r)?;
         let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
         self.peers[peer_id].count_access(Direction::Received, len);
-        if !in_bulk && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.peers[peer_id].caps.mailbox_bytes) {
+        if !in_bulk && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.peers[peer_id].mailbox_bytes()) {
             return Err(Violation);
         }
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
-                let put = self.peers[peer_id].path.contains(PathFlags::PUT) && !home.is_empty();
+                let put = self.peers[peer_id].has(PathFlags::PUT) && !home.is_empty();
                 self.regions.acquire(key);
                 let kind = TransferKind::Serve { op: head.op, key, window, put, parts };
                 let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, home, len));
@@ -570,7 +566,6 @@ impl State {
     fn reply(&mut self, peer_id: PeerId, op: Op, key: u64, iov: IovList) {
         let len = mem::total_len(&iov);
         if len > PROMPT_REPLY_BYTES {
-            self.peers.queues(peer_id).replies |= reply_cost(len as u64) > 0;
             return self.peers.defer(peer_id, Deferred::Reply { op, key, iov, copy: None });
         }
         let mut w = wire::Writer::<{ 16 + PROMPT_REPLY_BYTES }>::new(kind::READ_DATA, 0);
@@ -581,8 +576,8 @@ impl State {
 
     /// Replaces pending answers from a region that is being removed by refusals.
     fn revoke_replies(&mut self, gone: u64) {
-        for queues in self.peers.iter_mut().filter_map(|(_, peer)| peer.queues.as_mut()) {
-            for work in &mut queues.deferred {
+        for queues in self.peers.iter_mut().filter_map(|(_, peer)| peer.queues_mut()) {
+            for work in queues.deferred_mut() {
                 if let Deferred::Reply { op, key, copy: None, .. } = work
                     && *key == gone
                 {
@@ -598,8 +593,8 @@ impl State {
     /// Prepares for a request of the peer that changes memory, which its earlier reads may cover.
     #[inline]
     pub(crate) fn memory_changes(&mut self, peer_id: PeerId) -> Result<(), Violation> {
-        if let Some(queues) = &mut self.peers[peer_id].queues
-            && queues.replies
+        if let Some(queues) = self.peers[peer_id].queues_mut()
+            && queues.has_replies()
             && !queues.keep_replies()
         {
             return Err(Violation);
@@ -610,14 +605,13 @@ impl State {
     /// Notes that a part of a read was answered, or was refused and had no window.
     pub(crate) fn part_read(&mut self, peer_id: PeerId, len: u64) {
         let peer = &mut self.peers[peer_id];
-        peer.extra().reading = peer.reading().saturating_sub(reply_cost(len));
+        peer.end_read(reply_cost(len));
     }
 
     /// Notes that all bytes of a long write are stored.
     pub(crate) fn write_arrived(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Write { op, key, data, parts } = what else { return };
-        let writing = &mut self.peers[peer_id].extra().writing;
-        *writing = writing.saturating_sub(1);
+        self.peers[peer_id].end_write();
         self.part_done(peer_id, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
         self.regions.release(key);
         self.queue_ack(peer_id, op.op.get());

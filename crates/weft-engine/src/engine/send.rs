@@ -18,9 +18,9 @@ use crate::engine::connection::Role;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Answer;
+use crate::engine::peer::Direction;
 use crate::engine::registrations::Holder;
 use crate::engine::state::{State, Violation};
-use crate::engine::stats::Direction;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};
@@ -105,19 +105,19 @@ impl<N: Nic> Engine<N> {
         let cost = len as u64 + EAGER_COST;
         let Some(link) = peer.link() else { return false };
         if !peer.tx_is_empty()
-            || len > peer.caps.eager_bytes as usize
-            || cost > peer.tx_credit
-            || op.flags.intersects(peer.caps.slow_sends)
+            || len > peer.eager_bytes() as usize
+            || cost > peer.tx_credit()
+            || op.flags.intersects(peer.slow_sends())
             || (op.flags.contains(OpFlags::INJECT) && len > self.state.config.inject_bytes)
         {
             return false;
         }
-        let head = EagerHead::new(op.flags, op.tag, op.data, None, peer.tx_seq);
+        let head = EagerHead::new(op.flags, op.tag, op.data, None, peer.tx_seq());
         if self.nic.send(link, head.bytes(), op.iov).is_err() {
             return false;
         }
-        peer.tx_seq = peer.tx_seq.wrapping_add(1);
-        peer.tx_credit -= cost;
+        peer.message_sent();
+        peer.use_credit(cost);
         peer.count_message(Direction::Sent, cost);
         true
     }
@@ -140,7 +140,7 @@ impl<N: Nic> Engine<N> {
         }
         // A message that is too long for the device, or lacks window, uses rendezvous, which needs progress on
         // both sides in any case.
-        let eager = len <= peer.caps.eager_bytes as usize && len as u64 + EAGER_COST <= peer.tx_credit;
+        let eager = len <= peer.eager_bytes() as usize && len as u64 + EAGER_COST <= peer.tx_credit();
         let wants_room = peer.link().is_none() || eager;
         let query_failed = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
         if op.flags.must_leave() && wants_room && query_failed {
@@ -202,12 +202,12 @@ impl<N: Nic> Engine<N> {
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
         let peer = &mut self.state.peers[op.peer];
         let cost = op.len + EAGER_COST;
-        let ack = match peer.path.answer_to(op.flags) {
+        let ack = match peer.answer_to(op.flags) {
             Answer::Nothing => None,
             Answer::Arrived => Some((index.get(), F_ACK | F_ARRIVAL)),
             Answer::Received => Some((index.get(), F_ACK)),
         };
-        let eager = op.len <= u64::from(peer.caps.eager_bytes) && cost <= peer.tx_credit;
+        let eager = op.len <= u64::from(peer.eager_bytes()) && cost <= peer.tx_credit();
         let unmatched = !eager || op.flags.contains(OpFlags::DELIVERY);
         let allowed = if op.flags.contains(OpFlags::COLLECTIVE) {
             true // Their number is limited where they are started.
@@ -218,14 +218,14 @@ impl<N: Nic> Engine<N> {
         };
         let Some(link) = peer.link().filter(|_| allowed) else { return Started::Blocked };
         if eager {
-            let mut head = EagerHead::new(op.flags, op.tag, op.data, ack, peer.tx_seq);
+            let mut head = EagerHead::new(op.flags, op.tag, op.data, ack, peer.tx_seq());
             if op.flags.contains(OpFlags::COLLECTIVE) {
                 head.mark_collective();
             }
             if self.nic.send(link, head.bytes(), &op.iov).is_err() {
                 return Started::Blocked;
             }
-            peer.tx_credit -= cost;
+            peer.use_credit(cost);
             peer.count_message(Direction::Sent, cost);
             op.phase = Phase::AwaitAck;
             op.pending = u32::from(ack.is_some());
@@ -234,7 +234,7 @@ impl<N: Nic> Engine<N> {
         } else {
             let holder = Holder::Part { op: index, part: 0 };
             let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &op.iov);
-            let (mailbox_bytes, seq) = (peer.caps.mailbox_bytes as usize, peer.tx_seq);
+            let (mailbox_bytes, seq) = (peer.mailbox_bytes() as usize, peer.tx_seq());
             let room = direct.then_some(mailbox_bytes);
             let sent = match op.iov.len() {
                 0 | 1 => self.nic.send(link, rts_head::<SHORT_ROOM>(index, op, ack.is_some(), room).with_seq(seq), &[]),
@@ -245,12 +245,12 @@ impl<N: Nic> Engine<N> {
             }
             op.phase = Phase::AwaitCts;
             op.pending = 1;
-            if op.len <= u64::from(peer.caps.eager_bytes) {
-                peer.counters().stalls += 1;
+            if op.len <= u64::from(peer.eager_bytes()) {
+                peer.count_stall();
             }
             peer.count_rendezvous(Direction::Sent, op.len);
         }
-        peer.tx_seq = peer.tx_seq.wrapping_add(1);
+        peer.message_sent();
         Started::Sent
     }
 }
@@ -326,7 +326,7 @@ impl State {
     /// Queues an acknowledgement of the peer's operation. One message carries several of them.
     #[inline]
     pub(crate) fn queue_ack(&mut self, peer_id: PeerId, op: u32) {
-        self.peers.queues(peer_id).acks.push(op);
+        self.peers.queues(peer_id).push_ack(op);
         self.peers.activate(peer_id);
     }
 
@@ -334,8 +334,7 @@ impl State {
         let fin: Fin = r.take().ok_or(Violation)?;
         let status = Status::from_wire(fin.status.get()).ok_or(Violation)?;
         if fin.op.get() == wire::NO_OP {
-            let extra = self.peers[peer_id].extra.as_mut().ok_or(Violation)?;
-            extra.quiet_writes = extra.quiet_writes.checked_sub(1).ok_or(Violation)?;
+            self.peers[peer_id].quiet_write_failed()?;
             self.nameless_fault(status);
             return Ok(());
         }
@@ -387,7 +386,7 @@ impl State {
     pub(crate) fn on_credit(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let bytes: U64 = r.take().ok_or(Violation)?;
         let peer = &mut self.peers[peer_id];
-        peer.tx_credit = peer.tx_credit.checked_add(bytes.get()).ok_or(Violation)?;
+        peer.add_credit(bytes.get())?;
         Ok(())
     }
 }

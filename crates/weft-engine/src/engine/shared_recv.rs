@@ -331,7 +331,7 @@ impl State {
         loop {
             let Some(message) = self.matcher(tagged).unexpected.get(key) else { return false };
             let (peer_id, tag, data, len) = (message.peer, message.tag, message.data, message.len());
-            let src = self.peers[peer_id].addr;
+            let src = self.peers[peer_id].addr();
             let Some(wanted) = pool.find(tagged, src, tag) else { return false };
             match self.find_unexpected(tagged, wanted) {
                 None => return false,

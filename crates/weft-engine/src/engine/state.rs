@@ -117,7 +117,7 @@ impl State {
     /// it as their only source. The peer's state is reset.
     pub(crate) fn fail_peer(&mut self, peer_id: PeerId, why: LinkError) {
         self.follow_book();
-        let addr = self.peers[peer_id].addr;
+        let addr = self.peers[peer_id].addr();
         self.reset_peer(peer_id, why);
         let reported = addr != ADDR_NONE && !self.is_unreliable() && !self.has_link_to(addr);
         if planted!(Bug::DeathUnreported, reported, false) {
@@ -132,15 +132,15 @@ impl State {
         self.close_links(peer_id);
         let peer = &self.peers[peer_id];
         let (link, in_use) = (peer.link(), peer.is_in_use());
-        self.peers.note_sweepable(peer.addr == ADDR_NONE);
-        let parts = self.peers.drop_queues(peer_id).and_then(|queues| queues.parts);
+        self.peers.note_sweepable(peer.addr() == ADDR_NONE);
+        let parts = self.peers.drop_queues(peer_id).and_then(|queues| queues.parts());
         let peer = &mut self.peers[peer_id];
         let came = peer.rendezvous_waiting() > 0;
         peer.reset();
-        let left = peer.rx_used;
+        let left = peer.rx_used();
         let dead = self.outgoing.ops_of(peer);
         if dead.is_empty() && !in_use {
-            self.peers[peer_id].connect_failure = Some(why);
+            self.peers[peer_id].set_connect_failure(why);
         }
         for index in dead.into_iter().skip(planted!(Bug::DeathForgotten, 0, 1)) {
             // The device stops using the memory before `down`, or within `close`, which follows the poll. The
@@ -179,7 +179,7 @@ impl State {
             self.orphan_unexpected(peer_id, why);
         }
         // A refused inject is reported by way of the address, so its route stays.
-        if self.peers[peer_id].connect_failure.is_none() {
+        if self.peers[peer_id].connect_failure().is_none() {
             self.drop_routes(peer_id);
         }
         self.release_service_address(peer_id);
@@ -191,7 +191,7 @@ impl State {
     fn abandon_transfer(&mut self, x: Transfer, link: Option<LinkId>, fault: Fault) {
         if let Some(staged) = x.staged {
             let peer = &mut self.peers[x.peer];
-            peer.rx_used = peer.rx_used.saturating_sub(x.expect + EAGER_COST);
+            peer.free_window(x.expect + EAGER_COST);
             let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
             mem::scatter(&staged.into, 0, &mem::to_vec(&mem::slice(&x.iov, 0, placed)));
             if let Some(link) = link {
@@ -251,7 +251,7 @@ impl State {
     /// Whether a link leads to that address: for another context of the same endpoint, or for another endpoint
     /// that has taken its place.
     fn has_link_to(&self, addr: Addr) -> bool {
-        let up = |peer: &Peer| peer.addr == addr && peer.is_in_use();
+        let up = |peer: &Peer| peer.addr() == addr && peer.is_in_use();
         self.peers.as_slice().iter().any(up)
     }
 
@@ -299,12 +299,12 @@ impl State {
             registrations.release_op(index);
         }
         let peer = &mut self.peers[peer_id];
-        peer.outstanding = peer.outstanding.saturating_sub(parts);
-        if unmatched && let Some(extra) = &mut peer.extra {
-            extra.unmatched = extra.unmatched.saturating_sub(1);
+        peer.end_ops(parts);
+        if unmatched {
+            peer.end_unmatched();
         }
-        if access && let Some(extra) = &mut peer.extra {
-            extra.accesses = extra.accesses.saturating_sub(parts);
+        if access {
+            peer.end_accesses(parts);
         }
         if !peer.tx_is_empty() {
             self.peers.activate(peer_id);
@@ -349,14 +349,14 @@ impl State {
             _ => return Err(Violation),
         };
         let peer = &mut self.peers[peer_id];
-        if peer.queues.as_ref().is_some_and(|queues| queues.is_too_much()) {
+        if peer.queues().is_some_and(|queues| queues.is_too_much()) {
             return Err(Violation);
         }
         let seq = head.seq.get();
-        if seq == peer.rx_seq {
-            peer.rx_seq = seq.wrapping_add(1);
+        if seq == peer.rx_seq() {
+            peer.message_taken();
             self.on_sequenced(peer_id, head, r)?;
-            if self.peers[peer_id].queues.as_ref().is_some_and(|queues| !queues.early.is_empty()) {
+            if self.peers[peer_id].queues().is_some_and(|queues| queues.has_early()) {
                 return self.drain_early(peer_id);
             }
             return Ok(());
@@ -367,14 +367,14 @@ impl State {
     #[cold]
     fn keep_early(&mut self, peer_id: PeerId, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
         let peer = &mut self.peers[peer_id];
-        if peer.path.contains(PathFlags::ORDERED) {
+        if peer.has(PathFlags::ORDERED) {
             return Err(Violation);
         }
-        let ahead = seq.wrapping_sub(peer.rx_seq);
+        let ahead = seq.wrapping_sub(peer.rx_seq());
         if ahead < REORDER_LIMIT {
-            self.peers.queues(peer_id).early.insert(seq, bytes.to_vec());
+            self.peers.queues(peer_id).keep_early(seq, bytes.to_vec());
             Ok(())
-        } else if peer.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
+        } else if peer.rx_seq().wrapping_sub(seq) < REORDER_LIMIT {
             // A duplicate of a message that was taken before is ignored.
             planted!(Bug::DuplicateTaken, Ok(()), self.take_again(peer_id, bytes))
         } else {
@@ -393,9 +393,9 @@ impl State {
     fn drain_early(&mut self, peer_id: PeerId) -> Result<(), Violation> {
         loop {
             let peer = &mut self.peers[peer_id];
-            let early = peer.queues.as_mut().map(|queues| &mut queues.early);
-            let Some(bytes) = early.and_then(|early| early.remove(&peer.rx_seq)) else { return Ok(()) };
-            peer.rx_seq = peer.rx_seq.wrapping_add(1);
+            let seq = peer.rx_seq();
+            let Some(bytes) = peer.queues_mut().and_then(|queues| queues.take_early(seq)) else { return Ok(()) };
+            peer.message_taken();
             let mut r = Reader(&bytes);
             let head: Head = r.take().ok_or(Violation)?;
             self.on_sequenced(peer_id, head, r)?;
@@ -511,7 +511,7 @@ impl Sink for State {
 
     fn peer(&self, link: LinkId) -> Option<EpName> {
         match self.links.lookup(link)?.1 {
-            Some(peer_id) => Some(self.peers[peer_id].name),
+            Some(peer_id) => Some(self.peers[peer_id].name()),
             None => self.links.pending_peer(link),
         }
     }

@@ -20,7 +20,7 @@
 use crate::api::ADDR_NONE;
 use crate::engine::Engine;
 use crate::engine::ids::PeerId;
-use crate::engine::peer::{BulkOp, Deferred, Peer, PeerQueues, PeerState};
+use crate::engine::peer::PeerState;
 use crate::engine::state::State;
 use crate::nic::{LinkError, LinkId, Nic, Sink};
 
@@ -49,6 +49,25 @@ pub(crate) struct Stake {
     kept: u64,
 }
 
+/// The use of memory and the activity of one stranger.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    stake: Stake,
+    /// Bytes that the device held for the peer at the last check.
+    device_bytes: u64,
+    /// Number of messages in both directions at the last check of the link's idleness.
+    activity: u32,
+    /// [`Strangers::crowded`] at the last check that found new messages.
+    quiet_since: u32,
+}
+
+impl Watch {
+    /// The state after the peer's link has ended. The sums still contain the stake.
+    pub(crate) fn after_reset(&self) -> Self {
+        Self { stake: self.stake, ..Self::default() }
+    }
+}
+
 /// The sums over all strangers.
 #[derive(Debug, Default)]
 pub(crate) struct Strangers {
@@ -59,40 +78,6 @@ pub(crate) struct Strangers {
     hand: usize,
     /// Number of calls that came while the number of strangers was at its limit.
     crowded: u32,
-}
-
-impl PeerQueues {
-    /// Bytes of the queued work.
-    fn held_bytes(&self) -> u64 {
-        let queues = self.deferred.len() * size_of::<Deferred>() + self.bulk.len() * size_of::<BulkOp>();
-        let answers = self.acks.len() * size_of::<u32>() + self.results.as_ref().map_or(0, |results| results.cost());
-        (queues + answers) as u64 + u64::from(self.copied)
-    }
-}
-
-impl Peer {
-    /// Bytes of the usual window that the peer is not granted.
-    pub(crate) fn withheld(&self) -> u64 {
-        self.extra.as_ref().map_or(0, |extra| extra.withheld)
-    }
-
-    /// Bytes of the peer's window that must be returned.
-    pub(crate) fn owed(&self) -> u64 {
-        self.credit_owed.saturating_sub(self.withheld() / 4)
-    }
-
-    /// The cost of the peer's messages that wait for receives.
-    pub(crate) fn unreceived(&self) -> u64 {
-        self.rx_used.saturating_sub(self.withheld() + self.owed())
-    }
-
-    /// Sets the bytes that are not granted, and those that must be returned.
-    fn withhold(&mut self, withheld: u64, owed: u64) {
-        if withheld != self.withheld() {
-            self.extra().withheld = withheld;
-        }
-        self.credit_owed = owed + withheld / 4;
-    }
 }
 
 impl State {
@@ -107,7 +92,7 @@ impl State {
 
     /// The largest window that this stranger can have now.
     fn max_window(&self, peer_id: PeerId) -> u64 {
-        let own = self.peers[peer_id].extra.as_ref().map_or(0, |extra| extra.stake.window);
+        let own = self.peers[peer_id].watch().map_or(0, |watch| watch.stake.window);
         let left = (self.budget() / 2).saturating_sub(self.strangers.total.window.saturating_sub(own));
         (self.even_share() + left / PEER_PART).min(self.config.window_bytes as u64)
     }
@@ -123,19 +108,19 @@ impl State {
             return 0;
         }
         let most = self.max_window(peer_id).min(self.first_window());
-        (self.config.window_bytes as u64).saturating_sub(most.max(self.peers[peer_id].rx_used))
+        (self.config.window_bytes as u64).saturating_sub(most.max(self.peers[peer_id].rx_used()))
     }
 
     /// Notes that the peer of a new link was granted its window without the `withheld` bytes.
     pub(crate) fn begin_stake(&mut self, peer_id: PeerId, withheld: u64) {
         let peer = &mut self.peers[peer_id];
         if withheld > 0 {
-            let owed = peer.credit_owed.saturating_sub(withheld);
+            let owed = peer.credit_owed().saturating_sub(withheld);
             peer.withhold(withheld, owed);
         }
-        if let Some(extra) = &mut peer.extra {
+        if peer.watch().is_some() {
             // The peer does not count as idle before two checks.
-            extra.activity = u32::MAX;
+            peer.watch_mut().activity = u32::MAX;
         }
         self.account(peer_id);
     }
@@ -145,9 +130,7 @@ impl State {
     pub(crate) fn take_owed(&mut self, peer_id: PeerId) -> u64 {
         if !self.is_stranger(peer_id) {
             let peer = &mut self.peers[peer_id];
-            let owed = std::mem::take(&mut peer.credit_owed);
-            peer.rx_used = peer.rx_used.saturating_sub(owed);
-            return owed;
+            return peer.take_credit();
         }
         let (max_window, first) = (self.max_window(peer_id), self.first_window());
         let peer = &mut self.peers[peer_id];
@@ -162,7 +145,7 @@ impl State {
             (withheld + less, owed - less)
         };
         peer.withhold(withheld, 0);
-        peer.rx_used = peer.rx_used.saturating_sub(given);
+        peer.free_window(given);
         self.account(peer_id);
         given
     }
@@ -173,7 +156,7 @@ impl State {
         let (withheld, owed) = (peer.withheld(), peer.owed());
         if withheld > 0 {
             peer.withhold(0, owed + withheld);
-            if peer.is_in_use() && peer.credit_owed >= self.config.window_quarter() {
+            if peer.is_in_use() && peer.credit_owed() >= self.config.window_quarter() {
                 self.send_window(peer_id);
             }
         }
@@ -184,11 +167,11 @@ impl State {
     pub(crate) fn account(&mut self, peer_id: PeerId) {
         let now = self.stake(peer_id);
         let peer = &mut self.peers[peer_id];
-        let before = peer.extra.as_ref().map_or_else(Stake::default, |extra| extra.stake);
+        let before = peer.watch().map_or_else(Stake::default, |watch| watch.stake);
         if now == before {
             return;
         }
-        peer.extra().stake = now;
+        peer.watch_mut().stake = now;
         let Strangers { total, freed, .. } = &mut self.strangers;
         total.window = total.window - before.window + now.window;
         total.kept = total.kept - before.kept + now.kept;
@@ -207,17 +190,17 @@ impl State {
         let window = if peer.is_in_use() {
             (self.config.window_bytes as u64).saturating_sub(peer.withheld())
         } else {
-            peer.rx_used
+            peer.rx_used()
         };
-        let queues = peer.queues.as_ref().map_or(0, |queues| queues.held_bytes());
-        let (writing, device) = peer.extra.as_ref().map_or((0, 0), |extra| (extra.writing, extra.device_bytes));
+        let queues = peer.queues().map_or(0, |queues| queues.held_bytes());
+        let (writing, device) = (peer.writing(), peer.watch().map_or(0, |watch| watch.device_bytes));
         let kept = u64::from(peer.rendezvous_waiting()) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
         Stake { window: window.saturating_sub(self.even_share()), kept: kept + queues + device }
     }
 
     /// The sum of all stakes, computed anew.
     pub(crate) fn all_stakes(&self) -> Stake {
-        let stakes = self.peers.as_slice().iter().filter_map(|peer| peer.extra.as_ref()).map(|extra| extra.stake);
+        let stakes = self.peers.as_slice().iter().filter_map(|peer| peer.watch()).map(|watch| watch.stake);
         stakes.fold(Stake::default(), |sum, one| Stake { window: sum.window + one.window, kept: sum.kept + one.kept })
     }
 
@@ -261,16 +244,16 @@ impl State {
             let peer_id = PeerId::new(hand);
             let peer = &mut self.peers[peer_id];
             let (PeerState::Up(link) | PeerState::Greeting(link)) = peer.state() else { continue };
-            if peer.addr != ADDR_NONE {
+            if peer.addr() != ADDR_NONE {
                 continue;
             }
-            let activity = peer.rx_seq.wrapping_add(peer.tx_seq);
-            let extra = peer.extra();
-            if std::mem::replace(&mut extra.activity, activity) != activity {
-                extra.quiet_since = self.strangers.crowded;
+            let activity = peer.rx_seq().wrapping_add(peer.tx_seq());
+            let watch = peer.watch_mut();
+            if std::mem::replace(&mut watch.activity, activity) != activity {
+                watch.quiet_since = self.strangers.crowded;
                 continue;
             }
-            if self.strangers.crowded.wrapping_sub(extra.quiet_since) >= calls && wanted(self, peer_id, link) {
+            if self.strangers.crowded.wrapping_sub(watch.quiet_since) >= calls && wanted(self, peer_id, link) {
                 return Some(link);
             }
         }
@@ -282,9 +265,9 @@ impl State {
         let peer = &self.peers[peer_id];
         let waits = peer.rendezvous_waiting() > 0 || peer.unreceived() > 0;
         waits
-            || peer.outstanding > 0
-            || peer.queues.as_ref().is_some_and(|queues| !queues.is_empty())
-            || !peer.transfers.is_empty()
+            || peer.outstanding() > 0
+            || peer.queues().is_some_and(|queues| !queues.is_empty())
+            || !peer.transfers().is_empty()
     }
 
     /// Finds a link that can end so that an expected peer gets its descriptor: one without a message so far, or
@@ -308,8 +291,8 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn account_device(&mut self, peer_id: PeerId) {
         let peer = &self.state.peers[peer_id];
         let device_bytes = peer.link().map_or(0, |link| self.nic.held_bytes(link) as u64);
-        if device_bytes > 0 || peer.extra.is_some() {
-            self.state.peers[peer_id].extra().device_bytes = device_bytes;
+        if device_bytes > 0 || peer.watch().is_some() {
+            self.state.peers[peer_id].watch_mut().device_bytes = device_bytes;
         }
         self.state.account(peer_id);
     }
@@ -320,12 +303,12 @@ impl<N: Nic> Engine<N> {
         let peer_ids = self.state.peers.ids();
         // Devices do not report that they hold less.
         for peer_id in peer_ids.clone() {
-            if self.state.peers[peer_id].addr == ADDR_NONE {
+            if self.state.peers[peer_id].addr() == ADDR_NONE {
                 self.account_device(peer_id);
             }
         }
         while self.state.strangers_exceed() {
-            let kept = |peer_id: &PeerId| self.state.peers[*peer_id].extra.as_ref().map_or(0, |extra| extra.stake.kept);
+            let kept = |peer_id: &PeerId| self.state.peers[*peer_id].watch().map_or(0, |watch| watch.stake.kept);
             let (Some(largest), before) = (peer_ids.clone().max_by_key(kept), self.state.strangers.total.kept) else {
                 return;
             };

@@ -60,7 +60,7 @@ impl Announced {
 
     /// The transfer of window number `n`. `None`: its bytes are discarded. Bytes before their announcement are a
     /// violation.
-    fn transfer(&self, n: u64) -> Result<Option<TransferId>, Violation> {
+    pub(crate) fn transfer(&self, n: u64) -> Result<Option<TransferId>, Violation> {
         let place = self.place(n)?;
         let transfers = self.transfers.as_ref();
         Ok(place.and_then(|place| transfers?.get(place).copied().flatten()))
@@ -111,13 +111,13 @@ pub(crate) fn reachable<N: Nic>(
     holder: Holder,
     iov: &[Iov],
 ) -> bool {
-    if !peer.path.intersects(PathFlags::GET.union(PathFlags::PUT)) {
+    if !peer.has(PathFlags::GET.union(PathFlags::PUT)) {
         return false;
     }
-    if !N::REGISTERS || !peer.path.contains(PathFlags::REGISTERED) {
+    if !N::REGISTERS || !peer.has(PathFlags::REGISTERED) {
         return true;
     }
-    describable(iov, peer.caps.mailbox_bytes as usize)
+    describable(iov, peer.mailbox_bytes() as usize)
         && registrations.as_mut().is_some_and(|registrations| registrations.register(nic, holder, iov))
 }
 
@@ -141,7 +141,7 @@ impl<N: Nic> Engine<N> {
     #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn run_bulk(&mut self, peer_id: PeerId) -> bool {
         let mut moved = false;
-        while let Some(work) = self.state.peers.queues(peer_id).bulk.pop_front() {
+        while let Some(work) = self.state.peers.queues(peer_id).pop_bulk() {
             let taken = match &work {
                 BulkOp::Transfer(token) | BulkOp::Fetch(token) => self.run_transfer(peer_id, *token),
                 BulkOp::RequestPush(token) => self.run_push_request(peer_id, *token),
@@ -149,14 +149,11 @@ impl<N: Nic> Engine<N> {
                 BulkOp::Assist { op, part, share, len, far } => self.run_assist(peer_id, *op, *part, *share, *len, far),
             };
             if taken.is_err() {
-                self.state.peers.queues(peer_id).bulk.push_front(work);
+                self.state.peers.queues(peer_id).retry_bulk(work);
                 break;
             }
             moved = true;
             self.state.bulk_started |= !matches!(work, BulkOp::RequestPush(_));
-            if matches!(work, BulkOp::RequestPush(_) | BulkOp::Fetch(_)) {
-                self.state.peers.queues(peer_id).matched -= 1;
-            }
         }
         moved
     }
@@ -174,7 +171,7 @@ impl<N: Nic> Engine<N> {
     fn run_transfer(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         if N::REGISTERS
-            && self.state.peers[peer_id].path.contains(PathFlags::REGISTERED)
+            && self.state.peers[peer_id].has(PathFlags::REGISTERED)
             && !self.register_transfer(token)
             && self.state.by_push(token)
         {
@@ -217,7 +214,7 @@ impl<N: Nic> Engine<N> {
         if x.iov.len() > ASSIST_PIECES {
             return;
         }
-        let pieces = wire_iov(&x.iov, self.state.peers[peer_id].caps.mailbox_bytes as usize);
+        let pieces = wire_iov(&x.iov, self.state.peers[peer_id].mailbox_bytes() as usize);
         let mut w = Short::new(kind::ASSIST, 0);
         let iov_count = U32::new(u32::try_from(pieces.len()).unwrap_or(0));
         w.put(&Assist { op, share: share.0.into(), iov_count, len: x.expect.into() });
@@ -287,11 +284,11 @@ impl<N: Nic> Engine<N> {
         let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else { return };
         let window = peer.announcing();
-        peer.extra().announcing += 1;
+        peer.window_announced();
         if let Some(op) = self.state.outgoing.op_mut(index) {
             op.pushing += 1;
         }
-        let queued = peer.queues.as_ref().is_some_and(|queues| !queues.bulk.is_empty());
+        let queued = peer.queues().is_some_and(|queues| queues.has_bulk());
         if queued || self.nic.push(link, window, 0, iov, DeviceContext::Push(index).to_number()).is_err() {
             let len = mem::total_len(iov) as u64;
             self.state.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len });
@@ -307,7 +304,7 @@ impl State {
     fn pushed_into(&mut self, peer_id: PeerId, window: WindowId) -> Result<Option<TransferId>, Violation> {
         let token = match window {
             WindowId::Transfer(id) => Some(id),
-            WindowId::Announced(n) => self.peers[peer_id].extra.as_ref().ok_or(Violation)?.announced.transfer(n)?,
+            WindowId::Announced(n) => self.peers[peer_id].announced_window(n)?,
         };
         let Some(token) = token else { return Ok(None) };
         let takes = self.outgoing.transfer(token).is_some_and(|x| x.peer == peer_id && x.takes(window));
@@ -341,7 +338,7 @@ impl State {
         }
         self.transfer_arrived(token);
         if let WindowId::Announced(n) = window {
-            self.peers[peer_id].extra().announced.end(n);
+            self.peers[peer_id].announced().end(n);
         }
     }
 
@@ -354,7 +351,7 @@ impl State {
     pub(crate) fn on_cts(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let cts: Cts = r.take().ok_or(Violation)?;
         let (index, part, len) = (OpId::new(cts.op.op.get()), cts.op.part.get(), cts.len.get());
-        let path = self.peers[peer_id].path;
+        let path = self.peers[peer_id].path();
         let op = self.op_of(peer_id, index)?;
         match op.kind {
             Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
@@ -384,7 +381,7 @@ impl State {
         if described != Some(len) {
             return Err(Violation);
         }
-        let path = self.peers[peer_id].path;
+        let path = self.peers[peer_id].path();
         if let Ok(op) = self.op_of(peer_id, index)
             && op.awaits(part)
             && path.contains(if op.kind == Kind::Read { PathFlags::GET } else { PathFlags::PUT })
@@ -471,18 +468,18 @@ impl State {
             // The receive has no writable memory. A push would fail as well.
             (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
                 self.outgoing.end(&mut self.peers, token);
-                let src = self.peers[peer_id].addr;
+                let src = self.peers[peer_id].addr();
                 self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
                 self.queue_ack(peer_id, op);
             }
             // Direct access failed although it was probed. Further bytes travel through the device's own
             // memory.
             (Err(LinkError::Access), TransferKind::Recv { .. } | TransferKind::Write { .. }) => {
-                self.peers[peer_id].path.remove(PathFlags::GET);
+                self.peers[peer_id].lose(PathFlags::GET);
                 self.by_push(token);
             }
             (Err(LinkError::Access), TransferKind::Serve { put: true, .. }) => {
-                self.peers[peer_id].path.remove(PathFlags::PUT);
+                self.peers[peer_id].lose(PathFlags::PUT);
                 self.by_push(token);
                 self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
