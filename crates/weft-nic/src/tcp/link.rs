@@ -7,8 +7,9 @@ use weft_engine::nic::LinkError;
 
 use super::connect::Attempt;
 use super::linger::Linger;
-use super::redial::{Redial, Session};
+use super::redial::Redial;
 use super::rx::Intake;
+use super::session::Session;
 use super::tx::Tx;
 
 /// One link.

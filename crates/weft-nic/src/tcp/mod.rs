@@ -8,7 +8,7 @@
 //!   initiator's side of all handshakes.
 //! - `tx` (with `retransmit` and `pushes`) and `rx`: the two halves of a link.
 //! - `stream`, `noise` and `primitives`: encryption.
-//! - `resume` and `redial`: connections that break. `linger`: closed links whose last bytes are being sent.
+//! - `session`, `resume` and `redial`: connections that break. `linger`: closed links whose last bytes are being sent.
 //! - `progress`: a poll. `time`: its timers. `pace`: the rate of system calls. `agenda`: the work that links need.
 //! - `unsent`: the note of deferred messages. `sys`: system calls. `bugs`: planted bugs.
 //!
@@ -64,6 +64,7 @@ mod redial;
 mod resume;
 mod retransmit;
 mod rx;
+mod session;
 mod stream;
 mod sys;
 mod time;

@@ -23,7 +23,7 @@ use weft_os::Unshared;
 
 use super::connect::ProvenPeer;
 use super::initiator::Failure;
-use super::redial::Session;
+use super::session::Session;
 use super::{Link, State, Task, Tcp, Token, sys};
 
 /// The delay in milliseconds of an acknowledgement that the peer did not request.

@@ -1,4 +1,4 @@
-//! The session of a link, and this side's attempts to reach the peer again after the connection has broken.
+//! This side's attempts to reach the peer again after the connection has broken.
 //!
 //! Place in the data flow: [`super::resume`] has a [`Redial`] for each broken link, and calls `advance` when its socket
 //! reports an event. The module describes the handshake.
@@ -9,24 +9,21 @@
 //!
 //! Errors: [`Failure::Retry`] if another attempt may succeed, otherwise [`Failure::Final`].
 
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use weft_engine::name::{EpName, FIRST_TX_CONTEXT};
 use weft_engine::nic::LinkError;
 use weft_os::Unshared;
-use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, IntoBytes};
 
 use super::TcpConfig;
-use super::connect::Local;
-use super::initiator::{Exchange, Failure, Initiator, answer_body};
+use super::initiator::{Exchange, Failure, Initiator};
 use super::linger::Linger;
 use super::noise::Noise;
+use super::session::Session;
 use super::stream::Keys;
-use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
-use crate::handshake::{Key, Nonce, Role};
+use super::wire::{self, Answer, Finish, Hello, ReturnVerdict, VERSION};
+use crate::handshake::{Key, Nonce};
 
 use Failure::{Final, Retry};
 
@@ -41,104 +38,6 @@ const REFUSED_MS: u64 = 400;
 const ASK_MS: u64 = 2000;
 /// Limit of attempts that are accepted and then dropped.
 const DROPPED_MAX: u32 = 64;
-
-/// The unit in which the time of a break is stored.
-const TICK_MS: u64 = 4096;
-/// A connection with pending bytes that breaks earlier, without progress, was useless.
-const USELESS_TICKS: u8 = 15;
-/// A connection without pending bytes that breaks earlier, without progress, was useless.
-const SHORT_LIVED_TICKS: u8 = 2;
-
-/// The data for resuming a link. Every idle link has it, so it is small.
-#[derive(Debug)]
-pub(super) struct Session {
-    pub(super) number: u64,
-    pub(super) key: Key,
-    ip: Ipv6Addr,
-    ep_id: [u8; 16],
-    scope: u32,
-    /// The highest epoch that was sent or accepted.
-    pub(super) epoch: u32,
-    port: u16,
-    pub(super) initiator: bool,
-    /// The peer is on this host.
-    near: bool,
-    /// The peer is a transmit context and cannot be called.
-    transmits: bool,
-    /// The number of consecutive connections that broke without progress.
-    fruitless: u8,
-    /// The time of the last break in ticks, and a digest of the progress in both directions by then. A few bits of each
-    /// suffice, because only long series of connections count.
-    broke: u8,
-    through: u8,
-}
-
-impl Session {
-    pub(super) fn new((number, key): (u64, Key), peer: &EpName, local: &Local, initiator: bool) -> Self {
-        let (socket, ep_id, host_id) = (peer.socket(), peer.ep_id(), peer.host_id());
-        let (ip, scope) = match socket {
-            SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
-            SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
-        };
-        let near = host_id != 0 && host_id == local.name.host_id();
-        let transmits = peer.context_index().is_some_and(|index| index >= FIRST_TX_CONTEXT);
-        Self {
-            number,
-            key,
-            ip,
-            ep_id,
-            scope,
-            epoch: 0,
-            port: socket.port(),
-            initiator,
-            near,
-            transmits,
-            fruitless: 0,
-            broke: 0,
-            through: 0,
-        }
-    }
-
-    /// Notes the break of the connection.
-    ///
-    /// `through` is the number of bytes that were transmitted in both directions. `pending`: some bytes were not. An
-    /// attempt that connects but transmits nothing has failed: only short packets may pass, or the peer may drop them.
-    #[allow(clippy::cast_possible_truncation)] // Some bits suffice to tell whether something has changed.
-    pub(super) fn breaks(&mut self, through: u64, pending: bool, now_ms: u64) {
-        let through = through.to_le_bytes().into_iter().fold(0_u8, |sum, byte| sum.rotate_left(3) ^ byte);
-        let now = (now_ms / TICK_MS) as u8;
-        let useless = if pending { USELESS_TICKS } else { SHORT_LIVED_TICKS };
-        let again = self.through == through && now.wrapping_sub(self.broke) < useless;
-        self.fruitless = if again { self.fruitless.saturating_add(1) } else { 0 };
-        (self.through, self.broke) = (through, now);
-    }
-
-    /// The key of the session in the sorted list. The two ends of an endpoint's link with itself have the same number.
-    pub(super) fn key(&self) -> u64 {
-        Self::key_of(self.number, self.initiator)
-    }
-
-    pub(super) fn key_of(number: u64, initiator: bool) -> u64 {
-        number ^ u64::from(initiator)
-    }
-
-    /// The id of the endpoint to call. For a transmit context it is that of the first receive context of its endpoint.
-    fn target(&self) -> [u8; 16] {
-        let mut id = self.ep_id;
-        if self.transmits {
-            id[15] = 0;
-        }
-        id
-    }
-
-    /// The socket at which the peer or its endpoint listens.
-    pub(super) fn socket(&self) -> SocketAddr {
-        match self.ip.to_ipv4_mapped() {
-            Some(v4) => SocketAddr::from((v4, self.port)),
-            None => SocketAddrV6::new(self.ip, self.port, 0, self.scope).into(),
-        }
-    }
-}
 
 /// The attempts of this side to reach the peer again.
 #[derive(Debug)]
@@ -166,15 +65,15 @@ pub(super) struct Redial {
 impl Redial {
     pub(super) fn new(session: &Session, until_ms: u64, now_ms: u64) -> Self {
         let initiator = Initiator::new();
-        let fruitless = u32::from(session.fruitless);
+        let fruitless = session.fruitless();
         let pause_ms = match fruitless {
-            0 if session.initiator || (session.near && !session.transmits) => 0,
+            0 if session.is_initiator() || (session.is_near() && !session.is_with_transmit_context()) => 0,
             0 => COURTESY_MS,
             tries => initiator.backoff_ms(tries),
         };
         Self {
             initiator,
-            near: session.near,
+            near: session.is_near(),
             tries: fruitless,
             dropped: fruitless,
             wake_ms: now_ms + pause_ms,
@@ -298,18 +197,7 @@ impl Exchange for Resumption<'_> {
     }
 
     fn hello(&self, nonce: Nonce) -> Hello {
-        let from = if self.session.initiator { wire::INITIATOR } else { 0 };
-        let mut name = [0; size_of::<EpName>()];
-        name[..8].copy_from_slice(&self.session.number.to_le_bytes());
-        Hello {
-            magic: MAGIC,
-            version: VERSION,
-            flags: wire::RETURNS | from,
-            reserved: [0; 6],
-            nonce,
-            name,
-            target: self.session.target(),
-        }
+        self.session.hello(nonce)
     }
 
     fn hello_sent(&mut self) {
@@ -320,7 +208,7 @@ impl Exchange for Resumption<'_> {
     fn finish(&mut self, hello: &Hello, answer: &Answer) -> Result<(Finish, Key), Failure> {
         match (answer.version, answer.status) {
             (VERSION, wire::OK) => {}
-            (VERSION, wire::UNKNOWN) if self.session.transmits => {
+            (VERSION, wire::UNKNOWN) if self.session.is_with_transmit_context() => {
                 *self.lives = true;
                 return Err(Retry(LinkError::Unreachable));
             }
@@ -329,19 +217,8 @@ impl Exchange for Resumption<'_> {
             (_, wire::NOT_HERE | wire::UNKNOWN | wire::BAD_VERSION) => return Err(Final(LinkError::Gone)),
             _ => return Err(Final(LinkError::Protocol)),
         }
-        let session = &mut *self.session;
-        let dialogue = [hello.as_bytes(), answer_body(answer)];
-        if !session.key.verify(Role::Acceptor, &dialogue, &answer.proof) {
-            return Err(Final(LinkError::Gone));
-        }
-        let (theirs, _) = U64::read_from_prefix(&answer.name).map_err(|_| Final(LinkError::Protocol))?;
-        let theirs = u32::try_from(theirs.get()).map_err(|_| Final(LinkError::Protocol))?;
-        session.epoch = session.epoch.max(theirs).checked_add(1).ok_or(Final(LinkError::Protocol))?;
-        let mut sealed = [0; 16];
-        sealed[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
-        sealed[8..].copy_from_slice(&self.position.to_le_bytes());
-        let proof = session.key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
-        Ok((Finish { sealed, proof }, session.key.clone()))
+        let finish = self.session.finish(hello, answer, self.position).map_err(Final)?;
+        Ok((finish, self.session.key().clone()))
     }
 
     fn judge(&mut self, verdict: &ReturnVerdict, noise: Option<&mut Noise>) -> Result<Self::Outcome, Failure> {
@@ -356,8 +233,9 @@ impl Exchange for Resumption<'_> {
 
 #[cfg(test)]
 mod tests {
-    use weft_engine::name::NameParts;
+    use weft_engine::name::{EpName, NameParts};
 
+    use super::super::connect::Local;
     use super::*;
 
     /// Connections that come up and transmit nothing count as failures, without limit. A connection that transmits

@@ -37,11 +37,11 @@ use super::bugs::planted;
 use super::half_open::HalfOpen;
 use super::initiator::{Failure, answer_body, send_handshake};
 use super::noise::{self, Noise};
-use super::redial::{Redial, Session};
+use super::redial::Redial;
+use super::session::Session;
 use super::tx::SocketState;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
 use super::{Link, State, Task, Tcp, Token, sys};
-use crate::handshake::{self, Role};
 
 /// The dialogue of a half-open connection that resumes a link.
 #[derive(Debug)]
@@ -245,8 +245,6 @@ impl Tcp {
         hello: &Hello,
         socket: BorrowedFd<'_>,
     ) -> Result<Box<ResumeDialogue>, LinkError> {
-        let mut answer = Answer::new_zeroed();
-        (answer.magic, answer.version) = (MAGIC, VERSION);
         let from_initiator = hello.flags == wire::RETURNS | wire::INITIATOR;
         let well_formed = (from_initiator || hello.flags == wire::RETURNS)
             && hello.version == VERSION
@@ -254,9 +252,7 @@ impl Tcp {
             && hello.name[8..].iter().all(|&byte| byte == 0);
         let here = hello.target == self.local.name.ep_id();
         if let Some((id, session)) = if well_formed && here { self.session_of(hello, from_initiator) } else { None } {
-            answer.nonce = handshake::random()?;
-            answer.name[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
-            answer.proof = session.key.proof(Role::Acceptor, &[hello.as_bytes(), answer_body(&answer)]);
+            let answer = session.answer(hello)?;
             send_handshake(socket, answer.as_bytes()).map_err(|_| LinkError::Gone)?;
             return Ok(Box::new(ResumeDialogue { link: id, hello: *hello, answer }));
         }
@@ -269,7 +265,8 @@ impl Tcp {
             (true, false) => wire::NOT_HERE,
             (true, true) => wire::UNKNOWN,
         };
-        answer.status = refusal;
+        let mut answer = Answer::new_zeroed();
+        (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, refusal);
         // The answer may not arrive; the connection is refused nevertheless.
         let _ = send_handshake(socket, answer.as_bytes());
         // The peer is no intruder. If two attempts meet, one side drops its own, and the other may take that for a
@@ -287,7 +284,7 @@ impl Tcp {
     }
 
     fn session_key(&self, id: u32) -> Option<u64> {
-        self.links.get(id as usize)?.session.as_ref().map(|session| session.key())
+        self.links.get(id as usize)?.session.as_ref().map(|session| session.index_key())
     }
 
     /// The index of a key in [`Tcp::sessions`], or the one where it would be inserted.
@@ -298,9 +295,9 @@ impl Tcp {
     /// The link that a hello names. `from_initiator`: the peer made it, otherwise this side did.
     fn session_of(&self, hello: &Hello, from_initiator: bool) -> Option<(u32, &Session)> {
         let (number, _) = U64::read_from_prefix(&hello.name).ok()?;
-        let id = *self.sessions.get(self.place_of(Session::key_of(number.get(), !from_initiator)))?;
+        let id = *self.sessions.get(self.place_of(Session::index_key_of(number.get(), !from_initiator)))?;
         let session = self.links.get(id as usize)?.session.as_deref()?;
-        (session.number == number.get() && session.initiator != from_initiator).then_some((id, session))
+        (session.has_number_of(hello) && session.is_initiator() != from_initiator).then_some((id, session))
     }
 
     /// Whether a hello names a link that is coming up here, and whose connection has already broken on the peer's side.
@@ -318,22 +315,10 @@ impl Tcp {
     fn check_resumption(&mut self, resumption: &ResumeDialogue, finish: &Finish) -> Result<u64, u8> {
         let link = self.links.get_mut(resumption.link as usize).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;
-        if resumption.hello.name[..8] != session.number.to_le_bytes() || matches!(link.state, State::Failed(_)) {
+        if !session.has_number_of(&resumption.hello) || matches!(link.state, State::Failed(_)) {
             return Err(wire::UNKNOWN);
         }
-        let dialogue = [resumption.hello.as_bytes(), answer_body(&resumption.answer), &finish.sealed[..]];
-        if !session.key.verify(Role::Initiator, &dialogue, &finish.proof) {
-            return Err(wire::DENIED);
-        }
-        let [epoch, position] = <[U64; 2]>::read_from_bytes(&finish.sealed).map_err(|_| wire::DENIED)?;
-        // Of two attempts that meet, that of the side that made the link takes precedence.
-        let epoch = u32::try_from(epoch.get()).map_err(|_| wire::DENIED)?;
-        let later = epoch > session.epoch || (epoch == session.epoch && !session.initiator);
-        if !planted!(Bug::EpochIgnored, later, true) {
-            return Err(wire::BUSY);
-        }
-        session.epoch = epoch;
-        Ok(position.get())
+        session.accept(&resumption.hello, &resumption.answer, finish)
     }
 
     /// The exchange of new keys for a resumed link; `None` if it is not encrypted.
@@ -346,7 +331,7 @@ impl Tcp {
         let session = self.links.get(resumption.link as usize).and_then(|link| link.session.as_ref());
         let (Some(half), Some(session)) = (self.halves.get(index), session) else { return Err(LinkError::Gone) };
         let dialogue = [resumption.hello.as_bytes(), answer_body(&resumption.answer), finish.as_bytes()];
-        self.config.encrypt.then(|| half.agree(&session.key, &dialogue)).transpose()
+        self.config.encrypt.then(|| half.agree(session.key(), &dialogue)).transpose()
     }
 
     /// Handles the finish of a half-open connection that resumes a link: the link takes it over if the proof is right.
