@@ -149,7 +149,7 @@ impl Tcp {
             }
             Ok(Step::Returns(hello)) => match self.answer_resumption(&hello, self.halves[at].socket.as_fd()) {
                 Ok(resumption) => {
-                    self.halves[at].resumption = Some(resumption);
+                    self.halves[at].resume(resumption);
                     // The finish may have arrived already.
                     self.half_event(index, generation, sink);
                 }

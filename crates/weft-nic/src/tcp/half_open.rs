@@ -60,25 +60,34 @@ pub(super) struct HalfOpen {
     pub(super) since_ms: u64,
     buffer: [u8; size_of::<Hello>()],
     have: usize,
-    /// The dialogue so far, once the hello has been answered.
-    dialogue: Option<Box<Dialogue>>,
-    /// The dialogue so far, if the peer resumes a link.
-    pub(super) resumption: Option<Box<ResumeDialogue>>,
+    stage: Stage,
 }
 
-/// The state of a half-open connection.
+/// The state of a handshake.
+#[derive(Debug)]
+enum Stage {
+    /// The hello is awaited.
+    Hello,
+    /// The finish of a new link is awaited.
+    New(Box<Dialogue>),
+    /// The finish of a link that is resumed is awaited.
+    Resumed(Box<ResumeDialogue>),
+}
+
+/// The result of [`HalfOpen::advance`].
 #[derive(Debug)]
 pub(super) enum Step {
     /// More bytes must arrive.
     Wait,
     /// The link is up with this peer, which has been informed.
     Up(Box<ProvenPeer>),
-    /// The hello asks to resume a link; the caller must set [`HalfOpen::resumption`].
+    /// The hello asks to resume a link; the caller must answer it and call [`HalfOpen::resume`].
     Returns(Box<Hello>),
     /// The finish of a dialogue that resumes a link.
     Returned(Finish),
 }
 
+/// The dialogue of a new link so far.
 #[derive(Debug)]
 struct Dialogue {
     hello: Hello,
@@ -95,14 +104,34 @@ impl HalfOpen {
             since_ms: now_ms,
             buffer: [0; size_of::<Hello>()],
             have: 0,
-            dialogue: None,
-            resumption: None,
+            stage: Stage::Hello,
         }
     }
 
     /// Whether the hello was good.
     fn is_greeted(&self) -> bool {
-        self.dialogue.is_some() || self.resumption.is_some()
+        !matches!(self.stage, Stage::Hello)
+    }
+
+    /// Awaits the finish of a link that is resumed, after the hello has been answered.
+    pub(super) fn resume(&mut self, dialogue: Box<ResumeDialogue>) {
+        self.stage = Stage::Resumed(dialogue);
+    }
+
+    /// Takes the dialogue of a link that is resumed.
+    pub(super) fn take_resumption(&mut self) -> Option<Box<ResumeDialogue>> {
+        match std::mem::replace(&mut self.stage, Stage::Hello) {
+            Stage::Resumed(dialogue) => Some(dialogue),
+            _ => None,
+        }
+    }
+
+    /// The dialogue of a new link.
+    fn dialogue(&self) -> Result<&Dialogue, LinkError> {
+        match &self.stage {
+            Stage::New(dialogue) => Ok(dialogue),
+            _ => Err(LinkError::Protocol),
+        }
     }
 
     /// The time from which the connection makes room for others if there are too many. Its initiator calls again, so
@@ -138,7 +167,7 @@ impl HalfOpen {
             return Ok(Step::Wait);
         }
         let (finish, _) = Finish::read_from_prefix(&self.buffer).map_err(|_| LinkError::Protocol)?;
-        if self.resumption.is_some() {
+        if let Stage::Resumed(_) = self.stage {
             return Ok(Step::Returned(finish));
         }
         self.judge(&finish, local).map(Step::Up)
@@ -202,14 +231,14 @@ impl HalfOpen {
         }
         answer.proof = key.proof(Role::Acceptor, &[hello.as_bytes(), answer_body(&answer)]);
         send_handshake(self.socket.as_fd(), answer.as_bytes()).map_err(|_| LinkError::Gone)?;
-        self.dialogue = Some(Box::new(Dialogue { hello: *hello, answer, key }));
+        self.stage = Stage::New(Box::new(Dialogue { hello: *hello, answer, key }));
         Ok(())
     }
 
     /// Exchanges keys with an initiator whose proof was right. The acceptor's message follows the verdict and
     /// authenticates it.
     fn exchange_keys(&self, finish: &Finish, found: &mut ProvenPeer, verdict: &mut Vec<u8>) -> Result<(), LinkError> {
-        let said = self.dialogue.as_deref().ok_or(LinkError::Protocol)?;
+        let said = self.dialogue()?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer), finish.as_bytes()];
         let mut noise = self.agree(&said.key, &dialogue)?;
         let message = noise.write(verdict)?;
@@ -221,7 +250,7 @@ impl HalfOpen {
     /// Checks the initiator's proof.
     #[inline(never)] // The exchange of keys that follows takes much of the client's stack.
     fn check_finish(&self, finish: &Finish) -> Result<Box<ProvenPeer>, LinkError> {
-        let said = self.dialogue.as_deref().ok_or(LinkError::Protocol)?;
+        let said = self.dialogue()?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer)];
         let with_seal = [dialogue[0], dialogue[1], &finish.sealed];
         if !said.key.verify(Role::Initiator, &with_seal, &finish.proof) {

@@ -337,7 +337,7 @@ impl Tcp {
     /// Handles the finish of a half-open connection that resumes a link: the link takes it over if the proof is right.
     #[inline(never)]
     pub(super) fn judge_resumption(&mut self, index: usize, finish: &Finish) {
-        let Some(resumption) = self.halves.get_mut(index).and_then(|half| half.resumption.take()) else { return };
+        let Some(resumption) = self.halves.get_mut(index).and_then(HalfOpen::take_resumption) else { return };
         let mut agreed = None;
         let judged = self.check_resumption(&resumption, finish).and_then(|position| {
             agreed = self.agree_for_resumption(index, &resumption, finish).map_err(|_| wire::DENIED)?;
