@@ -10,16 +10,13 @@
 //! domain's progress thread sleeps as well: it is the endpoint's *listener* ([`progress`]).
 //!
 //! ```text
-//!                               remove_listener
-//!             ┌──────────────────────────────────────────────────────┐
-//!             ▼                                                      │
-//!      ┌────────────┐          ┌────────────┐   park_listener   ┌────┴───────┐
-//!      │   Absent   │          │   Awake    ├──────────────────►│   Parked   │
-//!      │  (polling  │◄─────────┤            │◄──────────────────┤            │
-//!      │   client)  │ remove_  └────────────┘   wake_listener   └────────────┘
-//!      └─────┬──────┘ listener                                       ▲
-//!            │                   park_listener                       │
-//!            └───────────────────────────────────────────────────────┘
+//!              park_listener              wake_listener
+//!   ┌────────┐ ────────────► ┌────────┐ ──────────────► ┌───────┐
+//!   │ Absent │               │ Parked │                 │ Awake │
+//!   └────────┘ ◄──────────── └────────┘ ◄────────────── └───────┘
+//!       ▲     remove_listener             park_listener     │
+//!       └───────────────────────────────────────────────────┘
+//!                          remove_listener
 //! ```
 //!
 //! - *Absent*: the client progresses the endpoint and pays nothing for the progress thread, which only looks after

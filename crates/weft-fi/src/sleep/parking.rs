@@ -55,7 +55,7 @@ impl Parking {
         self.any
     }
 
-    /// Whether a round of the client must attend to the listener or to threads outside.
+    /// Whether a round of the client concerns the listener or threads outside.
     #[inline(always)]
     pub(crate) fn concerns_rounds(&self) -> bool {
         self.concerns_rounds

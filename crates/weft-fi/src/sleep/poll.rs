@@ -150,8 +150,8 @@ impl Sources {
         list.iter().map(|cell| cell.progress()).sum()
     }
 
-    /// Notes that a non-blocking read found nothing after a round that did `done` things. Lets other threads run if
-    /// nothing has happened for a while. The reader may nap on `waker`.
+    /// Notes that a non-blocking read found nothing after a round of progress that returned `done`. Lets
+    /// other threads run if nothing has happened for a while. The reader may nap on `waker`.
     #[inline]
     pub(crate) fn note_empty_read<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
         let idle = self.presence.note_empty_read(done);

@@ -86,7 +86,7 @@ impl Open {
         }
     }
 
-    /// The whole set has no event after a round that did `done` things here.
+    /// The whole set has no event after a round of progress that returned `done` here.
     fn note_empty_read(&self, done: usize) {
         match self {
             Self::Queue(queue) => queue.sources().note_empty_read(done, || queue.waker()),

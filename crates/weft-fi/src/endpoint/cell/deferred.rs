@@ -103,7 +103,7 @@ impl EndpointCell {
             self.notify_sleepers(state);
         }
         if self.ensure_wake_up(state) {
-            // More programs can go on than the caller runs.
+            // More programs can continue than the caller runs.
             state.routes.notify();
         }
     }

@@ -74,7 +74,7 @@ impl EndpointCell {
     }
 
     /// The client leaves the endpoint after it has started an operation. Wakes sleepers, or parks the devices
-    /// again, if the devices would not wake them for the work that is pending. Returns whether programs can go on.
+    /// again, if the devices would not wake them for the work that is pending. Returns whether programs can continue.
     #[inline(always)]
     pub(in crate::endpoint) fn ensure_wake_up(&self, state: &mut State) -> bool {
         state.parking.has_sleepers() && self.ensure_sleepers_wake(state)

@@ -168,7 +168,7 @@ impl State {
         self.programs_due
     }
 
-    /// Makes a round of progress for an operation that found its queue full. Returns whether programs can go on,
+    /// Makes a round of progress for an operation that found its queue full. Returns whether programs can continue,
     /// including those that are stalled for the same reason.
     #[cold]
     pub(super) fn make_room(&mut self) -> bool {

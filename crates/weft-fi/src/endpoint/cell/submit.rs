@@ -92,7 +92,7 @@ impl EndpointCell {
         result
     }
 
-    /// Ends a call that has started an operation. `released`: programs can go on.
+    /// Ends a call that has started an operation. `released`: programs can continue.
     #[inline(always)]
     fn finish_call(&self, state: impl DerefMut<Target = State>, released: bool) {
         if state.parking.has_sleepers() {
@@ -136,7 +136,7 @@ impl EndpointCell {
 
 impl State {
     /// Starts an operation. If its queue is full, one round of progress may make room. Returns the value that the
-    /// C function returns, and whether programs can go on.
+    /// C function returns, and whether programs can continue.
     #[inline]
     fn submit(&mut self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> (isize, bool) {
         let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };

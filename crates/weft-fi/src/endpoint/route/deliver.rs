@@ -20,7 +20,7 @@ use crate::endpoint::cell::Eng;
 /// The effects of delivered completions.
 #[derive(Clone, Copy, Default)]
 struct Delivered {
-    /// Programs can go on ([`Cntr::add`](crate::cntr::Cntr::add)).
+    /// Programs can continue ([`Cntr::add`](crate::cntr::Cntr::add)).
     released: bool,
     /// The engine has events of the endpoint's connection.
     connection: bool,
@@ -28,7 +28,7 @@ struct Delivered {
 
 impl Routes {
     /// Hands the engine's completions to queues and counters, and empties its list. Returns whether programs can
-    /// go on ([`Cntr::add`](crate::cntr::Cntr::add)).
+    /// continue ([`Cntr::add`](crate::cntr::Cntr::add)).
     #[inline]
     #[must_use]
     pub(in crate::endpoint) fn deliver(&self, engine: &mut Eng) -> bool {
@@ -36,13 +36,13 @@ impl Routes {
     }
 
     /// Delivers the completions of receives for an endpoint that closes, and discards the others. Returns whether
-    /// programs can go on.
+    /// programs can continue.
     pub(in crate::endpoint) fn deliver_received(&self, engine: &mut Eng) -> bool {
         engine.completions().retain(|completion| completion.kind == Kind::Recv);
         self.deliver(engine)
     }
 
-    /// Delivers a send that was complete when the call into the engine returned. Returns whether programs can go on.
+    /// Delivers a send that was complete when the call into the engine returned. Returns whether programs can continue.
     #[inline(always)]
     pub(in crate::endpoint) fn sent(&self, op: &SendOp<'_>) -> bool {
         let user = User::of(op.ctx);
@@ -103,7 +103,7 @@ impl Routes {
         done
     }
 
-    /// Delivers the completions behind the first `done`, and empties the list. Returns whether programs can go on.
+    /// Delivers the completions behind the first `done`, and empties the list. Returns whether programs can continue.
     #[inline(never)]
     fn deliver_rest(&self, engine: &mut Eng, done: usize) -> bool {
         let (completions, peers, releases) = engine.outcome();
@@ -221,7 +221,7 @@ impl Routes {
         }
     }
 
-    /// Raises the counters of the region that a peer has accessed. Returns whether programs can go on.
+    /// Raises the counters of the region that a peer has accessed. Returns whether programs can continue.
     ///
     /// A fetching atomic operation is a read to an endpoint's counters (fi_endpoint(3)). To a region's counters
     /// it is also a write if it changes the region (fi_mr(3)): clients wait for a change of memory on them.

@@ -51,7 +51,7 @@ impl Works {
         true
     }
 
-    /// Does the completion work of deferred work. Returns whether programs can go on, and how the operation
+    /// Does the completion work of deferred work. Returns whether programs can continue, and how the operation
     /// completes at its endpoint.
     #[cold]
     pub(super) fn finish(&self, number: usize, completion: &Completion) -> (bool, Verdict) {

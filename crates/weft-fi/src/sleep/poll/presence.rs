@@ -59,8 +59,8 @@ impl Presence {
         self.idle.store(0, Ordering::Relaxed);
     }
 
-    /// A read has found nothing after a round that did `done` things. Returns the number of successive reads without
-    /// an entry or progress.
+    /// A read has found nothing after a round of progress that returned `done`. Returns the number of
+    /// successive reads without an entry or progress.
     #[inline]
     pub(super) fn note_empty_read(&self, done: usize) -> u32 {
         self.reader.store(this_thread(), Ordering::Relaxed);
