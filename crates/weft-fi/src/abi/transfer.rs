@@ -54,7 +54,10 @@ impl Destination for Peer {
 
 /// Declares entry points: `name(ep, arguments) iov = translation => operation`.
 macro_rules! entry_points {
-    ($($name:ident $(<$dest:ident>)? ($ep:ident, $($arg:ident: $ty:ty),*) $memory:pat = $translation:expr => $start:expr;)*) => {
+    ($(
+        $name:ident $(<$dest:ident>)? ($ep:ident, $($arg:ident: $ty:ty),*)
+            $memory:pat = $translation:expr => $start:expr;
+    )*) => {
         $(
             unsafe extern "C" fn $name $(<$dest: Destination>)? (fid: *mut sys::fid_ep, $($arg: $ty),*) -> isize {
                 // SAFETY: the client's endpoint.
@@ -131,7 +134,8 @@ entry_points! {
     read<D>(ep, buf: MutBuf, len: usize, _desc: Desc, dest: Addr, addr: u64, key: u64, context: Context)
         iov = piece(buf, len) => rma::read(ep, &[iov], Target { dest: D::of(dest), addr, key }, context);
     readv<D>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, addr: u64, key: u64, context: Context)
-        iov = iovs(iov, count, ep.limits().iov) => rma::read(ep, &iov, Target { dest: D::of(dest), addr, key }, context);
+        iov = iovs(iov, count, ep.limits().iov)
+            => rma::read(ep, &iov, Target { dest: D::of(dest), addr, key }, context);
     readmsg<D>(ep, msg: *const sys::fi_msg_rma, flags: u64)
         result = rma::described::<D>(ep, msg, flags, Ep::start_read) => result;
     write<D>(ep, buf: Buf, len: usize, _desc: Desc, dest: Addr, addr: u64, key: u64, context: Context)
@@ -157,7 +161,8 @@ entry_points! {
         (amo, iov) = atomic::operand(ep, ty, op, buf, count)
             => atomic::start(ep, amo, [&[iov], &[], &[]], Target { dest: D::of(dest), addr, key }, context);
     atomicv<D>(
-        ep, iov: Iocs, _desc: Descs, count: usize, dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
+        ep, iov: Iocs, _desc: Descs, count: usize,
+        dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, local) = atomic::vectors(ep, Form::Base, ty, op, [(iov, count), NOTHING, NOTHING])
             => atomic::start(ep, amo, local.pieces(), Target { dest: D::of(dest), addr, key }, context);
@@ -187,7 +192,9 @@ entry_points! {
         dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, iov, compare, result) = atomic::compare(ep, ty, op, buf, compare, result, count)
-            => atomic::start(ep, amo, [&[iov], &[compare], &[result]], Target { dest: D::of(dest), addr, key }, context);
+            => atomic::start(
+                ep, amo, [&[iov], &[compare], &[result]], Target { dest: D::of(dest), addr, key }, context
+            );
     compare_atomicv<D>(
         ep, iov: Iocs, _desc: Descs, count: usize, compare: Iocs, _compare_desc: Descs, compare_count: usize,
         result: MutIocs, _result_desc: Descs, result_count: usize,
