@@ -67,8 +67,8 @@ pub struct CollectiveOp {
     pub input: Iov,
     /// The client's result.
     pub result: Iov,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub ctx: Context,
-    /// Behaviour.
+    /// Options.
     pub flags: OpFlags,
 }
