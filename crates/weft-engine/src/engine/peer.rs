@@ -98,7 +98,7 @@ pub(crate) enum PeerState {
     Vacant,
 }
 
-/// [`PeerState`] without the links: both together take more room in a [`Peer`].
+/// The kind of a [`PeerState`]. Kind and link are stored apart, which takes less room in a [`Peer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Idle,
@@ -311,8 +311,8 @@ impl Peer {
         }
     }
 
-    /// Returns to the state before the first link. Operations, transfers and counters stay, and so does the part of the
-    /// window that unreceived messages use.
+    /// Resets the peer to the state before its first link. Operations, transfers and counters stay. The part of the
+    /// window that unreceived messages use stays as well.
     pub(crate) fn reset(&mut self) {
         let counters = self.take_counters();
         let watch = self.watch().map(Watch::after_reset).unwrap_or_default();
@@ -417,7 +417,7 @@ impl Peer {
         self.path
     }
 
-    /// The link's device has turned out not to have a property.
+    /// Notes that the link's device lacks a property that it has announced.
     pub(crate) fn lose(&mut self, property: PathFlags) {
         self.path.remove(property);
     }
@@ -498,7 +498,7 @@ impl Peer {
         self.rx_seq = self.rx_seq.wrapping_add(1);
     }
 
-    /// Queued work, if any. [`Peers::queues`](crate::engine::peers::Peers::queues) lends queues for new work.
+    /// The queued work, if any. [`Peers::queues`](crate::engine::peers::Peers::queues) lends queues for new work.
     #[inline(always)]
     pub(crate) fn queues(&self) -> Option<&PeerQueues> {
         self.queues.as_deref()
@@ -511,7 +511,7 @@ impl Peer {
 
     // ---- operations --------------------------------------------------------------------------
 
-    /// Our operations that are not complete.
+    /// Operations to the peer that are not complete.
     #[inline(always)]
     pub(crate) fn ops(&self) -> Group {
         self.ops
@@ -560,7 +560,7 @@ impl Peer {
         }
     }
 
-    /// A send has left that waits for the peer's client.
+    /// Notes that a send has left that waits for the peer's client.
     pub(crate) fn begin_unmatched(&mut self) {
         self.extra().unmatched += 1;
     }
@@ -571,20 +571,20 @@ impl Peer {
         }
     }
 
-    /// A write or atomic has left whose success the peer does not acknowledge.
+    /// Notes that a write or atomic has left whose success the peer does not acknowledge.
     #[inline(always)]
     pub(crate) fn begin_quiet_write(&mut self) {
         self.extra().quiet_writes += 1;
     }
 
-    /// The peer reports the failure of such an operation.
+    /// Notes that the peer has reported the failure of an unacknowledged operation.
     pub(crate) fn quiet_write_failed(&mut self) -> Result<(), Violation> {
         let extra = self.extra.as_mut().ok_or(Violation)?;
         extra.quiet_writes = extra.quiet_writes.checked_sub(1).ok_or(Violation)?;
         Ok(())
     }
 
-    /// A fetching atomic has left. `cost`: bytes of its results, with their name.
+    /// Notes that a fetching atomic has left. `cost` is the size of its results with their names, in bytes.
     pub(crate) fn begin_fetch(&mut self, cost: u32) {
         self.extra().fetching += cost;
     }
@@ -594,7 +594,7 @@ impl Peer {
         extra.fetching = extra.fetching.saturating_sub(cost);
     }
 
-    /// A read has left whose answer may have to be copied.
+    /// Notes that a read has left whose answer may have to be copied.
     pub(crate) fn begin_read(&mut self, cost: u32) {
         self.extra().reading += cost;
     }
@@ -606,7 +606,7 @@ impl Peer {
 
     // ---- requests of the peer ----------------------------------------------------------------
 
-    /// A long write of the peer begins. Too many at a time are a violation.
+    /// Notes that a long write of the peer begins. Too many at a time are a violation.
     pub(crate) fn begin_write(&mut self) -> Result<(), Violation> {
         let writing = &mut self.extra().writing;
         *writing += 1;
@@ -623,7 +623,7 @@ impl Peer {
         self.extra.as_ref().map_or(0, |extra| extra.writing)
     }
 
-    /// An announced message of the peer begins to wait for a receive. Returns the number of those.
+    /// Notes that an announced message of the peer begins to wait for a receive. Returns the number of such messages.
     pub(crate) fn begin_announcement(&mut self) -> usize {
         let extra = self.extra();
         extra.rendezvous_waiting += 1;
@@ -689,7 +689,7 @@ impl Peer {
         WindowId::Announced(self.extra.as_ref().map_or(0, |extra| extra.announcing)).to_wire()
     }
 
-    /// This side has announced a window.
+    /// Notes that this side has announced a window.
     pub(crate) fn window_announced(&mut self) {
         self.extra().announcing += 1;
     }

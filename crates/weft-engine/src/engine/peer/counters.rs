@@ -1,8 +1,8 @@
 //! Counters of a peer's traffic.
 //!
-//! Place in the data flow: beside it. Each message costs two additions to small counters in the [`Peer`]. Before they
-//! overflow they are added to [`PeerCounters`], which peers with few messages do not have.
-//! [`crate::engine::stats`] reports them.
+//! Place in the data flow: the code that sends or takes a message increments small counters in its [`Peer`]. Before
+//! they overflow they are added to [`PeerCounters`], which peers with few messages do not have.
+//! [`crate::engine::stats`] reports both.
 
 use super::{Peer, PeerState};
 use crate::engine::send::EAGER_COST;

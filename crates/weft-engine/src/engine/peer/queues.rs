@@ -1,7 +1,7 @@
-//! The work that waits at a peer, and the queues that hold it.
+//! The queued work of a peer, and the pool of queues.
 //!
-//! Place in the data flow: operations wait here until the link is up and the device accepts them; messages from the
-//! peer add answers and bulk data, which progress sends. Queues are lent to peers while they hold anything.
+//! Place in the data flow: operations wait here until the link is up and the device accepts them. Messages from the
+//! peer add answers and bulk data, which progress sends. The pool lends queues to a peer while it has queued work.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,18 +24,18 @@ pub(crate) enum Deferred {
     Message(SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]>),
     /// READ_DATA from a region, or from a copy, which `iov` then describes.
     Reply { op: Op, key: u64, iov: IovList, copy: Option<Owned> },
-    /// Our message of a collective: its operation number. It passes the messages of the client.
+    /// A message of a collective, by its operation number. It may overtake the messages of the client.
     Collective(OpId),
 }
 
 /// Bulk data for the device. It waits separately from messages, because the device accepts a limited amount at
 /// a time.
 pub(crate) enum BulkOp {
-    /// Fetches or serves the transfer with this token.
+    /// Fetches or serves a transfer.
     Transfer(TransferId),
-    /// Requests the bytes of the transfer with this token, for a matched receive or ahead of one.
+    /// Requests the bytes of a transfer, for a matched receive or ahead of one.
     RequestPush(TransferId),
-    /// Fetches the bytes of the transfer with this token into a matched receive.
+    /// Fetches the bytes of a transfer into a matched receive.
     Fetch(TransferId),
     /// Pushes a part of an operation of this engine into the peer's window.
     Push { op: OpId, part: u32, window: u64, len: u64 },
@@ -56,7 +56,7 @@ bitflags::bitflags! {
 }
 
 impl BulkOp {
-    /// Whether a receive of this side's client has caused it, in contrast to requests of the peer.
+    /// Whether a receive of this side's client has caused the work, in contrast to requests of the peer.
     fn is_matched(&self) -> bool {
         matches!(self, Self::RequestPush(_) | Self::Fetch(_))
     }
@@ -121,12 +121,12 @@ impl PeerQueues {
         self.tx.pop_front();
     }
 
-    /// Only the planted bug `OrderSwapped` uses this.
+    /// Exchanges the first two operations, for the planted bug `OrderSwapped`.
     pub(crate) fn swap_ops(&mut self) {
         self.tx.swap(0, 1);
     }
 
-    /// The number of operations.
+    /// Number of queued operations.
     #[inline]
     pub(crate) fn ops(&self) -> usize {
         self.tx.len()
@@ -159,7 +159,7 @@ impl PeerQueues {
         self.deferred.iter_mut()
     }
 
-    /// An answer of `len` bytes has left whose bytes were copied.
+    /// Notes that an answer of `len` bytes has left whose bytes were copied.
     pub(crate) fn copy_sent(&mut self, len: u64) {
         self.copied = self.copied.saturating_sub(reply_cost(len));
     }
@@ -178,7 +178,7 @@ impl PeerQueues {
         &self.acks
     }
 
-    /// The first `sent` acknowledgements have left.
+    /// Removes the first `sent` acknowledgements, which have left.
     pub(crate) fn acks_sent(&mut self, sent: usize) {
         self.acks.drain(..sent);
     }
@@ -191,7 +191,7 @@ impl PeerQueues {
         self.results.as_deref_mut()
     }
 
-    /// The results of the peer's atomics, for one to be added.
+    /// The results of the peer's atomics, to which the caller adds one.
     pub(crate) fn new_results(&mut self) -> &mut FetchResults {
         self.results.get_or_insert_default()
     }
@@ -323,7 +323,7 @@ pub(crate) struct QueuePool {
 }
 
 impl Peer {
-    /// The peer's queues, lent by the pool if it has none.
+    /// The peer's queues. The pool lends some if the peer has none.
     #[inline]
     pub(crate) fn lend_queues(&mut self, pool: &mut QueuePool) -> &mut PeerQueues {
         self.queues.get_or_insert_with(|| pool.lend())

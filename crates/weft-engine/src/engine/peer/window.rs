@@ -1,8 +1,10 @@
-//! The windows between us and a peer: the eager bytes that either side may send.
+//! The two windows with a peer: the eager bytes that either side may send.
 //!
-//! Place in the data flow: sends use the peer's window, arrivals use ours, and matched messages return it
-//! ([`crate::engine::recv`]). A part of the window may be withheld from a stranger ([`crate::engine::strangers`]): it
-//! counts as used, so that the paths of messages need not know of it. Unit: bytes.
+//! Place in the data flow: sends use the window that the peer has granted, and arrivals use the window that this side
+//! has granted. Matched messages return their part of it ([`crate::engine::recv`]). A part may be withheld from a
+//! stranger ([`crate::engine::strangers`]). It counts as used, so the code for messages does not distinguish strangers.
+//!
+//! Unit: bytes.
 
 use super::Peer;
 use crate::engine::state::Violation;
@@ -14,13 +16,13 @@ impl Peer {
         self.tx_credit
     }
 
-    /// An eager message leaves.
+    /// Notes that an eager message leaves.
     #[inline(always)]
     pub(crate) fn use_credit(&mut self, cost: u64) {
         self.tx_credit -= cost;
     }
 
-    /// The peer has returned a part of the window.
+    /// Notes that the peer has returned a part of its window.
     pub(crate) fn add_credit(&mut self, bytes: u64) -> Result<(), Violation> {
         self.tx_credit = self.tx_credit.checked_add(bytes).ok_or(Violation)?;
         Ok(())
@@ -32,35 +34,35 @@ impl Peer {
         self.rx_used
     }
 
-    /// An eager message has arrived.
+    /// Notes that an eager message has arrived.
     #[inline(always)]
     pub(crate) fn use_window(&mut self, cost: u64) {
         self.rx_used += cost;
     }
 
-    /// A part of the window is free again.
+    /// Notes that a part of this side's window is free again.
     pub(crate) fn free_window(&mut self, bytes: u64) {
         self.rx_used = self.rx_used.saturating_sub(bytes);
     }
 
-    /// Bytes to return, plus a quarter of the withheld bytes.
+    /// Bytes that must be returned, plus a quarter of the withheld bytes.
     #[inline(always)]
     pub(crate) fn credit_owed(&self) -> u64 {
         self.credit_owed
     }
 
-    /// The payload of an eager message was taken.
+    /// Notes that the payload of an eager message was taken, so that its part must be returned.
     #[inline(always)]
     pub(crate) fn owe_credit(&mut self, cost: u64) {
         self.credit_owed += cost;
     }
 
-    /// A part of the window that was about to be returned is used by this side.
+    /// Keeps a part of the bytes to return, and uses it for messages that this side requests.
     pub(crate) fn reuse_credit(&mut self, cost: u64) {
         self.credit_owed -= cost;
     }
 
-    /// Takes all bytes to return, from a peer from which none are withheld.
+    /// Takes the bytes that must be returned, for a peer from which none are withheld.
     pub(crate) fn take_credit(&mut self) -> u64 {
         let owed = std::mem::take(&mut self.credit_owed);
         self.free_window(owed);
