@@ -89,7 +89,8 @@ impl Session {
         (self.through, self.broke) = (through, now);
     }
 
-    /// The key of the session in the sorted list of the device. The two ends of an endpoint's link with itself have the same number.
+    /// The key of the session in the sorted list of the device. The two ends of an endpoint's link with
+    /// itself have the same number.
     pub(super) fn index_key(&self) -> u64 {
         Self::index_key_of(self.number, self.initiator)
     }
@@ -171,7 +172,8 @@ impl Session {
         Ok(answer)
     }
 
-    /// The initiator's finish after an answer, with a new epoch. `position`: the one up to which this side has received.
+    /// The initiator's finish after an answer, with a new epoch. `position`: the one up to which this side
+    /// has received.
     ///
     /// # Errors
     /// `Gone` if the proof is wrong, `Protocol` if the epochs are exhausted.
@@ -190,8 +192,8 @@ impl Session {
         Ok(Finish { sealed, proof })
     }
 
-    /// Checks the initiator's proof, and accepts its epoch. Returns the position up to which the initiator has received,
-    /// or the status of the refusal.
+    /// Checks the initiator's proof, and accepts its epoch. Returns the position up to which the initiator
+    /// has received, or the status of the refusal.
     pub(super) fn accept(&mut self, hello: &Hello, answer: &Answer, finish: &Finish) -> Result<u64, u8> {
         let dialogue = [hello.as_bytes(), answer_body(answer), &finish.sealed[..]];
         if !self.key.verify(Role::Initiator, &dialogue, &finish.proof) {
