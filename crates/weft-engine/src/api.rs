@@ -332,6 +332,21 @@ pub struct Completion {
     pub fault: Option<Fault>,
 }
 
+impl Completion {
+    /// A successful completion without data or source.
+    #[inline]
+    #[must_use]
+    pub const fn new(kind: Kind, ctx: Context, flags: OpFlags) -> Self {
+        Self { ctx, len: 0, tag: 0, buf: 0, src: ADDR_NONE, data: 0, kind, flags, fault: None }
+    }
+
+    /// The completion of an operation that has failed.
+    #[must_use]
+    pub const fn failed(kind: Kind, ctx: Context, flags: OpFlags, fault: Fault) -> Self {
+        Self { fault: Some(fault), ..Self::new(kind, ctx, flags) }
+    }
+}
+
 /// The reason why an operation was not accepted. There is no side effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {

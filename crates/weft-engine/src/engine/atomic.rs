@@ -20,13 +20,14 @@ use zerocopy::little_endian::U64;
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
 use crate::bugs::planted;
+use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Direction;
 use crate::engine::peer::Peer;
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
-use crate::engine::state::{State, Violation};
+use crate::engine::state::Violation;
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::Nic;
@@ -440,7 +441,7 @@ impl State {
         }
         let need = Access { read: amo.fetches(), write: amo.changes() };
         let parts = self.part_begins(peer_id, id, request.more);
-        let target = match self.regions.check(key, request.addr, len as u64, need) {
+        let target = match self.target.regions().check(key, request.addr, len as u64, need) {
             Ok(target) => target,
             Err(status) => {
                 self.part_failed(parts);

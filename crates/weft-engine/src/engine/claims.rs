@@ -14,9 +14,9 @@ use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr};
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::links::{LinkState, MAX_SILENT, MAX_SILENT_OF_PEER};
-use crate::engine::state::State;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 

@@ -28,13 +28,15 @@ use zerocopy::little_endian::U64;
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Schedule, Span, Task};
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
 use crate::engine::ids::PeerId;
-use crate::engine::ops::{RecvInfo, TxOp};
+use crate::engine::ops::TxOp;
 use crate::engine::peer::Direction;
 use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
+use crate::engine::receives::RecvInfo;
 use crate::engine::send::EAGER_COST;
-use crate::engine::state::{State, Violation};
+use crate::engine::state::Violation;
 use crate::mem::{Iov, IovList, Owned};
 use crate::name::EpName;
 use crate::nic::{LinkError, Nic, RemoteIov};
@@ -471,17 +473,8 @@ impl State {
                     self.queue_ack(peer_id, op);
                     return self.end_transfer(ctx, fault);
                 }
-                let info = RecvInfo {
-                    ctx,
-                    flags: OpFlags::COLLECTIVE,
-                    tag: 0,
-                    data: 0,
-                    buf: 0,
-                    stored: memory.len(),
-                    excess: 0,
-                    missing: false,
-                    multi: None,
-                };
+                let mut info = RecvInfo::new(ctx, OpFlags::COLLECTIVE, 0, None);
+                info.fit(&[*memory], memory.len() as u64);
                 self.start_rendezvous(peer_id, IovList::from_slice(&[*memory]), info, op, source, ack);
             }
             Arrived::Lost(why) => self.end_transfer(ctx, Some(Fault::Link(why))),

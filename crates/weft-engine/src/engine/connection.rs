@@ -29,11 +29,12 @@ use smallvec::SmallVec;
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::links::LinkState;
 use crate::engine::peer::PeerState;
-use crate::engine::recv;
-use crate::engine::state::{State, Violation};
+use crate::engine::receives;
+use crate::engine::state::Violation;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
@@ -368,10 +369,10 @@ impl State {
                 self.peers.set_only_route(None);
                 // Messages that have arrived can still be received. No other receive can be posted.
                 self.config.rx_depth = 0;
-                self.fast_receives = 0;
+                self.incoming.close_fast_path();
                 let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
                 for tagged in [true, planted!(Bug::EndKeepsReceives, false, true)] {
-                    while let Some(key) = self.matcher(tagged).find_posted_where(|_| true) {
+                    while let Some(key) = self.incoming.matcher(tagged).find_posted_where(|_| true) {
                         self.end_posted(tagged, key, fault);
                     }
                 }
@@ -401,7 +402,7 @@ impl State {
         if !matches!(self.connection.phase, ConnectionPhase::Over) {
             return Err(Error::Again);
         }
-        let found = self.find_unexpected(tagged, recv::wanted(op)).filter(|_| !op.flags.contains(OpFlags::MULTI));
+        let found = self.find_unexpected(tagged, receives::wanted(op)).filter(|_| !op.flags.contains(OpFlags::MULTI));
         self.take_unexpected(tagged, found.ok_or(Error::NotConnected)?, op);
         Ok(())
     }

@@ -10,10 +10,10 @@
 
 use crate::api::{Error, OpFlags, SendOp};
 use crate::bugs::planted;
+use crate::engine::State;
 use crate::engine::connection::Role;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::send::EAGER_COST;
-use crate::engine::state::State;
 use crate::engine::{Engine, Started};
 use crate::mem;
 use crate::nic::Nic;

@@ -18,9 +18,10 @@ use zerocopy::little_endian::U32;
 
 use crate::api::Addr;
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::ids::{PeerId, number};
 use crate::engine::peer::PeerState;
-use crate::engine::state::{State, Violation};
+use crate::engine::state::Violation;
 use crate::growth;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Nic, Sink};

@@ -21,6 +21,7 @@ mod peer;
 mod peers;
 mod prefetch;
 mod probe;
+mod receives;
 mod recv;
 mod registrations;
 mod remote_events;
@@ -46,21 +47,80 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
 use crate::bugs::planted;
-use crate::engine::ops::TxOp;
-use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds};
+use crate::engine::claims::AddressQuery;
+use crate::engine::collectives::Collectives;
+use crate::engine::connection::Connection;
+use crate::engine::links::Links;
+use crate::engine::ops::{Outgoing, TxOp};
+use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, request_limit};
 use crate::engine::peers::Peers;
+use crate::engine::receives::Incoming;
 use crate::engine::registrations::Registrations;
-use crate::engine::state::State;
+use crate::engine::remote_events::Target;
+use crate::engine::strangers::Strangers;
 use crate::mem::{self, Iov};
 use crate::mrcache::{Limits, MrCache};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::wire::{Short, kind};
 
+/// The state of an engine, apart from its device. Each part has methods of its own; messages and operations that need
+/// several parts are methods of this type, in the files of this folder.
+pub(crate) struct State {
+    config: Config,
+    me: EpName,
+    peers: Peers,
+    strangers: Strangers,
+    links: Links,
+    /// Pending queries for the endpoints at addresses.
+    address_queries: Vec<AddressQuery>,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    target: Target,
+    /// Registrations of transfers and operations, if the device demands them.
+    registrations: Option<Box<Registrations>>,
+    /// The device has accepted bulk data since the last poll.
+    bulk_started: bool,
+    completions: Vec<Completion>,
+    /// Messages of strangers are reported as such.
+    source_errors: bool,
+    /// Messages of strangers do not take the fast path, because they are reported or the book may have changed.
+    checks_strangers: bool,
+    connection: Connection,
+    /// Groups, once there was one, or a message for one.
+    collectives: Option<Box<Collectives>>,
+    /// Number of dropped datagrams.
+    dropped: u64,
+}
+
+impl State {
+    fn new(config: Config, me: EpName) -> Self {
+        Self {
+            me,
+            peers: Peers::new(),
+            strangers: Strangers::default(),
+            links: Links::default(),
+            address_queries: Vec::new(),
+            incoming: Incoming::new(&config),
+            target: Target::new(config.probe),
+            outgoing: Outgoing::new(request_limit(config.tx_depth)),
+            registrations: None,
+            bulk_started: false,
+            completions: Vec::with_capacity(64),
+            source_errors: false,
+            checks_strangers: false,
+            connection: Connection::new(config.role),
+            collectives: None,
+            dropped: 0,
+            config,
+        }
+    }
+}
+
 /// The engine of one endpoint.
 pub struct Engine<N: Nic> {
-    pub(crate) nic: N,
-    pub(crate) state: State,
+    nic: N,
+    state: State,
     /// An empty list, kept to reuse its memory.
     round: Vec<PeerId>,
 }
@@ -129,7 +189,7 @@ impl<N: Nic> Engine<N> {
         self.state.checks_strangers = shared || self.state.source_errors;
         if shared {
             // Each receive must first apply the changes that other processes have made to the book.
-            self.state.fast_receives = 0;
+            self.state.incoming.close_fast_path();
         }
     }
 
@@ -146,12 +206,12 @@ impl<N: Nic> Engine<N> {
     /// Sets the number of bytes below which the rest of a multi-receive buffer is released
     /// (FI_OPT_MIN_MULTI_RECV).
     pub fn set_min_multi_recv(&mut self, bytes: usize) {
-        self.state.min_multi_recv = bytes;
+        self.state.incoming.receives().set_min_multi_recv(bytes);
     }
 
     /// Sets whether all accesses of peers are reported. Otherwise only those to regions with `events` are.
     pub fn set_remote_events(&mut self, on: bool) {
-        self.state.remote_events = on;
+        self.state.target.report_all(on);
     }
 
     /// Sets whether a message of a source in no address vector is reported by `Fault::Stranger`
@@ -179,8 +239,8 @@ impl<N: Nic> Engine<N> {
     /// must be asked before delivery.
     #[inline]
     pub fn outcome(&mut self) -> (&mut Vec<Completion>, PeerNames<'_>, PooledReleases<'_>) {
-        let State { completions, peers, pool, pooled_releases, .. } = &mut self.state;
-        (completions, PeerNames(peers), PooledReleases::new(pool.as_ref(), pooled_releases))
+        let State { completions, peers, incoming, .. } = &mut self.state;
+        (completions, PeerNames(peers), incoming.releases())
     }
 
     /// The completions in order. The caller drains them after every call into the engine.
@@ -202,7 +262,7 @@ impl<N: Nic> Engine<N> {
 
     /// Number of receives of either kind that can be posted before `Again`.
     pub fn rx_free(&self) -> usize {
-        let longest = self.state.tagged.posted.len().max(self.state.untagged.posted.len());
+        let longest = self.state.incoming.most_posted();
         self.state.config.rx_depth.saturating_sub(longest)
     }
 
@@ -215,12 +275,12 @@ impl<N: Nic> Engine<N> {
 
     /// Number of posted receives, tagged and untagged.
     pub fn posted_receives(&self) -> usize {
-        self.state.tagged.posted.len() + self.state.untagged.posted.len()
+        self.state.incoming.posted()
     }
 
     /// Number of unexpected messages, tagged and untagged.
     pub fn unexpected_messages(&self) -> usize {
-        self.state.tagged.unexpected.len() + self.state.untagged.unexpected.len()
+        self.state.incoming.unexpected()
     }
 
     /// Whether every accepted send, read and write has completed and left. fi_close waits for this, within a
@@ -236,7 +296,7 @@ impl<N: Nic> Engine<N> {
     pub fn at_rest(&self) -> bool {
         self.quiescent()
             && !self.state.outgoing.has_transfers()
-            && self.state.parts.iter().all(|(_, parts)| parts.is_idle())
+            && self.state.target.is_idle()
             && self.state.registrations.as_ref().is_none_or(|registrations| registrations.is_idle())
     }
 

@@ -14,6 +14,7 @@ use crate::engine::groups::Groups;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::peer::Peer;
 use crate::engine::peers::Peers;
+use crate::engine::receives::RecvInfo;
 use crate::mem::{IovList, Owned};
 use crate::nic::{LinkId, RemoteIov};
 use crate::wire::Op;
@@ -127,22 +128,6 @@ impl TxOp {
     pub(crate) fn part_offset(&self, part: u32) -> u64 {
         self.remote.iter().take(part as usize).map(|r| r.len).sum()
     }
-}
-
-/// The contents of a receive's completion, when its data has arrived.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RecvInfo {
-    pub(crate) ctx: Context,
-    pub(crate) flags: OpFlags,
-    pub(crate) tag: u64,
-    pub(crate) data: u64,
-    pub(crate) buf: usize,
-    pub(crate) stored: usize,
-    /// Number of bytes that did not fit.
-    pub(crate) excess: usize,
-    /// Part of the buffer is missing memory, so the bytes did not fit.
-    pub(crate) missing: bool,
-    pub(crate) multi: Option<u32>,
 }
 
 /// The purpose of a transfer.
@@ -353,15 +338,6 @@ impl Outgoing {
     pub(crate) fn free_lingering(&mut self, closed: impl Fn(LinkId) -> bool) {
         self.lingering.retain(|(link, _)| !closed(*link));
     }
-}
-
-/// The state of a multi-receive buffer.
-pub(crate) struct MultiRecv {
-    pub(crate) used: usize,
-    /// Number of messages that are still arriving in it.
-    pub(crate) inflight: u32,
-    /// The buffer is no longer posted.
-    pub(crate) retired: bool,
 }
 
 #[cfg(test)]

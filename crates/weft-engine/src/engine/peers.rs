@@ -16,10 +16,10 @@ use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Book, Changes, Error, Fault, NoBook};
 use crate::bugs::planted;
+use crate::engine::State;
 use crate::engine::connection::Role;
 use crate::engine::ids::PeerId;
 use crate::engine::peer::{BulkOp, Deferred, Peer, PeerQueues, PeerState, QueuePool};
-use crate::engine::state::State;
 use crate::growth;
 use crate::matching::Matcher;
 use crate::name::{EpName, Identity};
@@ -536,7 +536,7 @@ impl State {
         self.peers.active.iter().copied().for_each(&mut keep);
         self.peers.by_addr.iter().filter_map(|route| *route).for_each(&mut keep);
         self.peers.by_context_addr.values().copied().for_each(&mut keep);
-        for matcher in [&self.tagged, &self.untagged] {
+        for matcher in self.incoming.matchers() {
             matcher.unexpected.iter().for_each(|(_, message)| keep(message.peer));
         }
         for completion in &self.completions {
@@ -650,7 +650,7 @@ impl State {
             return;
         }
         let theirs = |matcher: &Matcher| matcher.unexpected.iter().any(|(_, message)| message.peer == peer_id);
-        if !self.peers.has_routes(peer_id) && !theirs(&self.tagged) && !theirs(&self.untagged) {
+        if !self.peers.has_routes(peer_id) && !self.incoming.matchers().into_iter().any(theirs) {
             self.clear_address(peer_id);
         }
     }
@@ -667,8 +667,9 @@ impl State {
     }
 
     fn reindex_messages(&mut self) {
-        self.tagged.readdressed();
-        self.untagged.readdressed();
+        for matcher in self.incoming.matchers_mut() {
+            matcher.readdressed();
+        }
     }
 
     /// The book has lost these addresses, which are sorted.

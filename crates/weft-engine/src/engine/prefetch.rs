@@ -12,11 +12,12 @@
 
 use std::collections::VecDeque;
 
+use crate::engine::State;
 use crate::engine::ids::{PeerId, TransferId};
-use crate::engine::ops::{RecvInfo, Staged, Transfer, TransferKind};
+use crate::engine::ops::{Staged, Transfer, TransferKind};
 use crate::engine::peer::BulkOp;
+use crate::engine::receives::RecvInfo;
 use crate::engine::send::EAGER_COST;
-use crate::engine::state::State;
 use crate::matching::{Body, Matcher};
 use crate::mem::{IovList, Owned};
 
@@ -49,7 +50,8 @@ impl State {
     /// Notes an announced short message that waits for a receive. Its bytes are requested when the window has
     /// room.
     pub(crate) fn note_announcement(&mut self, peer_id: PeerId, announcement: ShortAnnouncement) {
-        let matchers = [&self.untagged, &self.tagged];
+        let [tagged, untagged] = self.incoming.matchers();
+        let matchers = [untagged, tagged];
         let peer = &mut self.peers[peer_id];
         let most = 2 * peer.rendezvous_waiting() as usize + STALE_LIMIT;
         let list = peer.new_announcements();
@@ -63,7 +65,7 @@ impl State {
     /// Requests the oldest announced messages, for which returned parts of the window have room.
     pub(crate) fn prefetch(&mut self, peer_id: PeerId) {
         while let Some(announcement) = self.announcements(peer_id).and_then(|list| list.front().copied()) {
-            let matcher = self.matcher(announcement.tagged);
+            let matcher = self.incoming.matcher(announcement.tagged);
             if let Some((len, ack)) = announcement.pending(matcher, peer_id) {
                 let peer = &mut self.peers[peer_id];
                 if peer.owed() < len + EAGER_COST {
@@ -92,7 +94,7 @@ impl State {
             Transfer::new(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, iov, Vec::new(), len),
         );
         self.outgoing.stage(token, Staged { bytes, into: IovList::new() });
-        if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
+        if let Some(message) = self.incoming.matcher(tagged).unexpected.get_mut(key) {
             message.body = Body::Prefetch { token, len };
         }
         self.peers.defer_matched(peer_id, BulkOp::RequestPush(token));
@@ -121,7 +123,7 @@ impl State {
         let (TransferKind::Prefetch { tagged, key, op, ack }, Some(staged)) = (what, staged) else { return };
         let bytes = staged.bytes.into_bytes();
         let asked = |body: &Body| matches!(body, Body::Prefetch { token: of, .. } if *of == token);
-        let matcher = self.matcher(tagged);
+        let matcher = self.incoming.matcher(tagged);
         if let Some(message) = matcher.unexpected.get_mut(key).filter(|message| asked(&message.body)) {
             message.body = Body::Eager { bytes: bytes.into_boxed_slice(), ack: ack.then_some(op) };
             self.announcement_taken(peer_id);

@@ -5,21 +5,22 @@
 //! is fetched by a get of this side, or pushed by the sender after a CTS. The completion is the last effect. A
 //! message that matches no receive waits in the unexpected queue. [`crate::engine::send`] is the sending side.
 
-use slab::Slab;
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::ids::PeerId;
-use crate::engine::ops::{MultiRecv, RecvInfo, Transfer, TransferKind};
+use crate::engine::ops::{Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
 use crate::engine::peer::{Direction, WaitEvent};
 use crate::engine::prefetch::ShortAnnouncement;
+use crate::engine::receives::{self, RecvInfo};
 use crate::engine::send::EAGER_COST;
-use crate::engine::state::{State, Violation};
-use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
+use crate::engine::state::Violation;
+use crate::matching::{Body, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
@@ -36,24 +37,7 @@ impl<N: Nic> Engine<N> {
     #[inline(always)]
     pub fn post_now(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
         let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
-        let tagged = op.flags.contains(OpFlags::TAGGED);
-        let matcher = if tagged { &mut self.state.tagged } else { &mut self.state.untagged };
-        if op.flags.intersects(other)
-            || matcher.unexpected.len() > 0
-            || matcher.posted.len() >= self.state.fast_receives
-        {
-            return false;
-        }
-        matcher.post(Posted {
-            src: op.src,
-            tag: if tagged { op.tag } else { 0 },
-            ignore: op.ignore,
-            piece,
-            pieces: None,
-            ctx: op.ctx,
-            multi: None,
-        });
-        true
+        !op.flags.intersects(other) && self.state.incoming.post_fast(op, piece)
     }
 
     /// Posts a receive, or peeks, claims or discards (fi_tagged(3)). It completes at once if the message is
@@ -90,7 +74,7 @@ impl<N: Nic> Engine<N> {
     /// completion with `Fault::Canceled` follows. Sends cannot be cancelled.
     pub fn cancel(&mut self, ctx_ptr: usize) -> bool {
         for tagged in [true, false] {
-            if let Some(key) = self.state.matcher(tagged).find_posted(ctx_ptr) {
+            if let Some(key) = self.state.incoming.matcher(tagged).find_posted(ctx_ptr) {
                 self.state.end_posted(tagged, key, Fault::Canceled);
                 return true;
             }
@@ -101,7 +85,7 @@ impl<N: Nic> Engine<N> {
     /// Cancels every posted receive whose context `wanted` accepts.
     pub fn cancel_where(&mut self, mut wanted: impl FnMut(Context) -> bool) {
         for tagged in [true, false] {
-            while let Some(key) = self.state.matcher(tagged).find_posted_where(&mut wanted) {
+            while let Some(key) = self.state.incoming.matcher(tagged).find_posted_where(&mut wanted) {
                 self.state.end_posted(tagged, key, Fault::Canceled);
             }
         }
@@ -109,45 +93,41 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
-        if tagged { &mut self.tagged } else { &mut self.untagged }
-    }
-
     pub(crate) fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
-        if self.matcher(tagged).unexpected.len() == 0 {
+        if self.incoming.matcher(tagged).unexpected.len() == 0 {
             return None;
         }
-        let (matcher, peers) = if tagged { (&mut self.tagged, &self.peers) } else { (&mut self.untagged, &self.peers) };
-        matcher.find_unexpected(wanted, |peer| peers.get(peer).map_or(ADDR_NONE, |peer| peer.addr()))
+        let Self { incoming, peers, .. } = self;
+        let addr_of = |peer| peers.get(peer).map_or(ADDR_NONE, |peer| peer.addr());
+        incoming.matcher(tagged).find_unexpected(wanted, addr_of)
     }
 
     fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        if self.matcher(tagged).posted.len() >= self.config.rx_depth {
+        if self.incoming.matcher(tagged).posted.len() >= self.config.rx_depth {
             return self.post_beyond(op, tagged);
         }
-        let wanted = wanted(op);
+        let wanted = receives::wanted(op);
         let multi = op.flags.contains(OpFlags::MULTI);
         let searches = planted!(Bug::UnexpectedOverlooked, !multi, !multi && op.tag != 1);
         if searches && let Some(key) = self.find_unexpected(tagged, wanted) {
             self.take_unexpected(tagged, key, op);
             return Ok(());
         }
-        let buffer = multi.then(|| self.multi_recvs.insert(MultiRecv { used: 0, inflight: 0, retired: false }));
-        let posted = self.matcher(tagged).post_pieces(wanted, op.iov, op.ctx, buffer);
+        let posted = self.incoming.receives().post(op);
         // A multi-receive takes waiting messages while it has room.
-        while multi && self.matcher(tagged).posted.get_mut(posted).is_some() {
+        while multi && self.incoming.matcher(tagged).posted.get_mut(posted).is_some() {
             let Some(key) = self.find_unexpected(tagged, wanted) else { break };
-            let Some(message) = self.matcher(tagged).unexpected.remove(key) else { break };
-            let (iov, info) = self.take_posted_buffer(tagged, posted, message.tag, message.data, message.len());
+            let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { break };
+            let (iov, info) = self.incoming.receives().take(tagged, posted, message.tag, message.data, message.len());
             self.deliver_unexpected(message, iov, info);
         }
         Ok(())
     }
 
     pub(crate) fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
-        let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return };
+        let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { return };
         let iov = SmallVec::from_slice(op.iov);
-        let mut info = recv_info(op, &message);
+        let mut info = RecvInfo::new(op.ctx, op.flags & OpFlags::TAGGED, message.tag, message.data);
         info.fit(&iov, message.len());
         self.deliver_unexpected(message, iov, info);
     }
@@ -176,7 +156,7 @@ impl State {
             }
             Body::Lost { why, .. } => {
                 self.peers.note_sweepable(true);
-                info.stored = 0;
+                info = info.with_stored(0);
                 let src = self.peers[peer_id].addr();
                 self.complete_recv(&info, src, Some(Fault::Link(why)));
             }
@@ -187,7 +167,7 @@ impl State {
     }
 
     fn peek(&mut self, op: &RecvOp<'_>, tagged: bool) {
-        let found = self.find_unexpected(tagged, wanted(op));
+        let found = self.find_unexpected(tagged, receives::wanted(op));
         let mut completion = Completion {
             kind: Kind::Recv,
             ctx: op.ctx,
@@ -201,7 +181,7 @@ impl State {
         };
         if let Some(key) = found {
             let claim = op.flags.contains(OpFlags::CLAIM);
-            if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
+            if let Some(message) = self.incoming.matcher(tagged).unexpected.get_mut(key) {
                 completion.fault = None;
                 completion.len = usize::try_from(message.len()).unwrap_or(usize::MAX);
                 completion.tag = message.tag;
@@ -211,7 +191,7 @@ impl State {
                 completion.src = self.peers[peer_id].addr();
             }
             if planted!(Bug::ClaimForgotten, claim, false) {
-                self.matcher(tagged).claim(key, op.ctx.ptr);
+                self.incoming.matcher(tagged).claim(key, op.ctx.ptr);
             }
             if planted!(Bug::PeekTakes, op.flags.contains(OpFlags::DISCARD), true) {
                 self.discard(tagged, key);
@@ -221,7 +201,7 @@ impl State {
     }
 
     fn take_claimed(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        let key = self.matcher(tagged).take_claim(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
+        let key = self.incoming.matcher(tagged).take_claim(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
         if !op.flags.contains(OpFlags::DISCARD) {
             self.take_unexpected(tagged, key, op);
             return Ok(());
@@ -243,7 +223,7 @@ impl State {
 
     /// Drops a message as if it had been received. Returns its source.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
-        let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
+        let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
         let src = self.peers[message.peer].addr();
         match message.body {
             Body::Eager { bytes, ack } => {
@@ -268,40 +248,11 @@ impl State {
 
     /// Ends a posted receive without a message.
     pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
-        let matcher = self.matcher(tagged);
+        let matcher = self.incoming.matcher(tagged);
         let posted = planted!(Bug::CancelLeaves, matcher.take_posted(key), matcher.posted.get(key).copied());
         let Some(posted) = posted else { return };
-        let mut info = RecvInfo {
-            ctx: posted.ctx,
-            flags: if tagged { OpFlags::TAGGED } else { OpFlags::empty() },
-            tag: posted.tag,
-            data: 0,
-            buf: 0,
-            stored: 0,
-            excess: 0,
-            missing: false,
-            multi: posted.multi,
-        };
-        if let Some(multi) = posted.multi.and_then(|m| self.multi_recvs.get_mut(m as usize)) {
-            multi.retired = true;
-            multi.inflight += 1;
-            info.flags |= OpFlags::MULTI;
-        }
+        let info = self.incoming.receives().retire(tagged, &posted);
         self.complete_recv(&info, ADDR_NONE, Some(fault));
-    }
-
-    /// Takes memory for a message from the posted receive `key` of this engine, by [`take_buffer`].
-    #[inline]
-    fn take_posted_buffer(
-        &mut self,
-        tagged: bool,
-        key: u32,
-        tag: u64,
-        data: Option<u64>,
-        len: u64,
-    ) -> (IovList, RecvInfo) {
-        let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        take_buffer(matcher, &mut self.multi_recvs, self.min_multi_recv, tagged, key, tag, data, len)
     }
 
     /// Takes memory for a message of `len` bytes from a receive of this engine or of the pool. None: the
@@ -315,9 +266,9 @@ impl State {
         data: Option<u64>,
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
-        match self.matcher(tagged).arrived(src, tag) {
-            Some(key) => Some(self.take_posted_buffer(tagged, key, tag, data, len)),
-            None if self.draws_from_pool => self.draw(tagged, src, tag, data, len),
+        match self.incoming.matcher(tagged).arrived(src, tag) {
+            Some(key) => Some(self.incoming.receives().take(tagged, key, tag, data, len)),
+            None if self.incoming.draws() => self.draw(tagged, src, tag, data, len),
             None => None,
         }
     }
@@ -335,23 +286,25 @@ impl State {
         for tagged in [true, false] {
             let theirs = |message: &Unexpected| message.peer == peer_id && message.claimed.is_none();
             let keys: Vec<u32> = self
+                .incoming
                 .matcher(tagged)
                 .unexpected
                 .iter()
                 .filter_map(|(key, message)| theirs(message).then_some(key))
                 .collect();
             for key in keys {
-                let (src, Some(message)) = (self.peers[peer_id].addr(), self.matcher(tagged).unexpected.get(key))
+                let (src, Some(message)) =
+                    (self.peers[peer_id].addr(), self.incoming.matcher(tagged).unexpected.get(key))
                 else {
                     continue;
                 };
                 let (tag, data, len) = (message.tag, message.data, message.len());
-                if let Some(posted) = self.matcher(tagged).arrived(src, tag) {
-                    let (iov, info) = self.take_posted_buffer(tagged, posted, tag, data, len);
-                    if let Some(message) = self.matcher(tagged).unexpected.remove(key) {
+                if let Some(posted) = self.incoming.matcher(tagged).arrived(src, tag) {
+                    let (iov, info) = self.incoming.receives().take(tagged, posted, tag, data, len);
+                    if let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) {
                         self.deliver_unexpected(message, iov, info);
                     }
-                } else if self.draws_from_pool {
+                } else if self.incoming.draws() {
                     self.draw_for_waiting(tagged, key);
                 }
             }
@@ -363,29 +316,18 @@ impl State {
     pub(crate) fn received(&mut self, info: &RecvInfo, peer_id: PeerId) {
         let src = self.peers[peer_id].addr();
         // A truncated message is reported as such, even if its source is a stranger.
-        let stranger = src == ADDR_NONE && self.source_errors && info.excess == 0;
+        let stranger = src == ADDR_NONE && self.source_errors && info.is_whole();
         self.complete_recv(info, src, stranger.then(|| Fault::Stranger(peer_id.number())));
     }
 
     /// Adds the completion of a receive, with its message or an error.
     #[inline]
     pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
-        let mut flags = info.flags;
-        if let Some(number) = info.multi {
-            flags = (flags - OpFlags::MULTI) | self.end_delivery(number);
+        let mut completion = info.completion(src, fault);
+        if let Some(buffer) = info.buffer() {
+            completion.flags = (completion.flags - OpFlags::MULTI) | self.end_delivery(buffer);
         }
-        let completion = Completion {
-            kind: Kind::Recv,
-            ctx: info.ctx,
-            flags,
-            len: info.stored,
-            buf: info.buf,
-            tag: info.tag,
-            data: info.data,
-            src,
-            fault: fault.or_else(|| info.cut()),
-        };
-        if flags.contains(OpFlags::COLLECTIVE) {
+        if completion.flags.contains(OpFlags::COLLECTIVE) {
             return self.collective_transfer_ended(&completion);
         }
         self.completions.push(completion);
@@ -415,7 +357,7 @@ impl State {
             (data, rest) = (u64::from_le_bytes(*word), others);
         }
         let cost = rest.len() as u64 + EAGER_COST;
-        let matcher = if flags & F_TAGGED != 0 { &mut self.tagged } else { &mut self.untagged };
+        let matcher = self.incoming.matcher(flags & F_TAGGED != 0);
         let src = peer.addr();
         let Some(key) = matcher.arrived(src, tag) else { return false };
         let Some(posted) = matcher.posted.get(key) else { return false };
@@ -554,7 +496,7 @@ impl State {
     /// Keeps a message that matched no receive.
     fn keep_unexpected(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
         self.peers[message.peer].count_unexpected(WaitEvent::Begun);
-        self.matcher(tagged).keep(message, src)
+        self.incoming.matcher(tagged).keep(message, src)
     }
 
     /// Fetches the payload of a matched message, or requests it.
@@ -567,15 +509,15 @@ impl State {
         mut source: Vec<RemoteIov>,
         ack: bool,
     ) {
-        if info.stored == 0 {
+        if info.stored() == 0 {
             self.received(&info, peer_id);
             return self.queue_ack(peer_id, op);
         }
-        let want = info.stored as u64;
+        let want = info.stored() as u64;
         let want = planted!(Bug::RendezvousShort, want, want - u64::from(want > 1));
         truncate_remote(&mut source, want);
         let direct = self.peers[peer_id].has(PathFlags::GET) && !source.is_empty();
-        let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
+        let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored()));
         let token = self.outgoing.start(
             &mut self.peers[peer_id],
             Transfer::new(peer_id, TransferKind::Recv { info, op, ack }, iov, source, want),
@@ -626,119 +568,6 @@ impl State {
         let mut w = Short::new(kind::CREDIT, 0);
         w.put(&U64::new(planted!(Bug::CreditLost, owed, owed - EAGER_COST.min(owed))));
         self.peers.defer_message(peer_id, &w);
-    }
-}
-
-/// Takes memory for a message of `len` bytes from a posted receive. The receive leaves the queue unless it is a
-/// multi-receive with more room.
-#[inline]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn take_buffer(
-    matcher: &mut Matcher,
-    multi_recvs: &mut Slab<MultiRecv>,
-    min: usize,
-    tagged: bool,
-    key: u32,
-    tag: u64,
-    data: Option<u64>,
-    len: u64,
-) -> (IovList, RecvInfo) {
-    let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-    flags.set(OpFlags::DATA, data.is_some());
-    let mut info = RecvInfo {
-        ctx: crate::api::Context::default(),
-        flags,
-        tag,
-        data: data.unwrap_or(0),
-        buf: 0,
-        stored: 0,
-        excess: 0,
-        missing: false,
-        multi: None,
-    };
-    let Some(posted) = matcher.posted.get(key).copied() else { return (IovList::new(), info) };
-    let mut iov = matcher.buffer(&posted);
-    info.ctx = posted.ctx;
-    if let Some(number) = posted.multi
-        && let Some(multi) = multi_recvs.get_mut(number as usize)
-    {
-        info.multi = Some(number);
-        info.flags |= OpFlags::MULTI;
-        let buffer = iov;
-        let whole = mem::total_len(&buffer);
-        iov = mem::slice(&buffer, multi.used, whole - multi.used);
-        info.fit(&iov, len);
-        info.missing = info.excess > 0 && buffer.iter().any(Iov::is_missing);
-        multi.used += planted!(Bug::MultiOverlaps, info.stored, info.stored.saturating_sub(1));
-        multi.inflight += 1;
-        // A full buffer is released even if the client has set no minimum.
-        if whole - multi.used < min.max(1) {
-            multi.retired = true;
-            matcher.take_posted(key);
-        }
-        return (iov, info);
-    }
-    matcher.take_posted(key);
-    info.fit(&iov, len);
-    (iov, info)
-}
-
-/// Notes that a message has left a multi-receive buffer. Returns true if the buffer is released to the client.
-pub(crate) fn leave_multi_recv(multi_recvs: &mut Slab<MultiRecv>, number: u32) -> bool {
-    let Some(multi) = multi_recvs.get_mut(number as usize) else { return false };
-    multi.inflight = multi.inflight.saturating_sub(1);
-    let retired = multi.retired;
-    let over = retired && multi.inflight == 0;
-    if over {
-        multi_recvs.remove(number as usize);
-    }
-    planted!(Bug::MultiReleasedEarly, over, retired)
-}
-
-/// The criteria of a receive.
-pub(crate) fn wanted(op: &RecvOp<'_>) -> Wanted {
-    let tagged = op.flags.contains(OpFlags::TAGGED);
-    Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
-}
-
-fn recv_info(op: &RecvOp<'_>, message: &Unexpected) -> RecvInfo {
-    let mut flags = op.flags & OpFlags::TAGGED;
-    flags.set(OpFlags::DATA, message.data.is_some());
-    RecvInfo {
-        ctx: op.ctx,
-        flags,
-        tag: message.tag,
-        data: message.data.unwrap_or(0),
-        buf: 0,
-        stored: 0,
-        excess: 0,
-        missing: false,
-        multi: None,
-    }
-}
-
-impl RecvInfo {
-    /// The error of a message that is not stored as a whole.
-    fn cut(&self) -> Option<Fault> {
-        match (self.excess, self.missing) {
-            (_, true) => Some(Fault::NoMemory),
-            (1.., false) => planted!(Bug::TruncationUnreported, Some(Fault::Truncated(self.excess)), None),
-            _ => None,
-        }
-    }
-
-    /// Sets the numbers of bytes of a message of `len` bytes that are stored and that are not.
-    #[inline]
-    fn fit(&mut self, iov: &[Iov], len: u64) {
-        let room = mem::total_len(iov) as u64;
-        // `stored` is at most the room, which is a usize.
-        self.stored = usize::try_from(len.min(room)).unwrap_or(usize::MAX);
-        self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
-        if self.excess > 0 {
-            self.missing = iov.iter().any(Iov::is_missing);
-            planted!(Bug::TruncationOffByOne, self.excess -= 1);
-        }
-        self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
     }
 }
 

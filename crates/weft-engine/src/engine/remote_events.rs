@@ -8,12 +8,16 @@
 //! later operations have begun. An operation of several parts is therefore a [`MultipartOp`] until its last
 //! part has ended. If a part was refused, the operation makes no completion.
 
+use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::api::{Completion, Context, Kind, OpFlags};
+use crate::api::{Completion, Context, Kind, OpFlags, Region};
 use crate::bugs::planted;
+use crate::engine::State;
 use crate::engine::ids::PeerId;
-use crate::engine::state::State;
+use crate::engine::probe::Probe;
+use crate::engine::rma::Regions;
+use crate::mem::Iov;
 use crate::wire::Op;
 
 /// Limit of regions that one operation may reach, far above the number that a client can name in one call.
@@ -48,8 +52,47 @@ pub(crate) struct MultipartOp {
 
 impl MultipartOp {
     /// Whether no part is pending.
-    pub(crate) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.under_way == 0
+    }
+}
+
+/// State for the accesses of peers to this engine's memory.
+pub(crate) struct Target {
+    regions: Regions,
+    /// Peers' unfinished operations of several parts.
+    parts: Slab<MultipartOp>,
+    /// Every access is reported, not only those to regions with events.
+    all_events: bool,
+}
+
+impl Target {
+    pub(crate) fn new(probe: Option<Probe>) -> Self {
+        Self { regions: Regions::new(probe), parts: Slab::new(), all_events: false }
+    }
+
+    pub(crate) fn regions(&mut self) -> &mut Regions {
+        &mut self.regions
+    }
+
+    /// The region of a key.
+    #[inline]
+    pub(crate) fn region(&self, key: u64) -> Option<&Region> {
+        self.regions.get(key)
+    }
+
+    /// Whether a device could not write to the memory of a receive because of that memory.
+    pub(crate) fn is_no_memory(&self, memory: &[Iov]) -> bool {
+        self.regions.is_no_memory(memory)
+    }
+
+    pub(crate) fn report_all(&mut self, on: bool) {
+        self.all_events = on;
+    }
+
+    /// Whether no part of a peer's operation is in progress.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.parts.iter().all(|(_, parts)| parts.is_idle())
     }
 }
 
@@ -74,8 +117,8 @@ impl State {
         if open.is_none() && !more {
             return None;
         }
-        let number = open.or_else(|| u32::try_from(self.parts.insert(MultipartOp::default())).ok())?;
-        let parts = self.parts.get_mut(number as usize)?;
+        let number = open.or_else(|| u32::try_from(self.target.parts.insert(MultipartOp::default())).ok())?;
+        let parts = self.target.parts.get_mut(number as usize)?;
         parts.under_way += 1;
         parts.open = more;
         self.peers.queues(peer_id).set_parts(more.then_some(number));
@@ -84,11 +127,11 @@ impl State {
 
     /// Notes that the operation's remaining parts will not arrive.
     pub(crate) fn abort_multipart(&mut self, number: u32) {
-        let Some(parts) = self.parts.get_mut(number as usize) else { return };
+        let Some(parts) = self.target.parts.get_mut(number as usize) else { return };
         parts.open = false;
         parts.failed = true;
         if parts.under_way == 0 {
-            self.parts.remove(number as usize);
+            self.target.parts.remove(number as usize);
         }
     }
 
@@ -96,11 +139,11 @@ impl State {
     #[cold]
     pub(crate) fn part_failed(&mut self, number: Option<u32>) {
         let Some(number) = number else { return };
-        let Some(parts) = self.parts.get_mut(number as usize) else { return };
+        let Some(parts) = self.target.parts.get_mut(number as usize) else { return };
         parts.failed = true;
         parts.under_way = parts.under_way.saturating_sub(1);
         if parts.under_way == 0 && !parts.open {
-            self.parts.remove(number as usize);
+            self.target.parts.remove(number as usize);
         }
     }
 
@@ -115,7 +158,7 @@ impl State {
 
     #[cold]
     fn several_done(&mut self, peer_id: PeerId, number: u32, access: &RemoteAccess) {
-        let Some(parts) = self.parts.get_mut(number as usize) else { return };
+        let Some(parts) = self.target.parts.get_mut(number as usize) else { return };
         parts.under_way = parts.under_way.saturating_sub(1);
         parts.data = parts.data.or(access.data);
         match parts.places.iter().position(|(key, _)| *key == access.key) {
@@ -126,7 +169,7 @@ impl State {
         if parts.under_way > 0 || parts.open {
             return;
         }
-        let MultipartOp { failed, data, places, .. } = self.parts.remove(number as usize);
+        let MultipartOp { failed, data, places, .. } = self.target.parts.remove(number as usize);
         if failed {
             return;
         }
@@ -140,13 +183,13 @@ impl State {
 
     /// Reports an operation on several regions: once to the endpoint, and once to each region.
     fn report_regions(&mut self, peer_id: PeerId, whole: &RemoteAccess, places: &[(u64, usize)]) {
-        let watched = |key| self.regions.get(key).is_some_and(|region| region.events);
-        let all = whole.data.is_some() || self.remote_events || places.iter().any(|&(key, _)| watched(key));
+        let watched = |key| self.target.region(key).is_some_and(|region| region.events);
+        let all = whole.data.is_some() || self.target.all_events || places.iter().any(|&(key, _)| watched(key));
         if all {
             self.complete_remote_access(peer_id, whole, OpFlags::ENDPOINT);
         }
         for &(key, len) in places {
-            if self.regions.get(key).is_some_and(|region| region.events) {
+            if self.target.region(key).is_some_and(|region| region.events) {
                 self.complete_remote_access(peer_id, &RemoteAccess { key, len, data: None, ..*whole }, OpFlags::REGION);
             }
         }
@@ -155,14 +198,14 @@ impl State {
     /// Reports an access to a region, if the client asked for such reports.
     #[inline]
     fn report(&mut self, peer_id: PeerId, access: &RemoteAccess) {
-        let Some(region) = self.regions.get(access.key) else { return };
-        if access.data.is_some() || region.events || self.remote_events {
+        let Some(region) = self.target.region(access.key) else { return };
+        if access.data.is_some() || region.events || self.target.all_events {
             self.complete_remote_access(peer_id, access, OpFlags::empty());
         }
     }
 
     fn complete_remote_access(&mut self, peer_id: PeerId, access: &RemoteAccess, whom: OpFlags) {
-        let Some(region) = self.regions.get(access.key) else { return };
+        let Some(region) = self.target.region(access.key) else { return };
         let mut flags = access.family | whom;
         flags.set(OpFlags::DATA, access.data.is_some());
         self.completions.push(Completion {

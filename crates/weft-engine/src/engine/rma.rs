@@ -14,6 +14,7 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
+use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
 use crate::engine::peer::Direction;
@@ -24,7 +25,7 @@ use crate::engine::probe::{AccessibleSpans, Probe};
 use crate::engine::registrations::Holder;
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
-use crate::engine::state::{State, Violation};
+use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
@@ -119,10 +120,16 @@ impl<N: Nic> Engine<N> {
     /// Lets peers access `region`. Errors: `KeyInUse`.
     pub fn add_region(&mut self, region: Region) -> Result<(), Error> {
         let key = region.key;
-        if self.state.regions.by_key.contains_key(&key) || self.state.regions.removed_busy.contains_key(&key) {
+        if self.state.target.regions().by_key.contains_key(&key)
+            || self.state.target.regions().removed_busy.contains_key(&key)
+        {
             return Err(Error::KeyInUse);
         }
-        self.state.regions.by_key.insert(key, RegionEntry { region, busy: 0, accessible: AccessibleSpans::default() });
+        self.state
+            .target
+            .regions()
+            .by_key
+            .insert(key, RegionEntry { region, busy: 0, accessible: AccessibleSpans::default() });
         Ok(())
     }
 
@@ -131,13 +138,13 @@ impl<N: Nic> Engine<N> {
     pub fn remove_region(&mut self, key: u64) {
         /// Rounds of progress that pending transfers get: about a tenth of a second.
         const PATIENCE_ROUNDS: u32 = 100_000;
-        let Some(entry) = self.state.regions.by_key.remove(&key) else { return };
+        let Some(entry) = self.state.target.regions().by_key.remove(&key) else { return };
         if entry.busy > 0 {
-            self.state.regions.removed_busy.insert(key, entry.busy);
+            self.state.target.regions().removed_busy.insert(key, entry.busy);
         }
         self.state.revoke_replies(key);
         for _ in 0..PATIENCE_ROUNDS {
-            if self.state.regions.removed_busy.get(&key).is_none_or(|busy| *busy == 0) {
+            if self.state.target.regions().removed_busy.get(&key).is_none_or(|busy| *busy == 0) {
                 break;
             }
             self.progress();
@@ -153,7 +160,7 @@ impl<N: Nic> Engine<N> {
         }
         self.run_links();
         self.settle();
-        self.state.regions.removed_busy.remove(&key);
+        self.state.target.regions().removed_busy.remove(&key);
     }
 
     /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths
@@ -457,7 +464,7 @@ impl State {
         let op = head.op.op.get();
         self.memory_changes(peer_id)?;
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
-        match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
+        match self.target.regions().check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
                 self.peers[peer_id].count_access(Direction::Received, payload.len() as u64);
                 mem::scatter(&iov, 0, payload);
@@ -493,10 +500,10 @@ impl State {
         }
         let direct = peer.has(PathFlags::GET) && !source.is_empty();
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
-        match self.regions.check(key, head.addr.get(), len, WRITE) {
+        match self.target.regions().check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
-                self.regions.acquire(key);
+                self.target.regions().acquire(key);
                 let kind = TransferKind::Write { op: head.op, key, data, parts };
                 let token =
                     self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, source, len));
@@ -536,10 +543,10 @@ impl State {
             return Err(Violation);
         }
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
-        match self.regions.check(key, head.addr.get(), len, READ) {
+        match self.target.regions().check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
                 let put = self.peers[peer_id].has(PathFlags::PUT) && !home.is_empty();
-                self.regions.acquire(key);
+                self.target.regions().acquire(key);
                 let kind = TransferKind::Serve { op: head.op, key, window, put, parts };
                 let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, home, len));
                 self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
@@ -613,7 +620,7 @@ impl State {
         let TransferKind::Write { op, key, data, parts } = what else { return };
         self.peers[peer_id].end_write();
         self.part_done(peer_id, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
-        self.regions.release(key);
+        self.target.regions().release(key);
         self.queue_ack(peer_id, op.op.get());
     }
 
@@ -621,7 +628,7 @@ impl State {
     pub(crate) fn read_served(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Serve { op, key, window, put, parts } = what else { return };
         self.part_done(peer_id, parts, &taken(key, usize::try_from(len).unwrap_or(usize::MAX)));
-        self.regions.release(key);
+        self.target.regions().release(key);
         if put {
             self.queue_fin(peer_id, op.op.get(), Status::Ok, window);
         }

@@ -14,13 +14,14 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bugs::planted;
+use crate::engine::State;
 use crate::engine::connection::Role;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Answer;
 use crate::engine::peer::Direction;
 use crate::engine::registrations::Holder;
-use crate::engine::state::{State, Violation};
+use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};

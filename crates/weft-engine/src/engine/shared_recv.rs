@@ -21,39 +21,24 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use slab::Slab;
-
-use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, Matching, OpFlags, RecvOp};
+use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Matching, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
-use crate::engine::ops::{MultiRecv, RecvInfo};
-use crate::engine::recv;
-use crate::engine::state::State;
-use crate::matching::{Matcher, Wanted};
+use crate::engine::State;
+use crate::engine::receives::{self, BufferId, Receives, RecvInfo};
+use crate::matching::Wanted;
 use crate::mem::IovList;
 use crate::nic::Nic;
-
-/// Marks the number of a multi-receive as the pool's.
-const POOLED: u32 = 1 << 31;
 
 /// A queue of receives without an endpoint.
 pub struct Pool(Mutex<PoolState>);
 
 struct PoolState {
-    /// Only the receives of either matcher are used: messages wait in the engines.
-    tagged: Matcher,
-    untagged: Matcher,
-    multi_recvs: Slab<MultiRecv>,
-    min_multi_recv: usize,
+    /// Only the receives are used: messages wait in the engines.
+    receives: Receives,
     depth: usize,
     /// Messages that matched no receive of the pool may wait in engines.
     awaited: bool,
-}
-
-impl PoolState {
-    fn matcher(&mut self, tagged: bool) -> &mut Matcher {
-        if tagged { &mut self.tagged } else { &mut self.untagged }
-    }
 }
 
 impl Pool {
@@ -61,14 +46,7 @@ impl Pool {
     /// `min_multi_recv` bytes are left in it.
     #[must_use]
     pub fn new(matching: Matching, depth: usize, min_multi_recv: usize) -> Self {
-        Self(Mutex::new(PoolState {
-            tagged: Matcher::new(matching),
-            untagged: Matcher::new(matching),
-            multi_recvs: Slab::new(),
-            min_multi_recv,
-            depth,
-            awaited: false,
-        }))
+        Self(Mutex::new(PoolState { receives: Receives::new(matching, min_multi_recv), depth, awaited: false }))
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
@@ -78,13 +56,13 @@ impl Pool {
     /// Sets the number of remaining bytes below which a multi-receive is released. It applies to every
     /// multi-receive of the pool.
     pub fn set_min_multi_recv(&self, bytes: usize) {
-        self.state().min_multi_recv = bytes;
+        self.state().receives.set_min_multi_recv(bytes);
     }
 
     /// Number of receives of either kind that can still be posted.
     pub fn free(&self) -> usize {
         let state = self.state();
-        state.depth.saturating_sub(state.tagged.posted.len().max(state.untagged.posted.len()))
+        state.depth.saturating_sub(state.receives.most_posted())
     }
 
     /// Posts a receive, single or multi. Returns true if every engine must be fed. If messages remain in an
@@ -94,13 +72,10 @@ impl Pool {
     pub fn post(&self, op: &RecvOp<'_>) -> Result<bool, Error> {
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let mut state = self.state();
-        if state.matcher(tagged).posted.len() >= state.depth {
+        if state.receives.matcher(tagged).posted.len() >= state.depth {
             return Err(Error::Again);
         }
-        let multi = op.flags.contains(OpFlags::MULTI);
-        let buffer = multi.then(|| state.multi_recvs.insert(MultiRecv { used: 0, inflight: 0, retired: false }));
-        let wanted = recv::wanted(op);
-        state.matcher(tagged).post_pieces(wanted, op.iov, op.ctx, buffer);
+        state.receives.post(op);
         Ok(std::mem::take(&mut state.awaited))
     }
 
@@ -114,7 +89,7 @@ impl Pool {
     pub fn cancel(&self, ctx_ptr: usize) -> bool {
         let canceled = self.take_out(ctx_ptr);
         if let Some((_, Some(number))) = canceled {
-            recv::leave_multi_recv(&mut self.state().multi_recvs, number);
+            self.state().receives.leave(number);
         }
         canceled.is_some()
     }
@@ -123,28 +98,20 @@ impl Pool {
     /// multi-receive, which must be left when the completion is delivered.
     fn take_out(&self, ctx_ptr: usize) -> Option<(Completion, Option<u32>)> {
         let mut state = self.state();
-        let (tagged, key) =
-            [true, false].into_iter().find_map(|tagged| Some((tagged, state.matcher(tagged).find_posted(ctx_ptr)?)))?;
-        let matcher = state.matcher(tagged);
+        let (tagged, key) = [true, false]
+            .into_iter()
+            .find_map(|tagged| Some((tagged, state.receives.matcher(tagged).find_posted(ctx_ptr)?)))?;
+        let matcher = state.receives.matcher(tagged);
         let posted = planted!(Bug::PoolCancelLeaves, matcher.take_posted(key), matcher.posted.get(key).copied())?;
-        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-        let number = posted.multi.filter(|number| state.multi_recvs.contains(*number as usize));
-        if let Some(multi) = number.and_then(|number| state.multi_recvs.get_mut(number as usize)) {
-            multi.retired = true;
-            multi.inflight += 1;
-            flags |= OpFlags::POOLED;
-        }
-        let completion = Completion {
-            kind: Kind::Recv,
-            ctx: posted.ctx,
-            flags,
-            len: 0,
-            buf: 0,
-            tag: posted.tag,
-            data: 0,
-            src: ADDR_NONE,
-            fault: Some(Fault::Canceled),
+        let info = state.receives.retire(tagged, &posted);
+        let mut completion = info.completion(ADDR_NONE, Some(Fault::Canceled));
+        let number = match info.buffer() {
+            Some(BufferId::Own(number) | BufferId::Pooled(number)) => Some(number),
+            None => None,
         };
+        if number.is_some() {
+            completion.flags = (completion.flags - OpFlags::MULTI) | OpFlags::POOLED;
+        }
         Some((completion, number))
     }
 
@@ -152,7 +119,7 @@ impl Pool {
     /// the next post reports that messages wait.
     pub(crate) fn find(&self, tagged: bool, src: Addr, tag: u64) -> Option<Wanted> {
         let mut state = self.state();
-        let matcher = state.matcher(tagged);
+        let matcher = state.receives.matcher(tagged);
         let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted.get(key)?.wants()));
         state.awaited |= planted!(Bug::PoolOverlooked, found.is_none(), false);
         found
@@ -169,16 +136,14 @@ impl Pool {
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
         let state = &mut *self.state();
-        let key = state.matcher(tagged).arrived(src, tag)?;
-        if state.matcher(tagged).posted.get(key).is_none_or(|posted| posted.wants() != found) {
+        let key = state.receives.matcher(tagged).arrived(src, tag)?;
+        if state.receives.matcher(tagged).posted.get(key).is_none_or(|posted| posted.wants() != found) {
             return None;
         }
-        let left = planted!(Bug::PoolTakenTwice, None, state.matcher(tagged).posted.get(key).copied());
-        let matcher = if tagged { &mut state.tagged } else { &mut state.untagged };
-        let (iov, mut info) =
-            recv::take_buffer(matcher, &mut state.multi_recvs, state.min_multi_recv, tagged, key, tag, data, len);
-        info.multi = info.multi.map(|number| number | POOLED);
-        planted!(Bug::PoolTakenTwice, left.filter(|posted| posted.multi.is_none()).map(|posted| matcher.post(posted)));
+        let left = planted!(Bug::PoolTakenTwice, None, state.receives.matcher(tagged).posted.get(key).copied());
+        let (iov, info) = state.receives.take(tagged, key, tag, data, len);
+        let again = left.filter(|posted| posted.multi.is_none());
+        planted!(Bug::PoolTakenTwice, again.map(|posted| state.receives.matcher(tagged).post(posted)));
         Some((iov, info))
     }
 }
@@ -206,7 +171,7 @@ impl<'a> PooledReleases<'a> {
     #[cold]
     pub fn next(&mut self, flags: &mut OpFlags) -> Option<ReleaseGuard<'a>> {
         let (mut state, number) = (self.pool?.0.state(), self.numbers.pop_front()?);
-        flags.set(OpFlags::MULTI, recv::leave_multi_recv(&mut state.multi_recvs, number));
+        flags.set(OpFlags::MULTI, state.receives.leave(number));
         Some(ReleaseGuard(state))
     }
 }
@@ -217,13 +182,12 @@ pub struct ReleaseGuard<'a>(#[allow(dead_code, reason = "held")] MutexGuard<'a, 
 impl<N: Nic> Engine<N> {
     /// Lets messages take receives from this pool from now on. `user` is added to the `user` of their contexts.
     pub fn bind_pool(&mut self, pool: Arc<Pool>, user: u64) {
-        self.state.pool = Some((pool, user));
-        self.state.draws_from_pool = true;
+        self.state.incoming.bind_pool(pool, user);
     }
 
     /// Stops messages from taking receives of the pool. Transfers into receives already taken continue.
     pub fn leave_pool(&mut self) {
-        self.state.draws_from_pool = false;
+        self.state.incoming.leave_pool();
     }
 
     /// Gives a receive that was posted to the pool to messages that wait here. Returns whether any message has
@@ -231,7 +195,7 @@ impl<N: Nic> Engine<N> {
     pub fn feed(&mut self, op: &RecvOp<'_>) -> bool {
         let waiting = self.unexpected_messages();
         self.state.follow_book();
-        self.state.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
+        self.state.feed(op.flags.contains(OpFlags::TAGGED), receives::wanted(op));
         // An answer to a rendezvous, or an acknowledgement, may have become due.
         if self.state.peers.has_active() {
             self.run_active();
@@ -241,10 +205,12 @@ impl<N: Nic> Engine<N> {
 
     /// Cancels a receive of the pool, and adds its completion here. Returns whether there was one.
     pub fn cancel_pooled(&mut self, ctx_ptr: usize) -> bool {
-        let Some((completion, number)) = self.state.pool.as_ref().and_then(|(pool, _)| pool.take_out(ctx_ptr)) else {
+        let Some((completion, number)) = self.state.incoming.pool().and_then(|(pool, _)| pool.take_out(ctx_ptr)) else {
             return false;
         };
-        self.state.pooled_releases.extend(number);
+        if let Some(number) = number {
+            self.state.incoming.push_release(number);
+        }
         self.state.completions.push(completion);
         true
     }
@@ -254,29 +220,31 @@ impl<N: Nic> Engine<N> {
         self.state.follow_book();
         let tagged = op.flags.contains(OpFlags::TAGGED);
         if op.flags.contains(OpFlags::CLAIM) && !op.flags.contains(OpFlags::PEEK) {
-            return self.state.matcher(tagged).has_claim(op.ctx.ptr);
+            return self.state.incoming.matcher(tagged).has_claim(op.ctx.ptr);
         }
-        self.state.find_unexpected(tagged, recv::wanted(op)).is_some()
+        self.state.find_unexpected(tagged, receives::wanted(op)).is_some()
     }
 }
 
 impl State {
     /// Ends a delivery into a multi-receive. Returns MULTI if the buffer is released, POOLED if only its
     /// delivery will tell.
-    pub(crate) fn end_delivery(&mut self, number: u32) -> OpFlags {
-        if let Some(pooled) = number.checked_sub(POOLED) {
-            planted!(Bug::PoolReleasedEarly, return self.release_pooled(pooled));
-            self.pooled_releases.push_back(pooled);
-            return OpFlags::POOLED;
+    pub(crate) fn end_delivery(&mut self, buffer: BufferId) -> OpFlags {
+        match buffer {
+            BufferId::Own(number) if self.incoming.receives().leave(number) => OpFlags::MULTI,
+            BufferId::Own(_) => OpFlags::empty(),
+            BufferId::Pooled(number) => {
+                planted!(Bug::PoolReleasedEarly, return self.release_pooled(number));
+                self.incoming.push_release(number);
+                OpFlags::POOLED
+            }
         }
-        if recv::leave_multi_recv(&mut self.multi_recvs, number) { OpFlags::MULTI } else { OpFlags::empty() }
     }
 
     /// The behaviour of the planted bug `PoolReleasedEarly`: the buffer is released before the client sees the
     /// completion.
-    fn release_pooled(&self, pooled: u32) -> OpFlags {
-        let last =
-            self.pool.as_ref().is_some_and(|(pool, _)| recv::leave_multi_recv(&mut pool.state().multi_recvs, pooled));
+    fn release_pooled(&self, number: u32) -> OpFlags {
+        let last = self.incoming.pool().is_some_and(|(pool, _)| pool.state().receives.leave(number));
         if last { OpFlags::MULTI } else { OpFlags::empty() }
     }
 
@@ -290,7 +258,7 @@ impl State {
         data: Option<u64>,
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
-        let (pool, user) = self.pool.as_ref()?;
+        let (pool, user) = self.incoming.pool()?;
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
             let wanted = pool.find(tagged, src, tag)?;
@@ -298,9 +266,8 @@ impl State {
                 // The engine has not been fed with that receive yet. Waiting messages are older than the new
                 // one.
                 self.feed(tagged, wanted);
-            } else if let Some((iov, mut info)) = pool.take(wanted, tagged, src, tag, data, len) {
-                info.ctx.user |= user;
-                return Some((iov, info));
+            } else if let Some((iov, info)) = pool.take(wanted, tagged, src, tag, data, len) {
+                return Some((iov, info.pooled(user)));
             }
             // Otherwise another engine has taken the receive meanwhile, and a waiting message may match the
             // next one.
@@ -309,7 +276,7 @@ impl State {
 
     /// The waiting message `key` matches receives of the pool from now on, because its source became known.
     pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32) {
-        while self.matcher(tagged).unexpected.get(key).is_some() && self.feed_one(tagged, key) {}
+        while self.incoming.matcher(tagged).unexpected.get(key).is_some() && self.feed_one(tagged, key) {}
     }
 
     /// Gives receives of the pool to waiting messages that meet these criteria.
@@ -326,10 +293,10 @@ impl State {
     /// there may be an older receive. Other engines take receives meanwhile. The engine therefore takes only
     /// the receive that it found, for the message that it found.
     fn feed_one(&mut self, tagged: bool, mut key: u32) -> bool {
-        let Some((pool, user)) = self.pool.as_ref() else { return false };
+        let Some((pool, user)) = self.incoming.pool() else { return false };
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
-            let Some(message) = self.matcher(tagged).unexpected.get(key) else { return false };
+            let Some(message) = self.incoming.matcher(tagged).unexpected.get(key) else { return false };
             let (peer_id, tag, data, len) = (message.peer, message.tag, message.data, message.len());
             let src = self.peers[peer_id].addr();
             let Some(wanted) = pool.find(tagged, src, tag) else { return false };
@@ -337,10 +304,9 @@ impl State {
                 None => return false,
                 Some(older) if older != key => key = older,
                 Some(_) => {
-                    let Some((iov, mut info)) = pool.take(wanted, tagged, src, tag, data, len) else { continue };
-                    info.ctx.user |= user;
-                    let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return false };
-                    self.deliver_unexpected(message, iov, info);
+                    let Some((iov, info)) = pool.take(wanted, tagged, src, tag, data, len) else { continue };
+                    let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { return false };
+                    self.deliver_unexpected(message, iov, info.pooled(user));
                     return true;
                 }
             }
@@ -364,7 +330,7 @@ mod tests {
             pool.post(&RecvOp { src: ADDR_NONE, iov: &[], tag, ignore, ctx, flags }).unwrap();
         };
         let find = || pool.find(true, 0, 2).unwrap();
-        let take = |found| pool.take(found, true, 0, 2, None, 0).map(|(_, info)| info.ctx.ptr);
+        let take = |found| pool.take(found, true, 0, 2, None, 0).map(|(_, info)| info.context().ptr);
         post(1, 2, 0);
         let found = find();
         post(2, 0, u64::MAX);

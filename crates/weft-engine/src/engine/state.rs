@@ -4,28 +4,16 @@
 //! message) → completions, or deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here
 //! calls the device, which is borrowed while it polls.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use slab::Slab;
-
-use crate::api::{ADDR_NONE, Addr, Completion, Config, Fault, Kind, OpFlags};
+use crate::api::{ADDR_NONE, Addr, Completion, Fault, Kind, OpFlags};
 use crate::bugs::planted;
-use crate::engine::claims::AddressQuery;
-use crate::engine::collectives::Collectives;
-use crate::engine::connection::Connection;
+use crate::engine::State;
 use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId};
-use crate::engine::links::{LinkState, Links};
-use crate::engine::ops::{MultiRecv, Outgoing, Phase, RecvInfo, Transfer, TransferKind, TxOp};
-use crate::engine::peer::{PathFlags, Peer, UNMATCHED_LIMIT, request_limit};
-use crate::engine::peers::Peers;
-use crate::engine::registrations::{Holder, Registrations};
-use crate::engine::remote_events::MultipartOp;
-use crate::engine::rma::Regions;
+use crate::engine::links::LinkState;
+use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
+use crate::engine::peer::{PathFlags, Peer, UNMATCHED_LIMIT};
+use crate::engine::registrations::Holder;
 use crate::engine::send::EAGER_COST;
-use crate::engine::shared_recv::Pool;
-use crate::engine::strangers::Strangers;
-use crate::matching::{Body, Matcher, Unexpected};
+use crate::matching::{Body, Unexpected};
 use crate::mem::{self, IovList};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -38,79 +26,7 @@ pub(crate) struct Violation;
 /// Limit of the distance by which a message may overtake others.
 const REORDER_LIMIT: u32 = 4096;
 
-pub(crate) struct State {
-    pub(crate) config: Config,
-    pub(crate) me: EpName,
-    pub(crate) peers: Peers,
-    pub(crate) strangers: Strangers,
-    pub(crate) links: Links,
-    /// Pending queries for the endpoints at addresses.
-    pub(crate) address_queries: Vec<AddressQuery>,
-    pub(crate) outgoing: Outgoing,
-    /// Number of posted receives up to which another one is posted on the fast path.
-    pub(crate) fast_receives: usize,
-    /// Registrations of transfers and operations, if the device demands them.
-    pub(crate) registrations: Option<Box<Registrations>>,
-    pub(crate) multi_recvs: Slab<MultiRecv>,
-    pub(crate) tagged: Matcher,
-    pub(crate) untagged: Matcher,
-    /// The pool of receives that several engines share, and the bits added to the `user` of their contexts.
-    pub(crate) pool: Option<(Arc<Pool>, u64)>,
-    /// Messages may take receives from the pool.
-    pub(crate) draws_from_pool: bool,
-    /// The multi-receives of the pool to which the POOLED completions belong, in the order of `completions`.
-    pub(crate) pooled_releases: VecDeque<u32>,
-    pub(crate) regions: Regions,
-    /// Peers' unfinished operations of several parts.
-    pub(crate) parts: Slab<MultipartOp>,
-    /// The device has accepted bulk data since the last poll.
-    pub(crate) bulk_started: bool,
-    pub(crate) completions: Vec<Completion>,
-    pub(crate) min_multi_recv: usize,
-    pub(crate) remote_events: bool,
-    /// Messages of strangers are reported as such.
-    pub(crate) source_errors: bool,
-    /// Messages of strangers do not take the fast path, because they are reported or the book may have changed.
-    pub(crate) checks_strangers: bool,
-    pub(crate) connection: Connection,
-    /// Groups, once there was one, or a message for one.
-    pub(crate) collectives: Option<Box<Collectives>>,
-    /// Number of dropped datagrams.
-    pub(crate) dropped: u64,
-}
-
 impl State {
-    pub(crate) fn new(config: Config, me: EpName) -> Self {
-        Self {
-            me,
-            peers: Peers::new(),
-            strangers: Strangers::default(),
-            links: Links::default(),
-            address_queries: Vec::new(),
-            outgoing: Outgoing::new(request_limit(config.tx_depth)),
-            fast_receives: config.rx_depth,
-            registrations: None,
-            multi_recvs: Slab::new(),
-            tagged: Matcher::new(config.matching),
-            untagged: Matcher::new(config.matching),
-            pool: None,
-            pooled_releases: VecDeque::new(),
-            draws_from_pool: false,
-            regions: Regions::new(config.probe),
-            parts: Slab::new(),
-            bulk_started: false,
-            completions: Vec::with_capacity(64),
-            min_multi_recv: 64,
-            remote_events: false,
-            source_errors: false,
-            checks_strangers: false,
-            connection: Connection::new(config.role),
-            collectives: None,
-            dropped: 0,
-            config,
-        }
-    }
-
     // ---- ends --------------------------------------------------------------------------------
 
     /// Fails a peer that has ended or is unreachable. All operations with it fail, including receives that name
@@ -202,11 +118,11 @@ impl State {
             TransferKind::Recv { info, .. } => {
                 // Pushed bytes arrive in order from the front. The position of bytes that a device fetches is
                 // unknown.
-                let stored = usize::try_from(x.placed).unwrap_or(usize::MAX).min(info.stored);
-                self.complete_recv(&RecvInfo { stored, ..info }, ADDR_NONE, Some(fault));
+                let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
+                self.complete_recv(&info.with_stored(placed), ADDR_NONE, Some(fault));
             }
             TransferKind::Write { key, parts, .. } | TransferKind::Serve { key, parts, .. } => {
-                self.regions.release(key);
+                self.target.regions().release(key);
                 self.part_failed(parts);
             }
             TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => {}
@@ -222,10 +138,10 @@ impl State {
     /// process could fail receives meant for others.
     fn orphan_unexpected(&mut self, peer_id: PeerId, why: LinkError) {
         let lost = |m: &&Unexpected| m.peer == peer_id && matches!(m.body, Body::Lost { .. });
-        let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
+        let unexpected = self.incoming.matchers().map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
         let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
         let mut places = most.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
-        for matcher in [&mut self.tagged, &mut self.untagged] {
+        for matcher in self.incoming.matchers_mut() {
             let theirs: Vec<u32> =
                 matcher.unexpected.iter().filter(|(_, m)| m.peer == peer_id && !m.orphan).map(|(key, _)| key).collect();
             for key in theirs {
@@ -258,7 +174,7 @@ impl State {
     /// Ends the receives that name the failed peer as their only source, since they would wait indefinitely.
     fn fail_directed_receives(&mut self, addr: Addr, fault: Fault) {
         for tagged in [true, false] {
-            let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
+            let matcher = self.incoming.matcher(tagged);
             let gone: Vec<u32> = matcher.posted.iter().filter(|(_, p)| p.src == addr).map(|(key, _)| key).collect();
             for key in gone {
                 self.end_posted(tagged, key, fault);

@@ -9,9 +9,9 @@
 
 use crate::api::Addr;
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::peer::PeerState;
-use crate::engine::state::State;
 use crate::mrcache;
 use crate::name::EpName;
 use crate::nic::{LinkId, Nic};
@@ -99,7 +99,8 @@ pub struct Report {
 impl<N: Nic> Engine<N> {
     /// The engine's statistics.
     pub fn report(&self) -> Report {
-        let State { peers, outgoing, tagged, untagged, registrations, dropped, .. } = &self.state;
+        let State { peers, outgoing, incoming, registrations, dropped, .. } = &self.state;
+        let [tagged, untagged] = incoming.matchers();
         let count = |count: usize| count as u64;
         Report {
             peers: count(peers.len()),

@@ -19,9 +19,9 @@
 
 use crate::api::ADDR_NONE;
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::peer::PeerState;
-use crate::engine::state::State;
 use crate::nic::{LinkError, LinkId, Nic, Sink};
 
 /// The first window is at most this fraction of the budget.

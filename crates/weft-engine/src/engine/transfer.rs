@@ -21,12 +21,13 @@ use zerocopy::little_endian::U32;
 use crate::api::{Fault, Kind};
 use crate::bugs::planted;
 use crate::engine::Engine;
+use crate::engine::State;
 use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId, WindowId};
-use crate::engine::ops::{Phase, RecvInfo, TransferKind};
+use crate::engine::ops::{Phase, TransferKind};
 use crate::engine::peer::{Answer, BulkOp, PathFlags, Peer, REQUEST_LIMIT};
 use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::rma::part_iov;
-use crate::engine::state::{State, Violation};
+use crate::engine::state::Violation;
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
@@ -406,7 +407,7 @@ impl State {
             TransferKind::Recv { info, op, ack } => {
                 if let Some(staged) = x.staged {
                     let bytes = staged.bytes.into_bytes();
-                    mem::scatter(&staged.into, 0, bytes.get(..info.stored).unwrap_or(&bytes));
+                    mem::scatter(&staged.into, 0, bytes.get(..info.stored()).unwrap_or(&bytes));
                     self.return_window(x.peer, bytes.len());
                 }
                 self.received(&info, x.peer);
@@ -466,10 +467,10 @@ impl State {
                 self.read_served(peer_id, what, expect);
             }
             // The receive has no writable memory. A push would fail as well.
-            (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
+            (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.target.is_no_memory(&x.iov) => {
                 self.outgoing.end(&mut self.peers, token);
                 let src = self.peers[peer_id].addr();
-                self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
+                self.complete_recv(&info.with_stored(0), src, Some(Fault::NoMemory));
                 self.queue_ack(peer_id, op);
             }
             // Direct access failed although it was probed. Further bytes travel through the device's own

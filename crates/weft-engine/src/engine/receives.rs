@@ -1,0 +1,379 @@
+//! A queue of receives with its unexpected messages and multi-receive buffers.
+//!
+//! Place in the data flow: an engine has one ([`Incoming`], used by [`crate::engine::recv`]), and so has a shared receive
+//! context ([`crate::engine::shared_recv`]), whose messages wait in the engines. A message takes memory from a posted
+//! receive here ([`Receives::take`]); the [`RecvInfo`] that it gets becomes the completion.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use crate::api::{Addr, Completion, Config, Context, Fault, Kind, Matching, OpFlags, RecvOp};
+use crate::bugs::planted;
+use crate::engine::shared_recv::{Pool, PooledReleases};
+use crate::matching::{Matcher, Posted, Wanted};
+use crate::mem::{self, Iov, IovList};
+
+/// A multi-receive buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BufferId {
+    /// Of the engine.
+    Own(u32),
+    /// Of the pool from which the engine takes receives.
+    Pooled(u32),
+}
+
+/// The completion of a receive whose data has not arrived yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvInfo {
+    ctx: Context,
+    flags: OpFlags,
+    tag: u64,
+    data: u64,
+    buf: usize,
+    stored: usize,
+    /// Bytes that did not fit.
+    excess: usize,
+    /// The excess did not fit because a part of the buffer is not mapped.
+    missing: bool,
+    buffer: Option<BufferId>,
+}
+
+impl RecvInfo {
+    #[inline]
+    pub(crate) fn new(ctx: Context, flags: OpFlags, tag: u64, data: Option<u64>) -> Self {
+        let mut info = Self {
+            ctx,
+            flags,
+            tag,
+            data: data.unwrap_or(0),
+            buf: 0,
+            stored: 0,
+            excess: 0,
+            missing: false,
+            buffer: None,
+        };
+        info.flags.set(OpFlags::DATA, data.is_some());
+        info
+    }
+
+    /// Sets the numbers of bytes of a message of `len` bytes that are stored and that are not.
+    #[inline]
+    pub(crate) fn fit(&mut self, iov: &[Iov], len: u64) {
+        let room = mem::total_len(iov) as u64;
+        // `stored` is at most the room, which is a usize.
+        self.stored = usize::try_from(len.min(room)).unwrap_or(usize::MAX);
+        self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
+        if self.excess > 0 {
+            self.missing = iov.iter().any(Iov::is_missing);
+            planted!(Bug::TruncationOffByOne, self.excess -= 1);
+        }
+        self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
+    }
+
+    /// Bytes of the message that are stored.
+    pub(crate) fn stored(&self) -> usize {
+        self.stored
+    }
+
+    /// The same receive with at most `bytes` stored.
+    pub(crate) fn with_stored(self, bytes: usize) -> Self {
+        Self { stored: self.stored.min(bytes), ..self }
+    }
+
+    /// Whether the whole message is stored.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.excess == 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn context(&self) -> Context {
+        self.ctx
+    }
+
+    /// The multi-receive buffer that the message is stored in.
+    #[inline]
+    pub(crate) fn buffer(&self) -> Option<BufferId> {
+        self.buffer
+    }
+
+    /// Makes the receive one of a pool. `user` is added to its context.
+    pub(crate) fn pooled(mut self, user: u64) -> Self {
+        self.ctx.user |= user;
+        if let Some(BufferId::Own(number)) = self.buffer {
+            self.buffer = Some(BufferId::Pooled(number));
+        }
+        self
+    }
+
+    /// The completion. An error of its own is reported if `fault` is none.
+    #[inline]
+    pub(crate) fn completion(&self, src: Addr, fault: Option<Fault>) -> Completion {
+        Completion {
+            len: self.stored,
+            buf: self.buf,
+            tag: self.tag,
+            data: self.data,
+            src,
+            fault: fault.or_else(|| self.cut()),
+            ..Completion::new(Kind::Recv, self.ctx, self.flags)
+        }
+    }
+
+    /// The error of a message that is not stored as a whole.
+    fn cut(&self) -> Option<Fault> {
+        match (self.excess, self.missing) {
+            (_, true) => Some(Fault::NoMemory),
+            (1.., false) => planted!(Bug::TruncationUnreported, Some(Fault::Truncated(self.excess)), None),
+            _ => None,
+        }
+    }
+}
+
+/// The state of a multi-receive buffer.
+#[derive(Default)]
+struct MultiRecv {
+    used: usize,
+    /// Number of messages that are still arriving in it.
+    inflight: u32,
+    /// The buffer is no longer posted.
+    retired: bool,
+}
+
+/// Posted receives, tagged and untagged, and unexpected messages.
+pub(crate) struct Receives {
+    tagged: Matcher,
+    untagged: Matcher,
+    multi: Slab<MultiRecv>,
+    /// A multi-receive buffer is released when fewer bytes are left in it.
+    min_multi_recv: usize,
+}
+
+impl Receives {
+    pub(crate) fn new(matching: Matching, min_multi_recv: usize) -> Self {
+        Self { tagged: Matcher::new(matching), untagged: Matcher::new(matching), multi: Slab::new(), min_multi_recv }
+    }
+
+    pub(crate) fn set_min_multi_recv(&mut self, bytes: usize) {
+        self.min_multi_recv = bytes;
+    }
+
+    #[inline(always)]
+    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
+        if tagged { &mut self.tagged } else { &mut self.untagged }
+    }
+
+    pub(crate) fn matchers(&self) -> [&Matcher; 2] {
+        [&self.tagged, &self.untagged]
+    }
+
+    pub(crate) fn matchers_mut(&mut self) -> [&mut Matcher; 2] {
+        [&mut self.tagged, &mut self.untagged]
+    }
+
+    /// Number of posted receives of the kind that has more.
+    pub(crate) fn most_posted(&self) -> usize {
+        self.tagged.posted.len().max(self.untagged.posted.len())
+    }
+
+    /// Posts a receive, single or multi. Returns its key.
+    pub(crate) fn post(&mut self, op: &RecvOp<'_>) -> u32 {
+        let tagged = op.flags.contains(OpFlags::TAGGED);
+        let multi = op.flags.contains(OpFlags::MULTI);
+        let buffer = multi.then(|| self.multi.insert(MultiRecv::default()));
+        self.matcher(tagged).post_pieces(wanted(op), op.iov, op.ctx, buffer)
+    }
+
+    /// Takes memory for a message of `len` bytes from a posted receive. The receive leaves the queue unless it is a
+    /// multi-receive with more room.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        tagged: bool,
+        key: u32,
+        tag: u64,
+        data: Option<u64>,
+        len: u64,
+    ) -> (IovList, RecvInfo) {
+        let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
+        let flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+        let mut info = RecvInfo::new(Context::default(), flags, tag, data);
+        let Some(posted) = matcher.posted.get(key).copied() else { return (IovList::new(), info) };
+        let mut iov = matcher.buffer(&posted);
+        info.ctx = posted.ctx;
+        if let Some(number) = posted.multi
+            && let Some(multi) = self.multi.get_mut(number as usize)
+        {
+            info.buffer = Some(BufferId::Own(number));
+            info.flags |= OpFlags::MULTI;
+            let buffer = iov;
+            let whole = mem::total_len(&buffer);
+            iov = mem::slice(&buffer, multi.used, whole - multi.used);
+            info.fit(&iov, len);
+            info.missing = info.excess > 0 && buffer.iter().any(Iov::is_missing);
+            multi.used += planted!(Bug::MultiOverlaps, info.stored, info.stored.saturating_sub(1));
+            multi.inflight += 1;
+            // A full buffer is released even if the client has set no minimum.
+            if whole - multi.used < self.min_multi_recv.max(1) {
+                multi.retired = true;
+                matcher.take_posted(key);
+            }
+            return (iov, info);
+        }
+        matcher.take_posted(key);
+        info.fit(&iov, len);
+        (iov, info)
+    }
+
+    /// Ends a receive that was posted, without a message.
+    pub(crate) fn retire(&mut self, tagged: bool, posted: &Posted) -> RecvInfo {
+        let flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+        let mut info = RecvInfo::new(posted.ctx, flags, posted.tag, None);
+        if let Some(number) = posted.multi
+            && let Some(multi) = self.multi.get_mut(number as usize)
+        {
+            multi.retired = true;
+            multi.inflight += 1;
+            info.buffer = Some(BufferId::Own(number));
+            info.flags |= OpFlags::MULTI;
+        }
+        info
+    }
+
+    /// Notes that a message has left a multi-receive buffer. Returns true if the buffer is released to the client.
+    pub(crate) fn leave(&mut self, number: u32) -> bool {
+        let Some(multi) = self.multi.get_mut(number as usize) else { return false };
+        multi.inflight = multi.inflight.saturating_sub(1);
+        let retired = multi.retired;
+        let over = retired && multi.inflight == 0;
+        if over {
+            self.multi.remove(number as usize);
+        }
+        planted!(Bug::MultiReleasedEarly, over, retired)
+    }
+}
+
+/// The criteria of a receive.
+pub(crate) fn wanted(op: &RecvOp<'_>) -> Wanted {
+    let tagged = op.flags.contains(OpFlags::TAGGED);
+    Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
+}
+
+/// The receives of an engine, and those of a pool from which it takes others.
+pub(crate) struct Incoming {
+    receives: Receives,
+    /// The pool, and the bits added to the `user` of its receives' contexts.
+    pool: Option<(Arc<Pool>, u64)>,
+    /// Messages may take receives from the pool.
+    draws: bool,
+    /// The buffers of the pool to which the POOLED completions belong, in the order of the completions.
+    releases: VecDeque<u32>,
+    /// Number of posted receives up to which another one is posted on the fast path.
+    fast_receives: usize,
+}
+
+impl Incoming {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            receives: Receives::new(config.matching, 64),
+            pool: None,
+            draws: false,
+            releases: VecDeque::new(),
+            fast_receives: config.rx_depth,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn receives(&mut self) -> &mut Receives {
+        &mut self.receives
+    }
+
+    #[inline(always)]
+    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
+        self.receives.matcher(tagged)
+    }
+
+    pub(crate) fn matchers(&self) -> [&Matcher; 2] {
+        self.receives.matchers()
+    }
+
+    pub(crate) fn matchers_mut(&mut self) -> [&mut Matcher; 2] {
+        self.receives.matchers_mut()
+    }
+
+    /// Number of posted receives, tagged and untagged.
+    pub(crate) fn posted(&self) -> usize {
+        self.matchers().map(|matcher| matcher.posted.len()).iter().sum()
+    }
+
+    /// Number of posted receives of the kind that has more.
+    pub(crate) fn most_posted(&self) -> usize {
+        self.receives.most_posted()
+    }
+
+    /// Number of unexpected messages, tagged and untagged.
+    pub(crate) fn unexpected(&self) -> usize {
+        self.matchers().map(|matcher| matcher.unexpected.len()).iter().sum()
+    }
+
+    /// Posts a plain receive into one piece of memory if no message waits, and the fast path is open. Returns false if it
+    /// has done nothing.
+    #[inline(always)]
+    pub(crate) fn post_fast(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
+        let tagged = op.flags.contains(OpFlags::TAGGED);
+        let fast_receives = self.fast_receives;
+        let matcher = self.receives.matcher(tagged);
+        if matcher.unexpected.len() > 0 || matcher.posted.len() >= fast_receives {
+            return false;
+        }
+        matcher.post(Posted {
+            src: op.src,
+            tag: if tagged { op.tag } else { 0 },
+            ignore: op.ignore,
+            piece,
+            pieces: None,
+            ctx: op.ctx,
+            multi: None,
+        });
+        true
+    }
+
+    /// Has every receive take the slow path from now on.
+    pub(crate) fn close_fast_path(&mut self) {
+        self.fast_receives = 0;
+    }
+
+    // ---- the pool ----------------------------------------------------------------------------
+
+    pub(crate) fn bind_pool(&mut self, pool: Arc<Pool>, user: u64) {
+        self.pool = Some((pool, user));
+        self.draws = true;
+    }
+
+    /// Stops messages from taking receives of the pool.
+    pub(crate) fn leave_pool(&mut self) {
+        self.draws = false;
+    }
+
+    /// Whether messages may take receives from the pool.
+    #[inline(always)]
+    pub(crate) fn draws(&self) -> bool {
+        self.draws
+    }
+
+    pub(crate) fn pool(&self) -> Option<&(Arc<Pool>, u64)> {
+        self.pool.as_ref()
+    }
+
+    /// Notes that the next POOLED completion belongs to this buffer of the pool.
+    pub(crate) fn push_release(&mut self, number: u32) {
+        self.releases.push_back(number);
+    }
+
+    /// The deliveries of POOLED completions.
+    #[inline]
+    pub(crate) fn releases(&mut self) -> PooledReleases<'_> {
+        PooledReleases::new(self.pool.as_ref(), &mut self.releases)
+    }
+}
