@@ -87,7 +87,7 @@ pub(crate) struct State {
     /// Messages of strangers do not take the fast path, because they are reported or the book may have changed.
     checks_strangers: bool,
     connection: Connection,
-    /// Groups, once there was one, or a message for one.
+    /// The groups. `None` before the first group or the first message for a group.
     collectives: Option<Box<Collectives>>,
     /// Number of dropped datagrams.
     dropped: u64,

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: an engine has one ([`Incoming`], used by [`crate::engine::recv`]), and so has a shared receive
 //! context ([`crate::engine::shared_recv`]), whose messages wait in the engines. A message takes memory from a posted
-//! receive here ([`Receives::take`]); the [`RecvInfo`] that it gets becomes the completion.
+//! receive here ([`Receives::take`]). Its [`RecvInfo`] becomes the completion.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::engine::shared_recv::{Pool, PooledReleases};
 use crate::matching::{Matcher, Posted, Wanted};
 use crate::mem::{self, Iov, IovList};
 
-/// A multi-receive buffer.
+/// Number of a multi-receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferId {
-    /// Of the engine.
+    /// A buffer of the engine.
     Own(u32),
-    /// Of the pool from which the engine takes receives.
+    /// A buffer of the pool from which the engine takes receives.
     Pooled(u32),
 }
 
