@@ -1,8 +1,8 @@
 //! A queue of receives with its unexpected messages and multi-receive buffers.
 //!
-//! Place in the data flow: an engine has one ([`Incoming`], used by [`crate::engine::recv`]), and so has a shared receive
-//! context ([`crate::engine::shared_recv`]), whose messages wait in the engines. A message takes memory from a posted
-//! receive here ([`Receives::take`]). Its [`RecvInfo`] becomes the completion.
+//! Place in the data flow: an engine has one ([`Incoming`], used by [`crate::engine::recv`]), and so has a
+//! shared receive context ([`crate::engine::shared_recv`]), whose messages wait in the engines. A message
+//! takes memory from a posted receive here ([`Receives::take`]). Its [`RecvInfo`] becomes the completion.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -317,8 +317,8 @@ impl Incoming {
         self.matchers().map(|matcher| matcher.unexpected.len()).iter().sum()
     }
 
-    /// Posts a plain receive into one piece of memory if no message waits, and the fast path is open. Returns false if it
-    /// has done nothing.
+    /// Posts a plain receive into one piece of memory if no message waits, and the fast path is open. Returns
+    /// false if it has done nothing.
     #[inline(always)]
     pub(crate) fn post_fast(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
         let tagged = op.flags.contains(OpFlags::TAGGED);
