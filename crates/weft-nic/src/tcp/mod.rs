@@ -254,14 +254,14 @@ impl Tcp {
 
     /// Whether a poll has work before anything arrives.
     pub(crate) fn has_work(&self) -> bool {
-        !(self.agenda.is_empty(Task::Flush) && self.writer.done.is_empty() && self.agenda.is_empty(Task::ReportEnd))
+        !(self.agenda.is_empty(Task::Flush) && !self.writer.has_done() && self.agenda.is_empty(Task::ReportEnd))
     }
 
     /// Whether a poll has no work before anything arrives, apart from messages noted in [`Self::unsent`].
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let keeps = |id: u32| self.links.get(id as usize).is_none_or(|link| link.tx.pushes() == 0);
-        self.writer.done.is_empty()
+        !self.writer.has_done()
             && self.agenda.is_empty(Task::ReportEnd)
             && (self.agenda.is_empty(Task::Flush)
                 || self.config.unsent.is_some() && self.agenda.links(Task::Flush).all(keeps))
@@ -289,8 +289,8 @@ impl Tcp {
     #[must_use]
     pub fn stats(&self) -> TcpStats {
         TcpStats {
-            receive_calls: self.stage.calls,
-            send_calls: self.writer.calls,
+            receive_calls: self.stage.calls(),
+            send_calls: self.writer.calls(),
             links: self.links.len() - self.agenda.len(Task::Close),
             half_open: self.halves.len(),
             ..self.stats
@@ -559,23 +559,23 @@ impl Nic for Tcp {
 
     #[inline]
     fn flush(&mut self) {
-        self.writer.round = self.writer.round.wrapping_add(1);
+        self.writer.begin_round();
         self.write_dirty();
     }
 
     #[inline(always)]
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
-        self.writer.round = self.writer.round.wrapping_add(1);
+        self.writer.begin_round();
         self.write_dirty();
         if self.parked {
             self.wake();
         }
-        let reports = !self.writer.done.is_empty() || !self.agenda.is_empty(Task::ReportEnd);
+        let reports = self.writer.has_done() || !self.agenda.is_empty(Task::ReportEnd);
         if !reports && self.pace.pass() { 0 } else { self.poll_sockets(sink, reports) }
     }
 
     fn close(&mut self, link: LinkId) {
-        self.writer.done.retain(|&(id, _)| id != link);
+        self.writer.forget_done(link);
         match self.links.get(link.0 as usize) {
             Some(gone) if gone.is_closed() => {}
             Some(Link { state: State::Up | State::Broken(_), .. }) => self.close_gracefully(link.0),
@@ -595,7 +595,7 @@ impl Nic for Tcp {
     }
 
     fn drained(&self) -> bool {
-        self.writer.done.is_empty()
+        !self.writer.has_done()
             && self.links.iter().all(|(_, link)| match link.state {
                 State::Closed(_) => true,
                 State::Broken(_) => link.tx.unacked() == 0 && link.tx.pushes() == 0,

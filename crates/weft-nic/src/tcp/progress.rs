@@ -168,7 +168,7 @@ impl Tcp {
     /// Reports pushes that are done.
     #[inline]
     fn report_done<S: Sink>(&mut self, sink: &mut S) {
-        for (link, ctx) in self.writer.done.drain(..) {
+        for (link, ctx) in self.writer.take_done() {
             sink.done(link, ctx, Ok(()));
         }
     }
@@ -348,7 +348,7 @@ impl Tcp {
         self.forget(id, &link);
         self.secrets.set(id, None);
         log::debug!("tcp: link {id} ended: {why}");
-        for (done, ctx) in self.writer.done.drain(..) {
+        for (done, ctx) in self.writer.take_done() {
             sink.done(done, ctx, Ok(()));
         }
         for ctx in link.tx.abandon() {

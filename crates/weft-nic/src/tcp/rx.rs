@@ -199,7 +199,7 @@ pub(super) struct Stage {
     bytes: Box<[u8]>,
     notes: Notes,
     /// System calls made.
-    pub(super) calls: u64,
+    calls: u64,
 }
 
 /// The state that frames leave in the device.
@@ -224,6 +224,11 @@ impl Stage {
     pub(super) fn new() -> Self {
         let notes = Notes { look: LOOK_BYTES, ..Notes::default() };
         Self { bytes: vec![0; STAGE_BYTES].into_boxed_slice(), notes, calls: 0 }
+    }
+
+    /// System calls made.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// Whether [`Self::ack_info`] returns anything.

@@ -211,11 +211,11 @@ pub(super) enum Pumped {
 /// The part of sending that all links of a device share.
 pub(super) struct Writer {
     /// Counts flushes and polls.
-    pub(super) round: u32,
+    round: u32,
     /// Pushes that the peer has acknowledged.
-    pub(super) done: Vec<(LinkId, u64)>,
+    done: Vec<(LinkId, u64)>,
     /// System calls made.
-    pub(super) calls: u64,
+    calls: u64,
     spare: SpareRings,
     // The boxes move between links.
     #[allow(clippy::vec_box)]
@@ -235,6 +235,34 @@ impl Writer {
             segment_bytes: segment_bytes.clamp(1, wire::SEGMENT_MAX_BYTES),
             queue_bytes: queue_bytes.max(MAILBOX_BYTES + HEAD_BYTES),
         }
+    }
+
+    /// Begins a round: the next message of each link may be sent immediately.
+    #[inline]
+    pub(super) fn begin_round(&mut self) {
+        self.round = self.round.wrapping_add(1);
+    }
+
+    /// Whether pushes are done and not reported.
+    #[inline]
+    pub(super) fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Takes the pushes that are done: link and context.
+    #[inline]
+    pub(super) fn take_done(&mut self) -> std::vec::Drain<'_, (LinkId, u64)> {
+        self.done.drain(..)
+    }
+
+    /// Drops the done pushes of a link that the client has closed.
+    pub(super) fn forget_done(&mut self, link: LinkId) {
+        self.done.retain(|&(id, _)| id != link);
+    }
+
+    /// System calls made.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// Accepts a message and copies it. It is sent immediately if it is the first one after a flush or poll.
