@@ -166,7 +166,7 @@ impl Tcp {
         let generation = self.next_generation();
         let Ok(id) = self.insert(Some(half.socket), generation, State::Up) else { return };
         let data = epoll::EventData::new_u64(Token::Link(id, generation).pack());
-        let socket = self.links.get(id as usize).and_then(|link| link.socket.as_ref());
+        let socket = self.links.get(id).and_then(|link| link.socket.as_ref());
         let watched = socket.map(|socket| epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN));
         if let Some(Err(errno)) = watched {
             sys::cannot_watch(errno);

@@ -142,7 +142,7 @@ impl Tcp {
     /// Closes a link. Its accepted messages and the goodbye must still arrive.
     pub(super) fn close_gracefully(&mut self, id: u32) {
         let now_ms = sys::now_ms();
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let rest = self.writer.abandon_pushes(&mut link.tx);
         let until_ms = now_ms + CLOSED_MS;
         let close_mark = link.rx.close_mark();
@@ -168,7 +168,7 @@ impl Tcp {
 
     /// Continues a closed link on its new connection. The peer expects this side's stream from `position` on.
     pub(super) fn linger_again(&mut self, id: u32, linger: Box<Linger>, position: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         match link.tx.end_from(position, &linger.rest) {
             Some(mut bytes) => {
                 bytes.extend_from_slice(&wire::goodbye());
@@ -181,7 +181,7 @@ impl Tcp {
 
     /// Sends `bytes`, the last ones, on a closed link's connection.
     fn send_last(&mut self, id: u32, mut linger: Box<Linger>, bytes: Vec<u8>, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         linger.bytes = self.secrets.finish(id, bytes);
         (linger.sent, linger.shut) = (0, false);
         (linger.deadline_ms, linger.left) = (now_ms + LINGER_MS, usize::MAX);
@@ -194,7 +194,7 @@ impl Tcp {
 
     /// Continues a closed link whose socket reported an event, or whose timer expired.
     pub(super) fn linger_event(&mut self, id: u32) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let (State::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { return };
         let fd = socket.as_fd();
         let outcome = match self.secrets.of(id, fd) {
@@ -217,7 +217,7 @@ impl Tcp {
 
     /// Gives up a closed link with a broken connection if there are too many of them.
     fn limit_lingering(&mut self, id: u32) {
-        let is_lingering = |&id: &u32| self.links.get(id as usize).is_some_and(Link::is_closed);
+        let is_lingering = |&id: &u32| self.links.get(id).is_some_and(Link::is_closed);
         if self.agenda.links(Task::Connect).filter(is_lingering).count() > LINGERING_MAX {
             self.remove_closed(id);
         }
@@ -225,7 +225,7 @@ impl Tcp {
 
     /// Removes a closed link.
     pub(super) fn remove_closed(&mut self, id: u32) {
-        let Some(mut link) = self.links.try_remove(id as usize) else { return };
+        let Some(mut link) = self.links.remove(id) else { return };
         log::debug!("tcp: closed link {id} has ended");
         self.forget(id, &link);
         self.secrets.set(id, None);
@@ -235,7 +235,7 @@ impl Tcp {
 
     /// Whether all last bytes of a closed link have reached the peer's system.
     pub(super) fn has_delivered_last(&self, id: u32) -> bool {
-        self.links.get(id as usize).is_none_or(|link| match (&link.state, &link.socket) {
+        self.links.get(id).is_none_or(|link| match (&link.state, &link.socket) {
             (State::Closed(linger), Some(socket)) => linger.arrived(socket.as_fd()),
             _ => false,
         })
@@ -244,7 +244,7 @@ impl Tcp {
     /// Checks all closed links.
     pub(super) fn time_closed(&mut self, now_ms: u64) {
         for id in self.agenda.links(Task::Close).collect::<Vec<_>>() {
-            let Some(link) = self.links.get_mut(id as usize) else { continue };
+            let Some(link) = self.links.get_mut(id) else { continue };
             let (State::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { continue };
             if linger.delivered(socket.as_fd()) {
                 self.remove_closed(id);

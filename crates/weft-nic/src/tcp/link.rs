@@ -1,9 +1,11 @@
 //! A link of the TCP device, and the tokens by which epoll identifies the watched descriptors.
 //!
 //! Place in the data flow: the table of [`super::Tcp`] holds links; the other parts of the device change their state.
-use weft_os::Unshared;
 
+use slab::Slab;
+use weft_engine::growth;
 use weft_engine::nic::LinkError;
+use weft_os::Unshared;
 
 use super::connect::Attempt;
 use super::linger::Linger;
@@ -56,6 +58,61 @@ pub(super) enum State {
 
 // Ten thousand idle links must not cost more than a few megabytes here.
 const _: () = assert!(size_of::<Link>() <= 256);
+
+/// The links of a device by number. Numbers of removed links are used again.
+#[derive(Debug, Default)]
+pub(super) struct Links(Slab<Link>);
+
+impl Links {
+    #[inline]
+    pub(super) fn get(&self, id: u32) -> Option<&Link> {
+        self.0.get(id as usize)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut Link> {
+        self.0.get_mut(id as usize)
+    }
+
+    /// Adds a link. Returns its number; `None` if there are no more numbers.
+    pub(super) fn insert(&mut self, link: Link) -> Option<u32> {
+        if self.0.len() == self.0.capacity() {
+            self.0.reserve_exact(growth::growth(self.0.len()));
+        }
+        let entry = self.0.vacant_entry();
+        let id = u32::try_from(entry.key()).ok()?;
+        entry.insert(link);
+        Some(id)
+    }
+
+    pub(super) fn remove(&mut self, id: u32) -> Option<Link> {
+        self.0.try_remove(id as usize)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    // `insert` has checked that the numbers are of 32 bits.
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Link)> {
+        self.0.iter().map(|(id, link)| (id as u32, link))
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // As in `iter`.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Link)> {
+        self.0.iter_mut().map(|(id, link)| (id as u32, link))
+    }
+
+    /// The numbers of all links.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        self.iter().map(|(id, _)| id).collect()
+    }
+}
 
 /// A watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

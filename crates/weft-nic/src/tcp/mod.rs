@@ -35,7 +35,6 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use slab::Slab;
-use weft_engine::growth;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
@@ -82,7 +81,7 @@ use agenda::{Agenda, Task};
 use connect::{Attempt, Local};
 use half_open::HalfOpen;
 use initiator::Failure;
-use link::{GENERATION_BITS, Link, State, Token};
+use link::{GENERATION_BITS, Link, Links, State, Token};
 use pace::Pace;
 use progress::Focus;
 use rx::{Intake, Stage};
@@ -118,7 +117,7 @@ pub struct Tcp {
     /// Closed for a moment when descriptors have run out.
     spare: Option<OwnedFd>,
     generation: u32,
-    links: Slab<Link>,
+    links: Links,
     secrets: Secrets,
     /// Links with a session, in the order of their sessions' keys.
     sessions: Vec<u32>,
@@ -175,7 +174,7 @@ impl Tcp {
             timer,
             spare,
             generation: 0,
-            links: Slab::new(),
+            links: Links::default(),
             secrets: Secrets::default(),
             sessions: Vec::new(),
             halves: Slab::new(),
@@ -216,21 +215,16 @@ impl Tcp {
     /// Writes accepted messages without a poll, as far as the kernel accepts them. Returns whether none is left.
     pub fn drain(&mut self) -> bool {
         self.write_dirty();
-        let kept: Vec<u32> = self
-            .links
-            .iter()
-            .filter(|(_, link)| link.tx.is_unsent() && !link.tx.socket.has_failed() && matches!(link.state, State::Up))
-            .filter_map(|(id, _)| u32::try_from(id).ok())
-            .collect();
+        let is_kept =
+            |link: &Link| link.tx.is_unsent() && !link.tx.socket.has_failed() && matches!(link.state, State::Up);
+        let kept: Vec<u32> = self.links.iter().filter(|(_, link)| is_kept(link)).map(|(id, _)| id).collect();
         for &id in &kept {
-            if let Some(link) = self.links.get_mut(id as usize) {
+            if let Some(link) = self.links.get_mut(id) {
                 link.tx.socket.try_again();
             }
             self.pump(id);
         }
-        kept.iter().all(|&id| {
-            self.links.get(id as usize).is_none_or(|link| !link.tx.is_unsent() || link.tx.socket.has_failed())
-        })
+        kept.iter().all(|&id| self.links.get(id).is_none_or(|link| !link.tx.is_unsent() || link.tx.socket.has_failed()))
     }
 
     /// The note of deferred messages.
@@ -260,7 +254,7 @@ impl Tcp {
     /// Whether a poll has no work before anything arrives, apart from messages noted in [`Self::unsent`].
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let keeps = |id: u32| self.links.get(id as usize).is_none_or(|link| link.tx.pushes() == 0);
+        let keeps = |id: u32| self.links.get(id).is_none_or(|link| link.tx.pushes() == 0);
         !self.writer.has_done()
             && self.agenda.is_empty(Task::ReportEnd)
             && (self.agenda.is_empty(Task::Flush)
@@ -300,7 +294,7 @@ impl Tcp {
     /// A description of a link; `None` if it does not exist.
     #[must_use]
     pub fn describe(&self, link: LinkId) -> Option<TcpLinkInfo> {
-        let link = self.links.get(link.0 as usize).filter(|link| !link.is_closed())?;
+        let link = self.links.get(link.0).filter(|link| !link.is_closed())?;
         let socket = link.socket.as_ref();
         Some(TcpLinkInfo {
             local: socket.and_then(|fd| rustix::net::getsockname(fd).ok()?.try_into().ok()),
@@ -334,12 +328,8 @@ impl Tcp {
 
     /// Puts a link into the table.
     fn insert(&mut self, socket: Option<Unshared>, generation: u32, state: State) -> Result<u32, LinkError> {
-        if self.links.len() == self.links.capacity() {
-            self.links.reserve_exact(growth::growth(self.links.len()));
-        }
-        let entry = self.links.vacant_entry();
-        let id = u32::try_from(entry.key()).map_err(|_| LinkError::Resources)?;
-        entry.insert(Link { socket, generation, state, rx: Intake::START, tx: Tx::default(), session: None });
+        let link = Link { socket, generation, state, rx: Intake::START, tx: Tx::default(), session: None };
+        let id = self.links.insert(link).ok_or(LinkError::Resources)?;
         self.agenda.admit(id);
         Ok(id)
     }
@@ -372,7 +362,7 @@ impl Tcp {
     /// Watches writability exactly while it matters.
     #[inline]
     fn rearm(&mut self, id: u32) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let armed = self.agenda.has(Task::AwaitWritable, id);
         let want = link.tx.socket.is_full() || (armed && link.tx.has_more());
         // A failed socket is treated as closed.
@@ -397,7 +387,7 @@ impl Tcp {
 
     /// Sends a link's bytes, within a budget.
     fn pump(&mut self, id: u32) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let fd = socket.as_fd();
         let pumped = if self.config.encrypt {
@@ -463,7 +453,7 @@ impl Tcp {
     #[inline(always)]
     fn send_on<const SEALED: bool>(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let id = link.0;
-        let Some(link) = self.links.get_mut(id as usize) else { return Err(Full) };
+        let Some(link) = self.links.get_mut(id) else { return Err(Full) };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return Err(Full) };
         self.pace.wake();
         let fd = socket.as_fd();
@@ -524,7 +514,7 @@ impl Nic for Tcp {
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
         let id = link.0;
-        let Some(link) = self.links.get_mut(id as usize) else { return Err(Full) };
+        let Some(link) = self.links.get_mut(id) else { return Err(Full) };
         if !matches!(link.state, State::Up) {
             return Err(Full);
         }
@@ -576,7 +566,7 @@ impl Nic for Tcp {
 
     fn close(&mut self, link: LinkId) {
         self.writer.forget_done(link);
-        match self.links.get(link.0 as usize) {
+        match self.links.get(link.0) {
             Some(gone) if gone.is_closed() => {}
             Some(Link { state: State::Up | State::Broken(_), .. }) => self.close_gracefully(link.0),
             _ => self.remove_closed(link.0),
@@ -591,7 +581,7 @@ impl Nic for Tcp {
 
     fn held_bytes(&self, link: LinkId) -> usize {
         let sealed = if self.config.encrypt { self.secrets.held_bytes(link.0) } else { 0 };
-        self.links.get(link.0 as usize).map_or(0, |link| link.tx.unacked() + link.rx.held_bytes()) + sealed
+        self.links.get(link.0).map_or(0, |link| link.tx.unacked() + link.rx.held_bytes()) + sealed
     }
 
     fn drained(&self) -> bool {
@@ -612,12 +602,8 @@ impl Drop for Tcp {
         if !self.is_ours() {
             return;
         }
-        for id in 0..self.links.capacity() {
-            if let Ok(id) = u32::try_from(id)
-                && self.links.contains(id as usize)
-            {
-                self.close(LinkId(id));
-            }
+        for id in self.links.numbers() {
+            self.close(LinkId(id));
         }
         // A child that was forked just now, or has yet to execute another program, may hold a copy of these sockets.
         // Without the shutdown they would live on: callers would wait for an answer, and the address would stay in use.

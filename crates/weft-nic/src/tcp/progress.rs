@@ -179,7 +179,7 @@ impl Tcp {
         if !self.agenda.is_empty(Task::ReportEnd) {
             let ended = self.agenda.take(Task::ReportEnd);
             for id in ended.links() {
-                if let Some(State::Failed(why)) = self.links.get(id as usize).map(|link| &link.state) {
+                if let Some(State::Failed(why)) = self.links.get(id).map(|link| &link.state) {
                     self.end(id, *why, sink);
                 }
             }
@@ -216,7 +216,7 @@ impl Tcp {
     }
 
     fn link_event<S: Sink>(&mut self, id: u32, generation: u32, flags: epoll::EventFlags, sink: &mut S, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize).filter(|link| link.generation == generation) else { return };
+        let Some(link) = self.links.get_mut(id).filter(|link| link.generation == generation) else { return };
         match link.state {
             State::Up => {
                 if flags.contains(epoll::EventFlags::OUT) {
@@ -239,7 +239,7 @@ impl Tcp {
     #[inline]
     fn read_direct<S: Sink>(&mut self, id: u32, sink: &mut S) -> bool {
         // The rest of a frame is arriving. A read would take the socket's lock, and delay the kernel that delivers it.
-        if self.links.get(id as usize).is_some_and(|link| link.rx.rx.within()) {
+        if self.links.get(id).is_some_and(|link| link.rx.rx.within()) {
             return false;
         }
         self.read(id, sink);
@@ -264,7 +264,7 @@ impl Tcp {
 
     #[inline(always)]
     fn read_on<const SEALED: bool, S: Sink>(&mut self, id: u32, sink: &mut S) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let (fd, rx) = (socket.as_fd(), &mut link.rx.rx);
         let (bytes, mut end) = if SEALED {
@@ -295,7 +295,7 @@ impl Tcp {
     #[inline(never)]
     fn handle_ack_info(&mut self, id: u32) -> Result<(), LinkError> {
         let ack_info = self.stage.ack_info();
-        let Some(link) = self.links.get_mut(id as usize) else { return Ok(()) };
+        let Some(link) = self.links.get_mut(id) else { return Ok(()) };
         let mut requested = false;
         if let Some(ack_info) = ack_info {
             link.rx.discount(&ack_info);
@@ -313,7 +313,7 @@ impl Tcp {
 
     /// Acknowledges the peer's stream: now, if `now` is set or many bytes are unacknowledged, otherwise by a timer.
     pub(super) fn acknowledge(&mut self, id: u32, now: bool) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         if now || link.rx.owes_ack_now() {
             link.tx.ack_due = true;
             self.agenda.add(Task::Flush, id);
@@ -332,7 +332,7 @@ impl Tcp {
     /// Has the next poll report the end of a link.
     #[cold]
     pub(super) fn report_end(&mut self, id: u32, why: LinkError) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         link.state = State::Failed(why);
         self.agenda.remove(Task::Connect, id);
         self.agenda.remove(Task::AwaitWritable, id);
@@ -341,10 +341,10 @@ impl Tcp {
 
     /// Ends a link and reports it.
     pub(super) fn end<S: Sink>(&mut self, id: u32, why: LinkError, sink: &mut S) {
-        if self.links.get(id as usize).is_some_and(Link::is_closed) {
+        if self.links.get(id).is_some_and(Link::is_closed) {
             return self.remove_closed(id);
         }
-        let Some(mut link) = self.links.try_remove(id as usize) else { return };
+        let Some(mut link) = self.links.remove(id) else { return };
         self.forget(id, &link);
         self.secrets.set(id, None);
         log::debug!("tcp: link {id} ended: {why}");
@@ -382,7 +382,7 @@ impl Tcp {
 
     /// Starts a connection, or plans the next try. The next poll reports a failure.
     pub(super) fn dial(&mut self, id: u32, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let State::Connecting(attempt) = &mut link.state else { return };
         let generation = link.generation;
         let dialled = attempt.dial(&self.config, now_ms);
@@ -393,7 +393,7 @@ impl Tcp {
         });
         match watched {
             Ok(socket) => {
-                if let Some(link) = self.links.get_mut(id as usize) {
+                if let Some(link) = self.links.get_mut(id) {
                     link.socket = Some(socket);
                 }
                 self.set_timer(wake_ms);
@@ -404,7 +404,7 @@ impl Tcp {
 
     /// Handles a failed try: plans another one, or ends the attempt.
     pub(super) fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let State::Connecting(attempt) = &mut link.state else { return };
         let verdict = attempt.pause(failure, now_ms);
         let (wake_ms, peer) = (attempt.wake_ms(), *attempt.peer());
@@ -422,7 +422,7 @@ impl Tcp {
 
     /// Continues an attempt whose socket reported an event.
     pub(super) fn continue_attempt<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let (State::Connecting(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
         let outcome = attempt.advance(socket.as_fd(), &self.local, &self.config, now_ms);
         match outcome {
@@ -451,7 +451,7 @@ impl Tcp {
         let peer = found.peer;
         log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "dialled" } else { "accepted" });
         self.stats.links_up += 1;
-        if let Some(link) = self.links.get_mut(id as usize) {
+        if let Some(link) = self.links.get_mut(id) {
             link.state = State::Up;
             let session = Session::new(found.session, &peer, &self.local, initiator);
             link.session = Some(Box::new(session));

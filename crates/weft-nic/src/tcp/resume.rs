@@ -63,7 +63,7 @@ impl Tcp {
             return false;
         }
         let now_ms = sys::now_ms();
-        let Some(link) = self.links.get_mut(id as usize) else { return false };
+        let Some(link) = self.links.get_mut(id) else { return false };
         let Some(session) = &mut link.session else { return false };
         let pending = link.tx.unacked() > 0 || link.tx.pushes() > 0 || link.rx.owes_ack();
         session.breaks(link.rx.position().wrapping_add(link.tx.acknowledged()), pending, now_ms);
@@ -97,7 +97,7 @@ impl Tcp {
 
     /// Drops a link's connection. The position must not be stated before.
     fn drop_socket(&mut self, id: u32) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         self.agenda.remove(Task::AwaitWritable, id);
         (link.tx.socket, link.tx.unproven) = (SocketState::Writable, false);
         match link.linger() {
@@ -114,7 +114,7 @@ impl Tcp {
 
     /// Dials when it is time, and gives up an attempt whose time is over without a message from the peer.
     pub(super) fn redial_when_due(&mut self, id: u32, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let (State::Broken(redial), Some(session)) = (&mut link.state, &link.session) else { return };
         if redial.closed.as_ref().is_some_and(|linger| now_ms >= linger.until_ms) {
             return self.remove_closed(id);
@@ -125,7 +125,7 @@ impl Tcp {
         }
         if !redial.is_waiting() {
             self.continue_redial(id, now_ms);
-            let state = self.links.get(id as usize).map(|link| &link.state);
+            let state = self.links.get(id).map(|link| &link.state);
             if matches!(state, Some(State::Broken(redial)) if !redial.is_waiting() && now_ms >= redial.wake_ms) {
                 self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms);
             }
@@ -140,7 +140,7 @@ impl Tcp {
         });
         match watched {
             Ok(socket) => {
-                if let Some(link) = self.links.get_mut(id as usize) {
+                if let Some(link) = self.links.get_mut(id) {
                     (link.socket, link.generation) = (Some(socket), generation);
                 }
                 self.set_timer(wake_ms);
@@ -151,7 +151,7 @@ impl Tcp {
     }
 
     pub(super) fn redial_failed(&mut self, id: u32, failure: Failure, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let State::Broken(redial) = &mut link.state else { return };
         let verdict = redial.pause(failure, &self.config, now_ms);
         let (wake_ms, tried_ms) = (redial.wake_ms, now_ms - redial.since_ms);
@@ -169,7 +169,7 @@ impl Tcp {
 
     /// Has the next poll report the link's end.
     fn fail(&mut self, id: u32, why: LinkError) {
-        if self.links.get(id as usize).is_some_and(Link::is_closed) {
+        if self.links.get(id).is_some_and(Link::is_closed) {
             return self.remove_closed(id);
         }
         self.report_end(id, why);
@@ -177,7 +177,7 @@ impl Tcp {
 
     /// Continues an attempt whose socket reported an event.
     pub(super) fn continue_redial(&mut self, id: u32, now_ms: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let (State::Broken(redial), Some(socket), Some(session)) = (&mut link.state, &link.socket, &mut link.session)
         else {
             return;
@@ -205,7 +205,7 @@ impl Tcp {
 
     /// Continues a link on its new connection. The peer expects this side's stream from `position` on.
     fn resumed(&mut self, id: u32, position: u64) {
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let before = std::mem::replace(&mut link.state, State::Up);
         self.agenda.remove(Task::Connect, id);
         self.stats.resumed += 1;
@@ -284,7 +284,7 @@ impl Tcp {
     }
 
     fn session_key(&self, id: u32) -> Option<u64> {
-        self.links.get(id as usize)?.session.as_ref().map(|session| session.index_key())
+        self.links.get(id)?.session.as_ref().map(|session| session.index_key())
     }
 
     /// The index of a key in [`Tcp::sessions`], or the one where it would be inserted.
@@ -296,7 +296,7 @@ impl Tcp {
     fn session_of(&self, hello: &Hello, from_initiator: bool) -> Option<(u32, &Session)> {
         let (number, _) = U64::read_from_prefix(&hello.name).ok()?;
         let id = *self.sessions.get(self.place_of(Session::index_key_of(number.get(), !from_initiator)))?;
-        let session = self.links.get(id as usize)?.session.as_deref()?;
+        let session = self.links.get(id)?.session.as_deref()?;
         (session.has_number_of(hello) && session.is_initiator() != from_initiator).then_some((id, session))
     }
 
@@ -305,7 +305,7 @@ impl Tcp {
         let Ok((number, _)) = U64::read_from_prefix(&hello.name) else { return false };
         !from_initiator
             && self.agenda.links(Task::Connect).any(|id| {
-                let state = self.links.get(id as usize).map(|link| &link.state);
+                let state = self.links.get(id).map(|link| &link.state);
                 matches!(state, Some(State::Connecting(attempt)) if attempt.awaits_verdict_on(number.get()))
             })
     }
@@ -313,7 +313,7 @@ impl Tcp {
     /// Checks the proof of a peer that resumes a link. Returns the position from which it expects this side's stream,
     /// or the status of the refusal.
     fn check_resumption(&mut self, resumption: &ResumeDialogue, finish: &Finish) -> Result<u64, u8> {
-        let link = self.links.get_mut(resumption.link as usize).ok_or(wire::UNKNOWN)?;
+        let link = self.links.get_mut(resumption.link).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;
         if !session.has_number_of(&resumption.hello) || matches!(link.state, State::Failed(_)) {
             return Err(wire::UNKNOWN);
@@ -328,7 +328,7 @@ impl Tcp {
         resumption: &ResumeDialogue,
         finish: &Finish,
     ) -> Result<Option<Noise>, LinkError> {
-        let session = self.links.get(resumption.link as usize).and_then(|link| link.session.as_ref());
+        let session = self.links.get(resumption.link).and_then(|link| link.session.as_ref());
         let (Some(half), Some(session)) = (self.halves.get(index), session) else { return Err(LinkError::Gone) };
         let dialogue = [resumption.hello.as_bytes(), answer_body(&resumption.answer), finish.as_bytes()];
         self.config.encrypt.then(|| half.agree(session.key(), &dialogue)).transpose()
@@ -361,7 +361,7 @@ impl Tcp {
         self.drop_socket(id);
         let HalfOpen { socket, .. } = self.halves.remove(index);
         let generation = self.next_generation();
-        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(link) = self.links.get_mut(id) else { return };
         let position = link.rx.position();
         verdict.position = planted!(Bug::PositionShort, position, position.saturating_sub(1)).into();
         let mut bytes = verdict.as_bytes().to_vec();

@@ -34,7 +34,7 @@ impl Tcp {
 
     fn time_calls<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         for id in self.agenda.links(Task::Connect).collect::<Vec<_>>() {
-            let Some(link) = self.links.get(id as usize) else { continue };
+            let Some(link) = self.links.get(id) else { continue };
             let State::Connecting(attempt) = &link.state else {
                 self.redial_when_due(id, now_ms);
                 continue;
@@ -44,7 +44,7 @@ impl Tcp {
             } else if attempt.wants_dial(now_ms) {
                 self.dial(id, now_ms);
             }
-            let Some(Link { state: State::Connecting(attempt), .. }) = self.links.get(id as usize) else { continue };
+            let Some(Link { state: State::Connecting(attempt), .. }) = self.links.get(id) else { continue };
             if attempt.expired(now_ms) {
                 log::debug!("tcp: no answer from {}", attempt.peer());
                 self.end(id, LinkError::Timeout, sink);
@@ -62,7 +62,7 @@ impl Tcp {
         self.next_ack_ms = u64::MAX;
         let due = self.agenda.take(Task::AckDue);
         for id in due.links() {
-            if let Some(link) = self.links.get_mut(id as usize) {
+            if let Some(link) = self.links.get_mut(id) {
                 link.rx.on_agenda(false);
                 let owes_ack = link.rx.owes_ack();
                 self.acknowledge(id, owes_ack);
@@ -86,7 +86,7 @@ impl Tcp {
     fn scan<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         let patience_ms = self.patience_ms();
         let mut silent: Vec<(u32, u64)> = Vec::new();
-        for (id, link) in &mut self.links {
+        for (id, link) in self.links.iter_mut() {
             let watched = match &link.state {
                 State::Connecting(attempt) => attempt.awaits_peer(),
                 State::Broken(redial) => redial.awaits_peer(),
@@ -102,12 +102,12 @@ impl Tcp {
                 && state.unanswered >= UNANSWERED
                 && u64::from(state.silent_ms) >= patience_ms
             {
-                silent.extend(u32::try_from(id).map(|id| (id, state.silent_ms.into())));
+                silent.push((id, state.silent_ms.into()));
             }
         }
         for (id, silent_ms) in silent {
             log::debug!("tcp: the host of link {id} has not answered for {silent_ms} ms");
-            match self.links.get_mut(id as usize).map(|link| &mut link.state) {
+            match self.links.get_mut(id).map(|link| &mut link.state) {
                 Some(State::Connecting(attempt)) => {
                     attempt.has_lost(&self.config, now_ms);
                     self.retry(id, Failure::Retry(LinkError::Timeout), now_ms);

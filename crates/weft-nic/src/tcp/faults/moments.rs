@@ -75,7 +75,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         quiet.pass(SOON_MS);
         assert_eq!((quiet.0[3].0.stats().resumed, quiet.0[to].0.stats().resumed), (2, 2));
         // The initiator has dropped the link without telling the acceptor.
-        let link = &mut quiet.0[3].0.links[links[0].0 as usize];
+        let link = quiet.0[3].0.links.get_mut(links[0].0).expect("it is up");
         link.session = None;
         quiet.0[3].0.sessions.clear();
         let last = made() - 1;
@@ -94,7 +94,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
 fn a_link_that_has_failed_ends_once() {
     let mut quiet = Quiet::new(&TcpConfig::default());
     let links = joined(&mut quiet, 0, 1);
-    let far = &quiet.0[1].0.links[links[1].0 as usize];
+    let far = quiet.0[1].0.links.get(links[1].0).expect("it is up");
     let socket = far.socket.as_ref().expect("it is up");
     assert_eq!(sys::send_one(std::os::fd::AsFd::as_fd(socket), &[0xff; 8]), Ok(8));
     settle();

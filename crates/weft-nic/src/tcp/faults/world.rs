@@ -530,7 +530,7 @@ impl World {
             expect("writability watched", tcp.agenda.len(Task::AwaitWritable), 0);
             expect("links to be flushed", tcp.agenda.len(Task::Flush), 0);
             expect("strangers", node.strangers.len(), 0);
-            for (_, link) in &tcp.links {
+            for (_, link) in tcp.links.iter() {
                 expect("bytes kept", link.tx.unacked(), 0);
                 expect("pushes", link.tx.pushes(), 0);
                 expect("links that are not up", usize::from(!matches!(link.state, State::Up)), 0);
