@@ -148,7 +148,7 @@ fn part_limit(amo: Amo, mailbox_bytes: u32) -> usize {
 }
 
 /// The cost of a part in the window of results.
-fn fetch_cost(amo: Amo, len: u64) -> u32 {
+pub(crate) fn fetch_cost(amo: Amo, len: u64) -> u32 {
     if amo.fetches() { u32::try_from(len.saturating_add(RESULT_HEAD_BYTES as u64)).unwrap_or(u32::MAX / 2) } else { 0 }
 }
 
@@ -246,11 +246,7 @@ impl<N: Nic> Engine<N> {
         peer.begin_ops(1);
         peer.begin_accesses(1);
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
-        self.state.outgoing.push(peer, || TxOp {
-            next_part: 1,
-            pending: 1,
-            ..new_op(op, peer_id, iov, remote.len, false)
-        });
+        self.state.outgoing.push(peer, || TxOp::sent_atomic(op, peer_id, iov, remote.len));
         true
     }
 
@@ -266,20 +262,20 @@ impl<N: Nic> Engine<N> {
         if op.amo.fetches() {
             iov.extend_from_slice(op.result);
         }
-        self.enqueue(TxOp { owned, ..new_op(op, peer_id, iov, len, true) })
+        self.enqueue(TxOp::queued_atomic(op, peer_id, (iov, owned), len))
     }
 
     /// Sends the next part of the operation at the front of the TX queue.
     #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn start_atomic(&mut self, index: OpId) -> Started {
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Blocked };
-        let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
-        let peer = &mut self.state.peers[op.peer];
+        let Phase::Atomic { amo, .. } = op.phase() else { return Started::Blocked };
+        let peer = &mut self.state.peers[op.peer()];
         let limit = part_limit(amo, peer.mailbox_bytes()) as u64;
-        if op.next_part == 0 {
-            split(&mut op.remote, limit);
+        if op.next_part() == 0 {
+            split(op.remote_mut(), limit);
         }
-        let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
+        let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {
             return Started::Blocked;
         };
         let cost = fetch_cost(amo, remote.len);
@@ -288,12 +284,12 @@ impl<N: Nic> Engine<N> {
         }
         let mut body = IovList::new();
         for source in 0..amo.sources() {
-            body.extend(op.atomic_piece(source, op.next_part));
+            body.extend(op.atomic_piece(source, op.next_part()));
         }
-        let next = op.remote.get(op.next_part as usize + 1);
+        let next = op.remote().get(op.next_part() as usize + 1);
         let more = next.is_some();
-        let data = (next.is_none() && op.flags.contains(OpFlags::DATA)).then_some(op.data);
-        let id = Op { op: index.get().into(), part: op.next_part.into() };
+        let data = (next.is_none() && op.flags().contains(OpFlags::DATA)).then_some(op.data());
+        let id = Op { op: index.get().into(), part: op.next_part().into() };
         let request = RequestHead::new(amo, id, remote, data, more, peer.tx_seq());
         if self.nic.send(link, request.bytes(), &body).is_err() {
             return Started::Blocked;
@@ -334,55 +330,6 @@ fn split(remote: &mut SmallVec<[RmaIov; 1]>, limit: u64) {
             remote.push(RmaIov { addr: addr.wrapping_add(done), len: part, key });
             done += part;
         }
-    }
-}
-
-/// Makes the state of an operation. `queued`: no part has left, so the sources are still needed.
-#[inline]
-fn new_op(op: &AtomicOp<'_>, peer_id: PeerId, iov: IovList, len: u64, queued: bool) -> TxOp {
-    TxOp {
-        kind: if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic },
-        peer: peer_id,
-        ctx: op.ctx,
-        flags: op.flags,
-        iov,
-        owned: None,
-        tag: 0,
-        data: op.data,
-        len,
-        remote: SmallVec::from_slice(op.remote),
-        phase: Phase::Atomic { amo: op.amo, sources: queued },
-        next_part: 0,
-        pending: 0,
-        pushing: 0,
-        assisting: 0,
-        fault: None,
-    }
-}
-
-impl TxOp {
-    /// The memory of a part in one of the operation's arrays: its sources, followed by the results.
-    fn atomic_piece(&self, array: usize, part: u32) -> IovList {
-        let clamp = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        let len = self.remote.get(part as usize).map_or(0, |remote| remote.len);
-        let offset = (array as u64).saturating_mul(self.len).saturating_add(self.part_offset(part));
-        mem::slice(&self.iov, clamp(offset), clamp(len))
-    }
-
-    /// The memory for the results of a part, and their cost, if the part was sent and fetches.
-    #[inline]
-    fn awaited_results(&self, part: u32) -> Option<(IovList, u32)> {
-        let Phase::Atomic { amo, sources } = self.phase else { return None };
-        if !amo.fetches() || part >= self.next_part || self.pending == 0 {
-            return None;
-        }
-        let cost = fetch_cost(amo, self.remote.get(part as usize)?.len);
-        let home = if !sources && self.remote.len() == 1 {
-            self.iov.clone()
-        } else {
-            self.atomic_piece(if sources { amo.sources() } else { 0 }, part)
-        };
-        Some((home, cost))
     }
 }
 
@@ -465,7 +412,7 @@ impl State {
             }
             Kind::RemoteWrite
         };
-        self.part_done(peer_id, parts, &RemoteAccess { kind, family, key, data: request.data, len });
+        self.part_done(peer_id, parts, &RemoteAccess::atomic(kind, family, key, request.data, len));
         Ok(())
     }
 
@@ -489,7 +436,7 @@ impl State {
             let (home, cost) = op.awaited_results(id.part.get()).ok_or(Violation)?;
             let payload = r.take_bytes(cost as usize - RESULT_HEAD_BYTES).ok_or(Violation)?;
             mem::scatter(&home, 0, payload);
-            op.pending -= 1;
+            op.answered();
             let peer = &mut self.peers[peer_id];
             peer.end_fetch(cost);
             self.finish_op(index);
@@ -511,8 +458,8 @@ impl State {
         let fault = status.fault().ok_or(Violation)?;
         let op = self.op_of(peer_id, index)?;
         let (_, cost) = op.awaited_results(part).ok_or(Violation)?;
-        op.fault.get_or_insert(fault);
-        op.pending -= 1;
+        op.fail(fault);
+        op.answered();
         let peer = &mut self.peers[peer_id];
         peer.end_fetch(cost);
         self.finish_op(index);

@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 use zerocopy::little_endian::U64;
 
-use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags};
+use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Schedule, Span, Task};
 use crate::engine::Engine;
 use crate::engine::State;
@@ -697,7 +697,7 @@ impl State {
         if fault.is_none() && flags.contains(OpFlags::QUIET) {
             return;
         }
-        self.completions.push(Completion { kind, ctx, flags, len: 0, buf: 0, tag: 0, data: 0, src: ADDR_NONE, fault });
+        self.completions.push(Completion { fault, ..Completion::new(kind, ctx, flags) });
     }
 
     /// The name of a member. Service names do not say which endpoint is meant, so they cannot be members'.

@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
+use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
@@ -234,17 +234,7 @@ impl<N: Nic> Engine<N> {
 impl State {
     fn announce(&mut self, event: ConnEvent) {
         self.connection.events.push_back(event);
-        self.completions.push(Completion {
-            kind: Kind::Connection,
-            ctx: Context::default(),
-            flags: OpFlags::empty(),
-            len: 0,
-            buf: 0,
-            tag: 0,
-            data: 0,
-            src: ADDR_NONE,
-            fault: None,
-        });
+        self.completions.push(Completion::new(Kind::Connection, Context::default(), OpFlags::empty()));
     }
 
     /// Queues the first message on a link that this side made. The link may belong to another peer than the one

@@ -62,12 +62,27 @@ impl OpId {
 /// that a late or forged number finds no transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TransferId {
-    pub(super) slot: u32,
+    slot: u32,
     /// From 1 to 2³¹ - 1.
-    pub(super) generation: NonZeroU32,
+    generation: NonZeroU32,
 }
 
 impl TransferId {
+    #[inline]
+    pub(crate) const fn new(slot: u32, generation: NonZeroU32) -> Self {
+        Self { slot, generation }
+    }
+
+    #[inline]
+    pub(crate) const fn slot(self) -> u32 {
+        self.slot
+    }
+
+    #[inline]
+    pub(crate) const fn generation(self) -> NonZeroU32 {
+        self.generation
+    }
+
     /// The number as devices and peers see it. It exceeds 32 bits, and bit 63 is never set.
     #[inline]
     pub(crate) fn to_wire(self) -> u64 {

@@ -223,14 +223,14 @@ impl<N: Nic> Engine<N> {
 
     /// The registration cache, if the device demands registration.
     pub fn mr_cache(&mut self) -> Option<&mut MrCache> {
-        self.state.registrations.as_mut().map(|registrations| &mut registrations.cache)
+        self.state.registrations.as_mut().map(|registrations| registrations.cache_mut())
     }
 
     /// Sets new limits for the registration cache. They hold when this returns, except for registrations in
     /// use.
     pub fn limit_mr_cache(&mut self, limits: Limits) {
         if let Some(registrations) = &mut self.state.registrations {
-            registrations.cache.set_limits(limits);
+            registrations.cache_mut().set_limits(limits);
         }
         self.settle();
     }
@@ -350,7 +350,7 @@ impl<N: Nic> Engine<N> {
         if N::REGISTERS
             && let Some(registrations) = &mut self.state.registrations
         {
-            registrations.cache.settle(&mut self.nic);
+            registrations.cache_mut().settle(&mut self.nic);
         }
     }
 
@@ -364,11 +364,11 @@ impl<N: Nic> Engine<N> {
     /// long the peer's client takes.
     #[inline(always)] // Otherwise the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
-        let full = self.state.peers[op.peer].queued() >= self.state.config.tx_depth;
-        if full && planted!(Bug::AgainWithEffect, true, op.kind != Kind::Send) {
+        let full = self.state.peers[op.peer()].queued() >= self.state.config.tx_depth;
+        if full && planted!(Bug::AgainWithEffect, true, op.kind() != Kind::Send) {
             return Err(Error::Again);
         }
-        let peer_id = op.peer;
+        let peer_id = op.peer();
         let index = self.state.outgoing.push(&mut self.state.peers[peer_id], || op);
         self.state.peers.queues(peer_id).push_op(index);
         planted!(Bug::AgainWithEffect, Ok(()), if full { Err(Error::Again) } else { Ok(()) })
@@ -388,17 +388,7 @@ impl<N: Nic> Engine<N> {
         if let Some(why) = peer.take_connect_failure() {
             self.state.drop_routes(peer_id);
             self.state.release_service_address(peer_id);
-            self.state.completions.push(Completion {
-                kind,
-                ctx,
-                flags,
-                len: 0,
-                buf: 0,
-                tag: 0,
-                data: 0,
-                src: ADDR_NONE,
-                fault: Some(Fault::Link(why)),
-            });
+            self.state.completions.push(Completion::failed(kind, ctx, flags, Fault::Link(why)));
             return Ok(());
         }
         if peer.state() == PeerState::Idle {
@@ -556,11 +546,11 @@ impl<N: Nic> Engine<N> {
                 self.state.peers.queues(peer_id).pop_op();
                 continue;
             };
-            let fresh = op.next_part == 0;
-            if fresh && planted!(Bug::FenceIgnored, peer.holds_back(op.flags), false) {
+            let fresh = op.next_part() == 0;
+            if fresh && planted!(Bug::FenceIgnored, peer.holds_back(op.flags()), false) {
                 return moved;
             }
-            let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
+            let started = if op.kind() == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
             if started == Started::Blocked {
                 self.state.peers[peer_id].count_retry();
                 return moved;
@@ -576,7 +566,7 @@ impl State {
     /// Counts the requests of an operation that has left, and ends the operation if it awaits no answer.
     #[inline(always)]
     pub(crate) fn op_sent(&mut self, peer_id: PeerId, index: ids::OpId) {
-        let what = |op: &TxOp| (op.parts(), op.kind != Kind::Send, op.awaits_match());
+        let what = |op: &TxOp| (op.parts(), op.kind() != Kind::Send, op.awaits_match());
         let (parts, access, unmatched) = self.outgoing.op(index).map_or((1, false, false), what);
         let peer = &mut self.peers[peer_id];
         peer.begin_ops(parts);
@@ -594,7 +584,7 @@ impl State {
         let Self { peers, outgoing, .. } = self;
         if let Some(queues) = peers[peer_id].queues_mut()
             && queues.second_op().is_some()
-            && queues.first_op().and_then(|op| outgoing.op(op)).is_some_and(|op| op.next_part == 0)
+            && queues.first_op().and_then(|op| outgoing.op(op)).is_some_and(|op| op.next_part() == 0)
         {
             queues.swap_ops();
         }

@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use smallvec::SmallVec;
 
 use crate::amo::Amo;
-use crate::api::{Context, Fault, Kind, OpFlags, RmaIov};
+use crate::api::{AtomicOp, Completion, Context, Fault, Kind, OpFlags, RmaIov, RmaOp, SendOp};
 use crate::engine::groups::Groups;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::peer::Peer;
@@ -37,43 +37,43 @@ pub(crate) enum Phase {
 
 /// An accepted operation that is not complete.
 pub(crate) struct TxOp {
-    pub(crate) kind: Kind,
-    pub(crate) peer: PeerId,
-    pub(crate) ctx: Context,
-    pub(crate) flags: OpFlags,
-    pub(crate) iov: IovList,
+    kind: Kind,
+    peer: PeerId,
+    ctx: Context,
+    flags: OpFlags,
+    iov: IovList,
     /// The private copy that `iov` describes, for an inject that had to wait.
-    pub(crate) owned: Option<Owned>,
-    pub(crate) tag: u64,
-    pub(crate) data: u64,
-    pub(crate) len: u64,
-    pub(crate) remote: SmallVec<[RmaIov; 1]>,
-    pub(crate) phase: Phase,
+    owned: Option<Owned>,
+    tag: u64,
+    data: u64,
+    len: u64,
+    remote: SmallVec<[RmaIov; 1]>,
+    phase: Phase,
     /// RMA: number of parts that were sent, which is the index of the next one.
-    pub(crate) next_part: u32,
+    next_part: u32,
     /// RMA: number of parts that were sent and not acknowledged.
-    pub(crate) pending: u32,
+    pending: u32,
     /// Number of pushes that the device still performs. For a read, of the target's pushes that have not all
     /// arrived. The memory is in use until they end.
-    pub(crate) pushing: u32,
+    pushing: u32,
     /// Number of parts that the device helps the peer to move. The memory is in use until they end.
-    pub(crate) assisting: u32,
-    pub(crate) fault: Option<Fault>,
+    assisting: u32,
+    fault: Option<Fault>,
 }
 
 impl TxOp {
-    /// A tagged send without data that has not left.
-    pub(crate) fn send(peer: PeerId, ctx: Context, flags: OpFlags, iov: IovList, tag: u64) -> Self {
+    #[inline(always)]
+    fn new(kind: Kind, peer: PeerId, ctx: Context, flags: OpFlags) -> Self {
         Self {
-            kind: Kind::Send,
+            kind,
             peer,
             ctx,
             flags,
-            len: crate::mem::total_len(&iov) as u64,
-            iov,
+            iov: IovList::new(),
             owned: None,
-            tag,
+            tag: 0,
             data: 0,
+            len: 0,
             remote: SmallVec::new(),
             phase: Phase::Queued,
             next_part: 0,
@@ -82,6 +82,215 @@ impl TxOp {
             assisting: 0,
             fault: None,
         }
+    }
+
+    /// A tagged send without data that has not left.
+    pub(crate) fn send(peer: PeerId, ctx: Context, flags: OpFlags, iov: IovList, tag: u64) -> Self {
+        let len = crate::mem::total_len(&iov) as u64;
+        Self { len, iov, tag, ..Self::new(Kind::Send, peer, ctx, flags) }
+    }
+
+    /// A send that has not left. `memory`: its pieces, and the private copy that they describe, if any.
+    pub(crate) fn queued_send(op: &SendOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: usize) -> Self {
+        let (iov, owned) = memory;
+        let len = len as u64;
+        Self { iov, owned, tag: op.tag, data: op.data, len, ..Self::new(Kind::Send, peer, op.ctx, op.flags) }
+    }
+
+    /// A write whose only part has left.
+    #[inline(always)]
+    pub(crate) fn sent_write(op: &RmaOp<'_>, peer: PeerId, len: u64) -> Self {
+        Self { data: op.data, len, next_part: 1, pending: 1, ..Self::new(Kind::Write, peer, op.ctx, op.flags) }
+    }
+
+    /// A read or write that has not left. `memory` is as for [`Self::queued_send`].
+    pub(crate) fn queued_rma(
+        op: &RmaOp<'_>,
+        kind: Kind,
+        peer: PeerId,
+        memory: (IovList, Option<Owned>),
+        len: u64,
+    ) -> Self {
+        let (iov, owned) = memory;
+        let remote = SmallVec::from_slice(op.remote);
+        Self { iov, owned, data: op.data, len, remote, ..Self::new(kind, peer, op.ctx, op.flags) }
+    }
+
+    /// An atomic whose only part has left. `iov`: the memory for results.
+    #[inline]
+    pub(crate) fn sent_atomic(op: &AtomicOp<'_>, peer: PeerId, iov: IovList, len: u64) -> Self {
+        let queued = Self::queued_atomic(op, peer, (iov, None), len);
+        Self { phase: Phase::Atomic { amo: op.amo, sources: false }, next_part: 1, pending: 1, ..queued }
+    }
+
+    /// An atomic that has not left. `memory` is as for [`Self::queued_send`]: the sources, then the memory for results.
+    #[inline]
+    pub(crate) fn queued_atomic(op: &AtomicOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: u64) -> Self {
+        let (iov, owned) = memory;
+        let kind = if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic };
+        let phase = Phase::Atomic { amo: op.amo, sources: true };
+        let remote = SmallVec::from_slice(op.remote);
+        Self { iov, owned, data: op.data, len, remote, phase, ..Self::new(kind, peer, op.ctx, op.flags) }
+    }
+
+    // ---- the operation -----------------------------------------------------------------------
+
+    #[inline(always)]
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    #[inline(always)]
+    pub(crate) fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    #[inline(always)]
+    pub(crate) fn flags(&self) -> OpFlags {
+        self.flags
+    }
+
+    /// The local memory.
+    #[inline(always)]
+    pub(crate) fn iov(&self) -> &IovList {
+        &self.iov
+    }
+
+    #[inline(always)]
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    #[inline(always)]
+    pub(crate) fn data(&self) -> u64 {
+        self.data
+    }
+
+    #[inline(always)]
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The remote memory of each part.
+    #[inline(always)]
+    pub(crate) fn remote(&self) -> &[RmaIov] {
+        &self.remote
+    }
+
+    /// The remote memory, which the first step of an atomic divides into parts.
+    pub(crate) fn remote_mut(&mut self) -> &mut SmallVec<[RmaIov; 1]> {
+        &mut self.remote
+    }
+
+    /// The private copy of the local memory, if there is one.
+    pub(crate) fn take_copy(&mut self) -> Option<Owned> {
+        self.owned.take()
+    }
+
+    /// The completion, with `fault` or success.
+    #[inline(always)]
+    pub(crate) fn completion(&self, fault: Option<Fault>) -> Completion {
+        Completion {
+            len: usize::try_from(self.len).unwrap_or(usize::MAX),
+            tag: self.tag,
+            data: self.data,
+            fault,
+            ..Completion::new(self.kind, self.ctx, self.flags)
+        }
+    }
+
+    // ---- progress ----------------------------------------------------------------------------
+
+    #[inline(always)]
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// A send has left, or proceeds. `answers`: the number of answers that it waits for.
+    #[inline(always)]
+    pub(crate) fn send_left(&mut self, phase: Phase, answers: u32) {
+        self.phase = phase;
+        self.pending = answers;
+    }
+
+    /// The peer has named a window for the bytes of a send.
+    pub(crate) fn push_requested(&mut self, phase: Phase) {
+        self.phase = phase;
+    }
+
+    #[inline(always)]
+    pub(crate) fn next_part(&self) -> u32 {
+        self.next_part
+    }
+
+    /// The next part has left.
+    #[inline(always)]
+    pub(crate) fn part_left(&mut self) {
+        self.next_part += 1;
+        self.pending += 1;
+    }
+
+    /// The remaining parts are not sent.
+    pub(crate) fn skip_parts(&mut self) {
+        self.next_part = super::ids::number(self.remote.len());
+    }
+
+    #[inline(always)]
+    pub(crate) fn pending(&self) -> u32 {
+        self.pending
+    }
+
+    /// An answer has arrived.
+    #[inline(always)]
+    pub(crate) fn answered(&mut self) {
+        self.pending = self.pending.saturating_sub(1);
+    }
+
+    /// No answer is awaited any more.
+    pub(crate) fn await_nothing(&mut self) {
+        self.pending = 0;
+    }
+
+    pub(crate) fn pushing(&self) -> u32 {
+        self.pushing
+    }
+
+    pub(crate) fn push_begins(&mut self) {
+        self.pushing += 1;
+    }
+
+    pub(crate) fn push_ends(&mut self) {
+        self.pushing = self.pushing.saturating_sub(1);
+    }
+
+    pub(crate) fn assist_begins(&mut self) {
+        self.assisting += 1;
+    }
+
+    pub(crate) fn assist_ends(&mut self) {
+        self.assisting = self.assisting.saturating_sub(1);
+    }
+
+    /// Whether the device uses the memory for a push or to help the peer.
+    #[inline(always)]
+    pub(crate) fn is_moving(&self) -> bool {
+        self.pushing > 0 || self.assisting > 0
+    }
+
+    /// Whether the device helps the peer to move a part.
+    #[inline(always)]
+    pub(crate) fn is_assisting(&self) -> bool {
+        self.assisting > 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        self.fault
+    }
+
+    /// The first error is the one that is reported.
+    pub(crate) fn fail(&mut self, fault: Fault) {
+        self.fault.get_or_insert(fault);
     }
 
     /// Whether no part waits in the TX queue.
@@ -130,6 +339,32 @@ impl TxOp {
     }
 }
 
+impl TxOp {
+    /// The memory of a part in one of the operation's arrays: its sources, followed by the results.
+    pub(crate) fn atomic_piece(&self, array: usize, part: u32) -> IovList {
+        let clamp = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let len = self.remote.get(part as usize).map_or(0, |remote| remote.len);
+        let offset = (array as u64).saturating_mul(self.len).saturating_add(self.part_offset(part));
+        crate::mem::slice(&self.iov, clamp(offset), clamp(len))
+    }
+
+    /// The memory for the results of a part, and their cost, if the part was sent and fetches.
+    #[inline]
+    pub(crate) fn awaited_results(&self, part: u32) -> Option<(IovList, u32)> {
+        let Phase::Atomic { amo, sources } = self.phase else { return None };
+        if !amo.fetches() || part >= self.next_part || self.pending == 0 {
+            return None;
+        }
+        let cost = super::atomic::fetch_cost(amo, self.remote.get(part as usize)?.len);
+        let home = if !sources && self.remote.len() == 1 {
+            self.iov.clone()
+        } else {
+            self.atomic_piece(if sources { amo.sources() } else { 0 }, part)
+        };
+        Some((home, cost))
+    }
+}
+
 /// The purpose of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TransferKind {
@@ -149,22 +384,39 @@ pub(crate) enum TransferKind {
 
 /// Memory of the engine that a transfer fills before its bytes are copied to a receive.
 pub(crate) struct Staged {
-    pub(crate) bytes: Owned,
+    bytes: Owned,
     /// The receive's buffer. Empty until a receive has matched.
-    pub(crate) into: IovList,
+    into: IovList,
+}
+
+impl Staged {
+    /// Memory for a message that no receive has matched yet.
+    pub(crate) fn new(bytes: Owned) -> Self {
+        Self { bytes, into: IovList::new() }
+    }
+
+    /// A receive has matched: the bytes go to its buffer when they have arrived.
+    pub(crate) fn set_target(&mut self, into: IovList) {
+        self.into = into;
+    }
+
+    /// The memory, and the buffer of the receive.
+    pub(crate) fn into_parts(self) -> (Owned, IovList) {
+        (self.bytes, self.into)
+    }
 }
 
 /// Bulk data on its way.
 pub(crate) struct Transfer {
     generation: NonZeroU32,
-    pub(crate) peer: PeerId,
-    pub(crate) kind: TransferKind,
-    pub(crate) iov: IovList,
-    pub(crate) remote: Box<[RemoteIov]>,
-    pub(crate) expect: u64,
-    pub(crate) placed: u64,
+    peer: PeerId,
+    kind: TransferKind,
+    iov: IovList,
+    remote: Box<[RemoteIov]>,
+    expect: u64,
+    placed: u64,
     /// The memory of the engine that `iov` describes, if any.
-    pub(crate) staged: Option<Box<Staged>>,
+    staged: Option<Box<Staged>>,
     /// The window by which the peer may push the bytes, as in messages. 0: a device of this side moves them.
     window: u64,
 }
@@ -182,6 +434,50 @@ impl Transfer {
             staged: None,
             window: 0,
         }
+    }
+
+    pub(crate) fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    pub(crate) fn kind(&self) -> TransferKind {
+        self.kind
+    }
+
+    pub(crate) fn set_kind(&mut self, kind: TransferKind) {
+        self.kind = kind;
+    }
+
+    /// The local memory.
+    pub(crate) fn iov(&self) -> &IovList {
+        &self.iov
+    }
+
+    /// The peer's memory, if the device can access it.
+    pub(crate) fn remote(&self) -> &[RemoteIov] {
+        &self.remote
+    }
+
+    /// The length in bytes.
+    pub(crate) fn expect(&self) -> u64 {
+        self.expect
+    }
+
+    /// Bytes that were pushed and have arrived.
+    pub(crate) fn placed(&self) -> u64 {
+        self.placed
+    }
+
+    pub(crate) fn bytes_placed(&mut self, bytes: u64) {
+        self.placed = self.placed.saturating_add(bytes);
+    }
+
+    pub(crate) fn staged_mut(&mut self) -> Option<&mut Staged> {
+        self.staged.as_deref_mut()
+    }
+
+    pub(crate) fn take_staged(&mut self) -> Option<Box<Staged>> {
+        self.staged.take()
     }
 
     /// Whether bytes for `window` belong to this transfer.
@@ -281,11 +577,11 @@ impl Outgoing {
         self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = NonZeroU32::MIN.saturating_add(self.generation - 1);
         let slot = self.transfers.push(peer.transfers_mut(), || Transfer { generation, ..transfer });
-        TransferId { slot, generation }
+        TransferId::new(slot, generation)
     }
 
     pub(crate) fn transfer(&mut self, id: TransferId) -> Option<&mut Transfer> {
-        self.transfers.get_mut(id.slot).filter(|transfer| transfer.generation == id.generation)
+        self.transfers.get_mut(id.slot()).filter(|transfer| transfer.generation == id.generation())
     }
 
     /// Gives a transfer the memory that its pieces describe.
@@ -305,13 +601,13 @@ impl Outgoing {
     /// Removes a transfer.
     pub(crate) fn end(&mut self, peers: &mut Peers, id: TransferId) -> Option<Transfer> {
         let peer = self.transfer(id)?.peer;
-        self.transfers.remove(peers[peer].transfers_mut(), id.slot)
+        self.transfers.remove(peers[peer].transfers_mut(), id.slot())
     }
 
     /// A peer's transfers in the order of their slots.
     pub(crate) fn transfers_of(&self, peer: &Peer) -> Vec<TransferId> {
         let ids = self.transfers.iter(peer.transfers());
-        let mut ids: Vec<_> = ids.map(|(slot, x)| TransferId { slot, generation: x.generation }).collect();
+        let mut ids: Vec<_> = ids.map(|(slot, x)| TransferId::new(slot, x.generation)).collect();
         ids.sort_unstable();
         ids
     }
@@ -319,7 +615,7 @@ impl Outgoing {
     /// Transfers that `wanted` accepts, in the order of their slots.
     pub(crate) fn transfers_where(&self, wanted: impl Fn(&Transfer) -> bool) -> Vec<TransferId> {
         let all = self.transfers.iter_all().filter(|(_, x)| wanted(x));
-        all.map(|(slot, x)| TransferId { slot, generation: x.generation }).collect()
+        all.map(|(slot, x)| TransferId::new(slot, x.generation)).collect()
     }
 
     pub(crate) fn has_transfers(&self) -> bool {
@@ -357,7 +653,7 @@ mod tests {
         let first = outgoing.start(&mut peers[id], transfer());
         assert!(outgoing.end(&mut peers, first).is_some());
         let second = outgoing.start(&mut peers[id], transfer());
-        assert_eq!(first.slot, second.slot);
+        assert_eq!(first.slot(), second.slot());
         assert!(outgoing.transfer(first).is_none() && outgoing.transfer(second).is_some());
         assert_eq!(outgoing.transfers_of(&peers[id]), [second]);
     }

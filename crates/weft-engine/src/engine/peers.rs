@@ -524,7 +524,7 @@ impl State {
     #[cold]
     fn sweep_strangers(&mut self) {
         self.peers.sweepable = 0;
-        debug_assert_eq!(self.strangers.total, self.all_stakes());
+        debug_assert_eq!(self.strangers.total(), self.all_stakes());
         let gone = |peer: &Peer| peer.is_sweepable() && peer.ops().is_empty() && peer.transfers().is_empty();
         let mut gone = self.peers.table.iter().map(gone).collect::<Vec<_>>();
         let mut keep = |id: PeerId| {

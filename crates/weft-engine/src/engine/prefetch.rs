@@ -28,14 +28,19 @@ const STALE_LIMIT: usize = 64;
 /// another message or none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShortAnnouncement {
-    pub(crate) tagged: bool,
+    tagged: bool,
     /// The message's key in the queue of unexpected messages.
-    pub(crate) key: u32,
+    key: u32,
     /// The peer's operation.
-    pub(crate) op: u32,
+    op: u32,
 }
 
 impl ShortAnnouncement {
+    /// The message `key` of the unexpected queue, from the peer's operation `op`.
+    pub(crate) fn new(tagged: bool, key: u32, op: u32) -> Self {
+        Self { tagged, key, op }
+    }
+
     /// The length of the message, and whether its delivery must be acknowledged. `None`: it waits no longer.
     fn pending(self, matcher: &Matcher, peer_id: PeerId) -> Option<(u64, bool)> {
         let message = matcher.unexpected.get(self.key).filter(|message| message.peer == peer_id && !message.orphan)?;
@@ -93,7 +98,7 @@ impl State {
             &mut self.peers[peer_id],
             Transfer::new(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, iov, Vec::new(), len),
         );
-        self.outgoing.stage(token, Staged { bytes, into: IovList::new() });
+        self.outgoing.stage(token, Staged::new(bytes));
         if let Some(message) = self.incoming.matcher(tagged).unexpected.get_mut(key) {
             message.body = Body::Prefetch { token, len };
         }
@@ -104,10 +109,10 @@ impl State {
     /// have arrived.
     pub(crate) fn redirect_prefetch(&mut self, token: TransferId, iov: IovList, info: RecvInfo) {
         let Some(x) = self.outgoing.transfer(token) else { return };
-        let TransferKind::Prefetch { op, ack, .. } = x.kind else { return };
-        x.kind = TransferKind::Recv { info, op, ack };
-        if let Some(staged) = &mut x.staged {
-            staged.into = iov;
+        let TransferKind::Prefetch { op, ack, .. } = x.kind() else { return };
+        x.set_kind(TransferKind::Recv { info, op, ack });
+        if let Some(staged) = x.staged_mut() {
+            staged.set_target(iov);
         }
     }
 
@@ -121,7 +126,7 @@ impl State {
         staged: Option<Box<Staged>>,
     ) {
         let (TransferKind::Prefetch { tagged, key, op, ack }, Some(staged)) = (what, staged) else { return };
-        let bytes = staged.bytes.into_bytes();
+        let bytes = staged.into_parts().0.into_bytes();
         let asked = |body: &Body| matches!(body, Body::Prefetch { token: of, .. } if *of == token);
         let matcher = self.incoming.matcher(tagged);
         if let Some(message) = matcher.unexpected.get_mut(key).filter(|message| asked(&message.body)) {

@@ -168,17 +168,8 @@ impl State {
 
     fn peek(&mut self, op: &RecvOp<'_>, tagged: bool) {
         let found = self.find_unexpected(tagged, receives::wanted(op));
-        let mut completion = Completion {
-            kind: Kind::Recv,
-            ctx: op.ctx,
-            flags: op.flags,
-            len: 0,
-            buf: 0,
-            tag: op.tag,
-            data: 0,
-            src: ADDR_NONE,
-            fault: Some(Fault::NoMessage),
-        };
+        let mut completion =
+            Completion { tag: op.tag, fault: Some(Fault::NoMessage), ..Completion::new(Kind::Recv, op.ctx, op.flags) };
         if let Some(key) = found {
             let claim = op.flags.contains(OpFlags::CLAIM);
             if let Some(message) = self.incoming.matcher(tagged).unexpected.get_mut(key) {
@@ -207,17 +198,7 @@ impl State {
             return Ok(());
         }
         let src = self.discard(tagged, key);
-        self.completions.push(Completion {
-            kind: Kind::Recv,
-            ctx: op.ctx,
-            flags: op.flags,
-            len: 0,
-            buf: 0,
-            tag: op.tag,
-            data: 0,
-            src,
-            fault: None,
-        });
+        self.completions.push(Completion { tag: op.tag, src, ..Completion::new(Kind::Recv, op.ctx, op.flags) });
         Ok(())
     }
 
@@ -374,15 +355,12 @@ impl State {
         told.set(OpFlags::TAGGED, flags & F_TAGGED != 0);
         told.set(OpFlags::DATA, flags & F_DATA != 0);
         self.completions.push(Completion {
-            ctx: posted.ctx,
             len: rest.len(),
             buf: posted.piece.as_ptr() as usize,
             data,
             tag,
             src,
-            kind: Kind::Recv,
-            flags: told,
-            fault: None,
+            ..Completion::new(Kind::Recv, posted.ctx, told)
         });
         matcher.posted.drop_item(key);
         peer.message_taken();
@@ -479,7 +457,7 @@ impl State {
         let message = Unexpected { peer: peer_id, tag, data, body, claimed: None, orphan: false };
         let key = self.keep_unexpected(tagged, message, src);
         if ahead {
-            self.note_announcement(peer_id, ShortAnnouncement { tagged, key, op });
+            self.note_announcement(peer_id, ShortAnnouncement::new(tagged, key, op));
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ pub(crate) enum Holder {
 /// The cache, and its uses by the endpoint.
 #[derive(Debug)]
 pub(crate) struct Registrations {
-    pub(crate) cache: MrCache,
+    cache: MrCache,
     pins: BTreeMap<Holder, SmallVec<[Pin; 2]>>,
 }
 
@@ -64,6 +64,14 @@ impl Registrations {
 
     pub(crate) fn is_registered(&self, holder: Holder) -> bool {
         self.pins.contains_key(&holder)
+    }
+
+    pub(crate) fn cache(&self) -> &MrCache {
+        &self.cache
+    }
+
+    pub(crate) fn cache_mut(&mut self) -> &mut MrCache {
+        &mut self.cache
     }
 
     /// Whether no memory is registered.

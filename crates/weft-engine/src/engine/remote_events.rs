@@ -27,12 +27,30 @@ const PLACES_LIMIT: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteAccess {
     /// `RemoteWrite` or `RemoteRead`.
-    pub(crate) kind: Kind,
+    kind: Kind,
     /// ATOMIC for atomics, together with CHANGES for one that fetches and writes; otherwise empty.
-    pub(crate) family: OpFlags,
-    pub(crate) key: u64,
-    pub(crate) data: Option<u64>,
-    pub(crate) len: usize,
+    family: OpFlags,
+    key: u64,
+    data: Option<u64>,
+    len: usize,
+}
+
+impl RemoteAccess {
+    /// A part of a write of `len` bytes, with immediate data if it is the last part.
+    #[inline]
+    pub(crate) fn write(key: u64, data: Option<u64>, len: usize) -> Self {
+        Self { kind: Kind::RemoteWrite, family: OpFlags::empty(), key, data, len }
+    }
+
+    /// A part of a read of `len` bytes.
+    pub(crate) fn read(key: u64, len: usize) -> Self {
+        Self { kind: Kind::RemoteRead, family: OpFlags::empty(), key, data: None, len }
+    }
+
+    /// A part of an atomic. `family` has ATOMIC, and CHANGES if a fetching atomic also writes.
+    pub(crate) fn atomic(kind: Kind, family: OpFlags, key: u64, data: Option<u64>, len: usize) -> Self {
+        Self { kind, family, key, data, len }
+    }
 }
 
 /// A peer's operation of several parts.
@@ -209,15 +227,10 @@ impl State {
         let mut flags = access.family | whom;
         flags.set(OpFlags::DATA, access.data.is_some());
         self.completions.push(Completion {
-            kind: access.kind,
-            ctx: Context { ptr: 0, user: region.user },
-            flags,
             len: access.len,
-            buf: 0,
-            tag: 0,
             data: access.data.unwrap_or(0),
             src: self.peers[peer_id].addr(),
-            fault: None,
+            ..Completion::new(access.kind, Context { ptr: 0, user: region.user }, flags)
         });
     }
 }

@@ -16,7 +16,7 @@ use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
-use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
+use crate::engine::ops::{Transfer, TransferKind, TxOp};
 use crate::engine::peer::Direction;
 use crate::engine::peer::{
     BulkOp, Deferred, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, reply_cost,
@@ -149,12 +149,12 @@ impl<N: Nic> Engine<N> {
             }
             self.progress();
         }
-        let uses = |x: &Transfer| match x.kind {
+        let uses = |x: &Transfer| match x.kind() {
             TransferKind::Write { key: k, .. } | TransferKind::Serve { key: k, .. } => k == key,
             _ => false,
         };
         for token in self.state.outgoing.transfers_where(uses) {
-            if let Some(peer_id) = self.state.outgoing.transfer(token).map(|x| x.peer) {
+            if let Some(peer_id) = self.state.outgoing.transfer(token).map(|x| x.peer()) {
                 self.state.fail_peer(peer_id, LinkError::Access);
             }
         }
@@ -217,24 +217,7 @@ impl<N: Nic> Engine<N> {
         }
         peer.begin_ops(1);
         peer.begin_accesses(1);
-        state.outgoing.push(peer, || TxOp {
-            kind: Kind::Write,
-            peer: peer_id,
-            ctx: op.ctx,
-            flags: op.flags,
-            iov: IovList::new(),
-            owned: None,
-            tag: 0,
-            data: op.data,
-            len,
-            remote: SmallVec::new(),
-            phase: Phase::Queued,
-            next_part: 1,
-            pending: 1,
-            pushing: 0,
-            assisting: 0,
-            fault: None,
-        });
+        state.outgoing.push(peer, || TxOp::sent_write(op, peer_id, len));
         true
     }
 
@@ -268,25 +251,8 @@ impl<N: Nic> Engine<N> {
     #[inline(never)] // For the reason given at `enqueue`.
     fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, peer_id: PeerId, len: u64) -> Result<(), Error> {
         let copy = if kind == Kind::Write { op.flags } else { op.flags - OpFlags::INJECT };
-        let (iov, owned) = retain_memory(op.iov, copy);
-        self.enqueue(TxOp {
-            kind,
-            peer: peer_id,
-            ctx: op.ctx,
-            flags: op.flags,
-            iov,
-            owned,
-            tag: 0,
-            data: op.data,
-            len,
-            remote: SmallVec::from_slice(op.remote),
-            phase: Phase::Queued,
-            next_part: 0,
-            pending: 0,
-            pushing: 0,
-            assisting: 0,
-            fault: None,
-        })
+        let memory = retain_memory(op.iov, copy);
+        self.enqueue(TxOp::queued_rma(op, kind, peer_id, memory, len))
     }
 
     /// Sends parts of the read, write or atomic at the front of the TX queue, as many as can be sent now.
@@ -294,18 +260,18 @@ impl<N: Nic> Engine<N> {
         loop {
             let limit = self.state.outgoing.request_limit();
             let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
-            let parts = u32::try_from(op.remote.len()).unwrap_or(u32::MAX);
-            if op.fault.is_some() {
-                op.next_part = parts;
+            let parts = u32::try_from(op.remote().len()).unwrap_or(u32::MAX);
+            if op.fault().is_some() {
+                op.skip_parts();
             }
-            if op.next_part >= parts {
+            if op.next_part() >= parts {
                 return Started::Sent;
             }
-            if !self.state.peers[op.peer].may_ask(op.pending, limit) {
+            if !self.state.peers[op.peer()].may_ask(op.pending(), limit) {
                 return Started::Blocked;
             }
-            let last = op.next_part + 1 == parts;
-            let started = match op.kind {
+            let last = op.next_part() + 1 == parts;
+            let started = match op.kind() {
                 Kind::Write => self.start_write(index, last),
                 Kind::Read => self.start_read(index, last),
                 _ => self.start_atomic(index),
@@ -314,9 +280,9 @@ impl<N: Nic> Engine<N> {
                 return Started::Blocked;
             }
             if let Some(op) = self.state.outgoing.op_mut(index) {
-                op.next_part += 1;
-                op.pending += 1;
-                let (peer_id, len) = (op.peer, op.remote.get(op.next_part as usize - 1).map_or(0, |part| part.len));
+                op.part_left();
+                let (peer_id, len) =
+                    (op.peer(), op.remote().get(op.next_part() as usize - 1).map_or(0, |part| part.len));
                 let peer = &mut self.state.peers[peer_id];
                 peer.message_sent();
                 peer.count_access(Direction::Sent, len);
@@ -326,23 +292,23 @@ impl<N: Nic> Engine<N> {
 
     fn start_write(&mut self, index: OpId, last: bool) -> Started {
         let Some(op) = self.state.outgoing.op(index) else { return Started::Blocked };
-        let peer = &self.state.peers[op.peer];
-        let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
+        let peer = &self.state.peers[op.peer()];
+        let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {
             return Started::Blocked;
         };
-        let part = op.next_part;
+        let part = op.next_part();
         let iov = part_iov(op, part, remote.len);
-        let bits = part_flags(op.flags, last);
+        let bits = part_flags(op.flags(), last);
         let sent = if remote.len <= u64::from(peer.rma_bytes()) {
-            self.nic.send(link, write_head(index.get(), part, bits, op.data, remote).with_seq(peer.tx_seq()), &iov)
+            self.nic.send(link, write_head(index.get(), part, bits, op.data(), remote).with_seq(peer.tx_seq()), &iov)
         } else {
             let holder = Holder::Part { op: index, part };
             let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
             let source = if direct { wire_iov(&iov, peer.mailbox_bytes() as usize) } else { SmallVec::new() };
             let follows = source.is_empty() && peer.has(PathFlags::PUSH_FOLLOWS);
             let window = if follows { peer.announcing() } else { 0 };
-            let head = rma_head(index.get(), part, op.data, remote);
-            let peer_id = op.peer;
+            let head = rma_head(index.get(), part, op.data(), remote);
+            let peer_id = op.peer();
             let bulk = (remote.len, window, &source[..]);
             let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, peer.tx_seq());
             if follows && sent.is_ok() {
@@ -356,12 +322,12 @@ impl<N: Nic> Engine<N> {
     #[inline(never)] // For the reason given at `run_peer`.
     fn start_read(&mut self, index: OpId, last: bool) -> Started {
         let Some(op) = self.state.outgoing.op(index) else { return Started::Blocked };
-        let peer_id = op.peer;
+        let peer_id = op.peer();
         let peer = &self.state.peers[peer_id];
-        let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
+        let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {
             return Started::Blocked;
         };
-        let (part, seq, bits) = (op.next_part, peer.tx_seq(), part_flags(OpFlags::empty(), last));
+        let (part, seq, bits) = (op.next_part(), peer.tx_seq(), part_flags(OpFlags::empty(), last));
         if remote.len <= u64::from(peer.rma_bytes()) {
             let cost = reply_cost(remote.len);
             if peer.reading() + cost > REPLY_WINDOW_BYTES {
@@ -392,7 +358,7 @@ impl<N: Nic> Engine<N> {
             return Started::Blocked;
         }
         if let Some(op) = self.state.outgoing.op_mut(index) {
-            op.pushing += 1;
+            op.push_begins();
         }
         Started::Sent
     }
@@ -451,7 +417,7 @@ fn put_bulk<const ROOM: usize>(w: &mut Writer<ROOM>, len: u64, window: u64, iov:
 /// The local memory of a part. A send has one part, which begins at 0.
 pub(crate) fn part_iov(op: &TxOp, part: u32, len: u64) -> IovList {
     let offset = usize::try_from(op.part_offset(part)).unwrap_or(usize::MAX);
-    mem::slice(&op.iov, offset, usize::try_from(len).unwrap_or(usize::MAX))
+    mem::slice(op.iov(), offset, usize::try_from(len).unwrap_or(usize::MAX))
 }
 
 impl State {
@@ -469,7 +435,7 @@ impl State {
                 self.peers[peer_id].count_access(Direction::Received, payload.len() as u64);
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
-                self.part_done(peer_id, parts, &written(head.key.get(), data, payload.len()));
+                self.part_done(peer_id, parts, &RemoteAccess::write(head.key.get(), data, payload.len()));
                 if op != wire::NO_OP {
                     self.queue_ack(peer_id, op);
                 }
@@ -552,7 +518,7 @@ impl State {
                 self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
             Ok(iov) => {
-                self.part_done(peer_id, parts, &taken(key, mem::total_len(&iov)));
+                self.part_done(peer_id, parts, &RemoteAccess::read(key, mem::total_len(&iov)));
                 self.reply(peer_id, head.op, key, iov);
             }
             Err(status) => {
@@ -619,7 +585,7 @@ impl State {
     pub(crate) fn write_arrived(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Write { op, key, data, parts } = what else { return };
         self.peers[peer_id].end_write();
-        self.part_done(peer_id, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
+        self.part_done(peer_id, parts, &RemoteAccess::write(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
         self.target.regions().release(key);
         self.queue_ack(peer_id, op.op.get());
     }
@@ -627,7 +593,7 @@ impl State {
     /// Notes that all bytes of a long read have been moved.
     pub(crate) fn read_served(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
         let TransferKind::Serve { op, key, window, put, parts } = what else { return };
-        self.part_done(peer_id, parts, &taken(key, usize::try_from(len).unwrap_or(usize::MAX)));
+        self.part_done(peer_id, parts, &RemoteAccess::read(key, usize::try_from(len).unwrap_or(usize::MAX)));
         self.target.regions().release(key);
         if put {
             self.queue_fin(peer_id, op.op.get(), Status::Ok, window);
@@ -646,7 +612,7 @@ impl State {
             return Err(Violation);
         }
         mem::scatter(&part_iov(op, part, payload.len() as u64), 0, payload);
-        op.pending -= 1;
+        op.answered();
         self.part_read(peer_id, payload.len() as u64);
         self.finish_op(index);
         Ok(())
@@ -664,34 +630,26 @@ impl State {
         let op = self.outgoing.op_mut(index).ok_or(Violation)?;
         if let Ok(part) = u32::try_from(window) {
             let len = op.answerable(part).filter(|_| status != Status::Ok).ok_or(Violation)?;
-            op.pending -= 1;
+            op.answered();
             self.part_read(peer_id, len);
         } else {
-            let home =
-                |x: &&mut Transfer| x.peer == peer_id && matches!(x.kind, TransferKind::ReadHome { op } if op == index);
+            let home = |x: &&mut Transfer| {
+                x.peer() == peer_id && matches!(x.kind(), TransferKind::ReadHome { op } if op == index)
+            };
             let id = TransferId::from_wire(window).ok_or(Violation)?;
             self.outgoing.transfer(id).filter(home).ok_or(Violation)?;
             self.outgoing.end(&mut self.peers, id);
             if let Some(op) = self.outgoing.op_mut(index) {
-                op.pending -= 1;
-                op.pushing = op.pushing.saturating_sub(1);
+                op.answered();
+                op.push_ends();
             }
         }
         if let (Some(op), Some(fault)) = (self.outgoing.op_mut(index), status.fault()) {
-            op.fault.get_or_insert(fault);
+            op.fail(fault);
         }
         self.finish_op(index);
         Ok(())
     }
-}
-
-#[inline]
-fn written(key: u64, data: Option<u64>, len: usize) -> RemoteAccess {
-    RemoteAccess { kind: Kind::RemoteWrite, family: OpFlags::empty(), key, data, len }
-}
-
-fn taken(key: u64, len: usize) -> RemoteAccess {
-    RemoteAccess { kind: Kind::RemoteRead, family: OpFlags::empty(), key, data: None, len }
 }
 
 fn take_bulk(r: &mut Reader<'_>) -> Result<(Bulk, Vec<RemoteIov>), Violation> {

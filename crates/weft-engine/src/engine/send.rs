@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
+use crate::api::{Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::connection::Role;
@@ -143,8 +143,8 @@ impl<N: Nic> Engine<N> {
         // both sides in any case.
         let eager = len <= peer.eager_bytes() as usize && len as u64 + EAGER_COST <= peer.tx_credit();
         let wants_room = peer.link().is_none() || eager;
-        let query_failed = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
-        if op.flags.must_leave() && wants_room && query_failed {
+        let unanswered = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
+        if op.flags.must_leave() && wants_room && unanswered {
             return self.inject_must_wait(peer_id, Kind::Send, op.ctx, op.flags);
         }
         self.enqueue_send(op, peer_id, len)?;
@@ -163,25 +163,8 @@ impl<N: Nic> Engine<N> {
         if len as u64 > self.state.config.max_msg_bytes {
             return Err(Error::TooLong);
         }
-        let (iov, owned) = retain_memory(op.iov, op.flags);
-        self.enqueue(TxOp {
-            kind: Kind::Send,
-            peer: peer_id,
-            ctx: op.ctx,
-            flags: op.flags,
-            iov,
-            owned,
-            tag: op.tag,
-            data: op.data,
-            len: len as u64,
-            remote: SmallVec::new(),
-            phase: Phase::Queued,
-            next_part: 0,
-            pending: 0,
-            pushing: 0,
-            assisting: 0,
-            fault: None,
-        })
+        let memory = retain_memory(op.iov, op.flags);
+        self.enqueue(TxOp::queued_send(op, peer_id, memory, len))
     }
 
     /// Sends a message of a collective.
@@ -201,16 +184,16 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn start_send(&mut self, index: OpId) -> Started {
         let limit = self.state.outgoing.request_limit();
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
-        let peer = &mut self.state.peers[op.peer];
-        let cost = op.len + EAGER_COST;
-        let ack = match peer.answer_to(op.flags) {
+        let peer = &mut self.state.peers[op.peer()];
+        let cost = op.len() + EAGER_COST;
+        let ack = match peer.answer_to(op.flags()) {
             Answer::Nothing => None,
             Answer::Arrived => Some((index.get(), F_ACK | F_ARRIVAL)),
             Answer::Received => Some((index.get(), F_ACK)),
         };
-        let eager = op.len <= u64::from(peer.eager_bytes()) && cost <= peer.tx_credit();
-        let unmatched = !eager || op.flags.contains(OpFlags::DELIVERY);
-        let allowed = if op.flags.contains(OpFlags::COLLECTIVE) {
+        let eager = op.len() <= u64::from(peer.eager_bytes()) && cost <= peer.tx_credit();
+        let unmatched = !eager || op.flags().contains(OpFlags::DELIVERY);
+        let allowed = if op.flags().contains(OpFlags::COLLECTIVE) {
             true // Their number is limited where they are started.
         } else if unmatched {
             peer.may_announce()
@@ -219,37 +202,35 @@ impl<N: Nic> Engine<N> {
         };
         let Some(link) = peer.link().filter(|_| allowed) else { return Started::Blocked };
         if eager {
-            let mut head = EagerHead::new(op.flags, op.tag, op.data, ack, peer.tx_seq());
-            if op.flags.contains(OpFlags::COLLECTIVE) {
+            let mut head = EagerHead::new(op.flags(), op.tag(), op.data(), ack, peer.tx_seq());
+            if op.flags().contains(OpFlags::COLLECTIVE) {
                 head.mark_collective();
             }
-            if self.nic.send(link, head.bytes(), &op.iov).is_err() {
+            if self.nic.send(link, head.bytes(), op.iov()).is_err() {
                 return Started::Blocked;
             }
             peer.use_credit(cost);
             peer.count_message(Direction::Sent, cost);
-            op.phase = Phase::AwaitAck;
-            op.pending = u32::from(ack.is_some());
+            op.send_left(Phase::AwaitAck, u32::from(ack.is_some()));
         } else if self.state.config.role == Role::Datagrams {
             return State::drop_datagram(op, &mut self.state.dropped);
         } else {
             let holder = Holder::Part { op: index, part: 0 };
-            let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &op.iov);
+            let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
             let (mailbox_bytes, seq) = (peer.mailbox_bytes() as usize, peer.tx_seq());
             let room = direct.then_some(mailbox_bytes);
-            let sent = match op.iov.len() {
+            let sent = match op.iov().len() {
                 0 | 1 => self.nic.send(link, rts_head::<SHORT_ROOM>(index, op, ack.is_some(), room).with_seq(seq), &[]),
                 _ => send_long_rts(&mut self.nic, link, index, op, ack.is_some(), room, seq),
             };
             if sent.is_err() {
                 return Started::Blocked;
             }
-            op.phase = Phase::AwaitCts;
-            op.pending = 1;
-            if op.len <= u64::from(peer.eager_bytes()) {
+            op.send_left(Phase::AwaitCts, 1);
+            if op.len() <= u64::from(peer.eager_bytes()) {
                 peer.count_stall();
             }
-            peer.count_rendezvous(Direction::Sent, op.len);
+            peer.count_rendezvous(Direction::Sent, op.len());
         }
         peer.message_sent();
         Started::Sent
@@ -282,18 +263,18 @@ pub(crate) fn retain_memory(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Own
 /// arrival. `room`: the length of a message, if the peer may access this side's memory.
 fn rts_head<const ROOM: usize>(index: OpId, op: &TxOp, ack: bool, room: Option<usize>) -> Writer<ROOM> {
     let mut bits = 0;
-    bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
-    bits |= if op.flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
-    bits |= if op.flags.contains(OpFlags::COLLECTIVE) { F_COLLECTIVE } else { 0 };
+    bits |= if op.flags().contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
+    bits |= if op.flags().contains(OpFlags::DATA) { F_DATA } else { 0 };
+    bits |= if op.flags().contains(OpFlags::COLLECTIVE) { F_COLLECTIVE } else { 0 };
     bits |= if ack { F_ACK } else { 0 };
-    let source = room.map_or_else(SmallVec::new, |mailbox_bytes| wire_iov(&op.iov, mailbox_bytes));
+    let source = room.map_or_else(SmallVec::new, |mailbox_bytes| wire_iov(op.iov(), mailbox_bytes));
     let mut w = Writer::new(kind::RTS, bits);
     w.put(&Rts {
         op: index.get().into(),
         iov_count: u32::try_from(source.len()).unwrap_or(0).into(),
-        tag: op.tag.into(),
-        data: op.data.into(),
-        len: op.len.into(),
+        tag: op.tag().into(),
+        data: op.data().into(),
+        len: op.len().into(),
     });
     for piece in &source {
         w.put(piece);
@@ -305,15 +286,10 @@ impl State {
     #[inline]
     pub(crate) fn complete_send(&mut self, op: &SendOp<'_>, len: usize) {
         self.completions.push(Completion {
-            kind: Kind::Send,
-            ctx: op.ctx,
-            flags: op.flags,
             len,
-            buf: 0,
             tag: op.tag,
             data: op.data,
-            src: ADDR_NONE,
-            fault: None,
+            ..Completion::new(Kind::Send, op.ctx, op.flags)
         });
     }
 
@@ -352,18 +328,18 @@ impl State {
 
     fn op_ended(&mut self, peer_id: PeerId, index: OpId, window: u64, status: Status) -> Result<(), Violation> {
         let op = self.op_of(peer_id, index)?;
-        if op.pending == 0 {
+        if op.pending() == 0 {
             return Err(Violation);
         }
-        if op.kind == Kind::FetchAtomic {
+        if op.kind() == Kind::FetchAtomic {
             return self.fetch_refused(peer_id, index, window, status);
         }
-        if op.kind == Kind::Read {
+        if op.kind() == Kind::Read {
             return self.read_ended(peer_id, index, window, status);
         }
-        op.pending -= 1;
+        op.answered();
         if let Some(fault) = status.fault() {
-            op.fault.get_or_insert(fault);
+            op.fail(fault);
         }
         self.finish_op(index);
         Ok(())
@@ -371,17 +347,12 @@ impl State {
 
     /// Reports that an unacknowledged operation failed at the target.
     fn nameless_fault(&mut self, status: Status) {
-        self.completions.push(Completion {
-            kind: Kind::Write,
-            ctx: crate::api::Context::default(),
-            flags: OpFlags::empty(),
-            len: 0,
-            buf: 0,
-            tag: 0,
-            data: 0,
-            src: ADDR_NONE,
-            fault: Some(status.fault().unwrap_or(Fault::Revoked)),
-        });
+        self.completions.push(Completion::failed(
+            Kind::Write,
+            crate::api::Context::default(),
+            OpFlags::empty(),
+            status.fault().unwrap_or(Fault::Revoked),
+        ));
     }
 
     pub(crate) fn on_credit(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {

@@ -67,18 +67,18 @@ impl State {
             let lost = self.is_unreliable();
             self.dropped += u64::from(lost);
             if let Some(mut op) = self.outgoing.remove(&mut self.peers[peer_id], index) {
-                if (op.pushing > 0 || op.assisting > 0)
-                    && let (Some(link), Some(copy)) = (link, op.owned.take())
+                if op.is_moving()
+                    && let (Some(link), Some(copy)) = (link, op.take_copy())
                 {
                     self.outgoing.linger(link, copy);
                 }
-                if op.flags.contains(OpFlags::COLLECTIVE) {
-                    let completion = completion_of(&op, Some(op.fault.unwrap_or(fault)));
+                if op.flags().contains(OpFlags::COLLECTIVE) {
+                    let completion = op.completion(Some(op.fault().unwrap_or(fault)));
                     self.collective_transfer_ended(&completion);
                     continue;
                 }
                 let fails = planted!(Bug::LossReported, !lost, true);
-                complete_op(&mut self.completions, &op, fails.then(|| op.fault.unwrap_or(fault)));
+                complete_op(&mut self.completions, &op, fails.then(|| op.fault().unwrap_or(fault)));
             }
         }
         for token in self.outgoing.transfers_of(&self.peers[peer_id]) {
@@ -104,21 +104,21 @@ impl State {
     }
 
     /// Ends a transfer with an error. Until `link` is closed, the device may still store bytes for it.
-    fn abandon_transfer(&mut self, x: Transfer, link: Option<LinkId>, fault: Fault) {
-        if let Some(staged) = x.staged {
-            let peer = &mut self.peers[x.peer];
-            peer.free_window(x.expect + EAGER_COST);
-            let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
-            mem::scatter(&staged.into, 0, &mem::to_vec(&mem::slice(&x.iov, 0, placed)));
+    fn abandon_transfer(&mut self, mut x: Transfer, link: Option<LinkId>, fault: Fault) {
+        if let Some((memory, into)) = x.take_staged().map(|staged| staged.into_parts()) {
+            let peer = &mut self.peers[x.peer()];
+            peer.free_window(x.expect() + EAGER_COST);
+            let placed = usize::try_from(x.placed()).unwrap_or(usize::MAX);
+            mem::scatter(&into, 0, &mem::to_vec(&mem::slice(x.iov(), 0, placed)));
             if let Some(link) = link {
-                self.outgoing.linger(link, staged.bytes);
+                self.outgoing.linger(link, memory);
             }
         }
-        match x.kind {
+        match x.kind() {
             TransferKind::Recv { info, .. } => {
                 // Pushed bytes arrive in order from the front. The position of bytes that a device fetches is
                 // unknown.
-                let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
+                let placed = usize::try_from(x.placed()).unwrap_or(usize::MAX);
                 self.complete_recv(&info.with_stored(placed), ADDR_NONE, Some(fault));
             }
             TransferKind::Write { key, parts, .. } | TransferKind::Serve { key, parts, .. } => {
@@ -194,21 +194,21 @@ impl State {
     /// Completes an operation if neither the peer nor the device still works on it.
     pub(crate) fn finish_op(&mut self, index: OpId) {
         let Some(op) = self.outgoing.op(index) else { return };
-        let peer_id = op.peer;
-        let pushing = planted!(Bug::PushStillReads, op.pushing > 0, false);
-        if op.pending > 0 || pushing || op.assisting > 0 || !op.all_sent() {
+        let peer_id = op.peer();
+        let pushing = planted!(Bug::PushStillReads, op.pushing() > 0, false);
+        if op.pending() > 0 || pushing || op.is_assisting() || !op.all_sent() {
             // A part that waited for others may be sent now.
             if !self.peers[peer_id].tx_is_empty() {
                 self.peers.activate(peer_id);
             }
             return;
         }
-        let (parts, access, unmatched) = (op.parts(), op.kind != Kind::Send, op.awaits_match());
-        if op.flags.contains(OpFlags::COLLECTIVE) {
-            let completion = completion_of(op, op.fault);
+        let (parts, access, unmatched) = (op.parts(), op.kind() != Kind::Send, op.awaits_match());
+        if op.flags().contains(OpFlags::COLLECTIVE) {
+            let completion = op.completion(op.fault());
             self.collective_transfer_ended(&completion);
         } else {
-            complete_op(&mut self.completions, op, op.fault);
+            complete_op(&mut self.completions, op, op.fault());
         }
         self.outgoing.drop_op(&mut self.peers[peer_id], index);
         if let Some(registrations) = &mut self.registrations {
@@ -229,7 +229,7 @@ impl State {
 
     /// Returns an operation of this peer. Any other number is a violation.
     pub(crate) fn op_of(&mut self, peer_id: PeerId, index: OpId) -> Result<&mut TxOp, Violation> {
-        self.outgoing.op_mut(index).filter(|op| op.peer == peer_id).ok_or(Violation)
+        self.outgoing.op_mut(index).filter(|op| op.peer() == peer_id).ok_or(Violation)
     }
 
     // ---- messages ----------------------------------------------------------------------------
@@ -349,12 +349,12 @@ impl State {
 
     fn push_done(&mut self, index: OpId, result: Result<(), LinkError>) {
         let Some(op) = self.outgoing.op_mut(index) else { return };
-        op.pushing = op.pushing.saturating_sub(1);
+        op.push_ends();
         if let Err(why) = result {
-            op.fault.get_or_insert(Fault::Link(why));
-            op.pending = 0;
-        } else if op.kind == Kind::Send && op.phase == Phase::Pushing(false) {
-            op.pending = 0;
+            op.fail(Fault::Link(why));
+            op.await_nothing();
+        } else if op.kind() == Kind::Send && op.phase() == Phase::Pushing(false) {
+            op.await_nothing();
         }
         self.finish_op(index);
     }
@@ -363,25 +363,10 @@ impl State {
 /// Adds the completion of a send, read or write.
 #[inline]
 fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault>) {
-    if fault.is_none() && planted!(Bug::QuietReported, op.flags.contains(OpFlags::QUIET), false) {
+    if fault.is_none() && planted!(Bug::QuietReported, op.flags().contains(OpFlags::QUIET), false) {
         return;
     }
-    completions.push(completion_of(op, fault));
-}
-
-#[inline(always)]
-fn completion_of(op: &TxOp, fault: Option<Fault>) -> Completion {
-    Completion {
-        kind: op.kind,
-        ctx: op.ctx,
-        flags: op.flags,
-        len: usize::try_from(op.len).unwrap_or(usize::MAX),
-        buf: 0,
-        tag: op.tag,
-        data: op.data,
-        src: ADDR_NONE,
-        fault,
-    }
+    completions.push(op.completion(fault));
 }
 
 impl Sink for State {

@@ -110,7 +110,7 @@ impl<N: Nic> Engine<N> {
             unexpected_most: count(tagged.most_unexpected.max(untagged.most_unexpected)),
             unexpected_total: tagged.kept + untagged.kept,
             dropped: *dropped,
-            cache: registrations.as_ref().map(|registrations| registrations.cache.counts()).unwrap_or_default(),
+            cache: registrations.as_ref().map(|registrations| registrations.cache().counts()).unwrap_or_default(),
         }
     }
 

@@ -49,6 +49,13 @@ pub(crate) struct Stake {
     kept: u64,
 }
 
+impl Strangers {
+    /// The sum of all stakes.
+    pub(crate) fn total(&self) -> Stake {
+        self.total
+    }
+}
+
 /// The use of memory and the activity of one stranger.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
@@ -71,7 +78,7 @@ impl Watch {
 /// The sums over all strangers.
 #[derive(Debug, Default)]
 pub(crate) struct Strangers {
-    pub(crate) total: Stake,
+    total: Stake,
     /// Bytes of windows that have become free since other windows were last enlarged.
     freed: u64,
     /// The position at which the search for an idle peer continues.

@@ -162,8 +162,8 @@ impl<N: Nic> Engine<N> {
     /// Asks the peer to push the bytes of a message.
     fn run_push_request(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Full> {
         let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
-        let (TransferKind::Recv { op, .. } | TransferKind::Prefetch { op, .. }) = x.kind else { return Ok(()) };
-        let request = cts_message(op, 0, token, x.expect);
+        let (TransferKind::Recv { op, .. } | TransferKind::Prefetch { op, .. }) = x.kind() else { return Ok(()) };
+        let request = cts_message(op, 0, token, x.expect());
         self.send_sequenced(peer_id, request.bytes(), &[])?;
         self.state.outgoing.open(token, WindowId::Transfer(token));
         Ok(())
@@ -180,13 +180,13 @@ impl<N: Nic> Engine<N> {
         }
         let context = DeviceContext::Transfer(token).to_number();
         let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
-        let (share, op) = match x.kind {
+        let (share, op) = match x.kind() {
             TransferKind::Recv { op, .. } => {
-                (self.nic.get(link, &x.iov, &x.remote, context)?, Op { op: op.into(), part: 0.into() })
+                (self.nic.get(link, x.iov(), x.remote(), context)?, Op { op: op.into(), part: 0.into() })
             }
-            TransferKind::Write { op, .. } => (self.nic.get(link, &x.iov, &x.remote, context)?, op),
-            TransferKind::Serve { put: true, op, .. } => (self.nic.put(link, &x.iov, &x.remote, context)?, op),
-            TransferKind::Serve { window, .. } => return self.nic.push(link, window, 0, &x.iov, context),
+            TransferKind::Write { op, .. } => (self.nic.get(link, x.iov(), x.remote(), context)?, op),
+            TransferKind::Serve { put: true, op, .. } => (self.nic.put(link, x.iov(), x.remote(), context)?, op),
+            TransferKind::Serve { window, .. } => return self.nic.push(link, window, 0, x.iov(), context),
             TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => return Ok(()),
         };
         if let Some(share) = share {
@@ -201,9 +201,9 @@ impl<N: Nic> Engine<N> {
         else {
             return true;
         };
-        match x.kind {
+        match x.kind() {
             TransferKind::Recv { .. } | TransferKind::Write { .. } | TransferKind::Serve { put: true, .. } => {
-                registrations.register(&mut self.nic, Holder::Transfer(token), &x.iov)
+                registrations.register(&mut self.nic, Holder::Transfer(token), x.iov())
             }
             TransferKind::Serve { .. } | TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => true,
         }
@@ -212,13 +212,13 @@ impl<N: Nic> Engine<N> {
     /// Asks the peer to help with a transfer. A request that cannot leave now, or would be long, is omitted.
     fn ask_to_assist(&mut self, peer_id: PeerId, token: TransferId, share: Share, op: Op) {
         let Some(x) = self.state.outgoing.transfer(token) else { return };
-        if x.iov.len() > ASSIST_PIECES {
+        if x.iov().len() > ASSIST_PIECES {
             return;
         }
-        let pieces = wire_iov(&x.iov, self.state.peers[peer_id].mailbox_bytes() as usize);
+        let pieces = wire_iov(x.iov(), self.state.peers[peer_id].mailbox_bytes() as usize);
         let mut w = Short::new(kind::ASSIST, 0);
         let iov_count = U32::new(u32::try_from(pieces.len()).unwrap_or(0));
-        w.put(&Assist { op, share: share.0.into(), iov_count, len: x.expect.into() });
+        w.put(&Assist { op, share: share.0.into(), iov_count, len: x.expect().into() });
         for piece in &pieces {
             w.put(piece);
         }
@@ -236,7 +236,7 @@ impl<N: Nic> Engine<N> {
     ) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         // If the operation has ended meanwhile, the peer has moved all bytes by itself.
-        let Some(op) = self.state.outgoing.op_mut(index).filter(|op| op.peer == peer_id && op.awaits(part)) else {
+        let Some(op) = self.state.outgoing.op_mut(index).filter(|op| op.peer() == peer_id && op.awaits(part)) else {
             return Ok(());
         };
         let iov = part_iov(op, part, len);
@@ -254,14 +254,14 @@ impl<N: Nic> Engine<N> {
         {
             return Ok(());
         }
-        self.nic.assist(link, share, op.kind != Kind::Read, &iov, far, DeviceContext::Assist(index).to_number())?;
-        op.assisting += 1;
+        self.nic.assist(link, share, op.kind() != Kind::Read, &iov, far, DeviceContext::Assist(index).to_number())?;
+        op.assist_begins();
         Ok(())
     }
 
     fn run_push(&mut self, peer_id: PeerId, index: OpId, part: u32, window: u64, len: u64) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
-        let Some(op) = self.state.outgoing.op(index).filter(|op| op.peer == peer_id) else { return Ok(()) };
+        let Some(op) = self.state.outgoing.op(index).filter(|op| op.peer() == peer_id) else { return Ok(()) };
         let iov = part_iov(op, part, len);
         self.nic.push(link, window, 0, &iov, DeviceContext::Push(index).to_number())?;
         planted!(Bug::PushStillReads, self.state.finish_early(index));
@@ -273,7 +273,7 @@ impl State {
     /// The behaviour of the planted bug `PushStillReads`: the operation ends while the device still pushes.
     fn finish_early(&mut self, index: OpId) {
         if let Some(op) = self.outgoing.op_mut(index) {
-            op.pending = 0;
+            op.await_nothing();
             self.finish_op(index);
         }
     }
@@ -287,7 +287,7 @@ impl<N: Nic> Engine<N> {
         let window = peer.announcing();
         peer.window_announced();
         if let Some(op) = self.state.outgoing.op_mut(index) {
-            op.pushing += 1;
+            op.push_begins();
         }
         let queued = peer.queues().is_some_and(|queues| queues.has_bulk());
         if queued || self.nic.push(link, window, 0, iov, DeviceContext::Push(index).to_number()).is_err() {
@@ -308,7 +308,7 @@ impl State {
             WindowId::Announced(n) => self.peers[peer_id].announced_window(n)?,
         };
         let Some(token) = token else { return Ok(None) };
-        let takes = self.outgoing.transfer(token).is_some_and(|x| x.peer == peer_id && x.takes(window));
+        let takes = self.outgoing.transfer(token).is_some_and(|x| x.peer() == peer_id && x.takes(window));
         if takes { Ok(Some(token)) } else { Err(Violation) }
     }
 
@@ -325,7 +325,7 @@ impl State {
         let Some(transfer) = self.outgoing.transfer(token) else { return Ok(None) };
         let end = offset.checked_add(len as u64).ok_or(Violation)?;
         let start = usize::try_from(offset).map_err(|_| Violation)?;
-        if end <= transfer.expect { Ok(Some(mem::slice(&transfer.iov, start, len))) } else { Err(Violation) }
+        if end <= transfer.expect() { Ok(Some(mem::slice(transfer.iov(), start, len))) } else { Err(Violation) }
     }
 
     /// Notes that bytes of a push have been stored or dropped.
@@ -333,8 +333,8 @@ impl State {
         let Some(window) = WindowId::from_wire(window) else { return };
         let Ok(Some(token)) = self.pushed_into(peer_id, window) else { return };
         let Some(transfer) = self.outgoing.transfer(token) else { return };
-        transfer.placed = transfer.placed.saturating_add(len as u64);
-        if transfer.placed < transfer.expect {
+        transfer.bytes_placed(len as u64);
+        if transfer.placed() < transfer.expect() {
             return;
         }
         self.transfer_arrived(token);
@@ -354,19 +354,19 @@ impl State {
         let (index, part, len) = (OpId::new(cts.op.op.get()), cts.op.part.get(), cts.len.get());
         let path = self.peers[peer_id].path();
         let op = self.op_of(peer_id, index)?;
-        match op.kind {
-            Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
-                op.phase = Phase::Pushing(path.answer_to(op.flags) != Answer::Nothing);
+        match op.kind() {
+            Kind::Send if op.phase() == Phase::AwaitCts && len <= op.len() => {
+                op.push_requested(Phase::Pushing(path.answer_to(op.flags()) != Answer::Nothing));
             }
             Kind::Write => {
-                let sent = part < op.next_part && op.pushing < op.next_part;
-                if !sent || op.remote.get(part as usize).is_none_or(|r| r.len != len) {
+                let sent = part < op.next_part() && op.pushing() < op.next_part();
+                if !sent || op.remote().get(part as usize).is_none_or(|r| r.len != len) {
                     return Err(Violation);
                 }
             }
             _ => return Err(Violation),
         }
-        op.pushing += 1;
+        op.push_begins();
         self.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window: cts.window.get(), len });
         Ok(())
     }
@@ -385,7 +385,7 @@ impl State {
         let path = self.peers[peer_id].path();
         if let Ok(op) = self.op_of(peer_id, index)
             && op.awaits(part)
-            && path.contains(if op.kind == Kind::Read { PathFlags::GET } else { PathFlags::PUT })
+            && path.contains(if op.kind() == Kind::Read { PathFlags::GET } else { PathFlags::PUT })
         {
             self.peers
                 .defer_bulk(peer_id, BulkOp::Assist { op: index, part, share: Share(request.share.get()), len, far });
@@ -396,31 +396,32 @@ impl State {
     /// Notes that the device no longer uses the memory of an operation that it helped to move.
     pub(crate) fn assist_done(&mut self, index: OpId) {
         let Some(op) = self.outgoing.op_mut(index) else { return };
-        op.assisting = op.assisting.saturating_sub(1);
+        op.assist_ends();
         self.finish_op(index);
     }
 
     /// Ends a transfer whose pushed bytes have all arrived.
     pub(crate) fn transfer_arrived(&mut self, token: TransferId) {
-        let Some(x) = self.outgoing.end(&mut self.peers, token) else { return };
-        match x.kind {
+        let Some(mut x) = self.outgoing.end(&mut self.peers, token) else { return };
+        match x.kind() {
             TransferKind::Recv { info, op, ack } => {
-                if let Some(staged) = x.staged {
-                    let bytes = staged.bytes.into_bytes();
-                    mem::scatter(&staged.into, 0, bytes.get(..info.stored()).unwrap_or(&bytes));
-                    self.return_window(x.peer, bytes.len());
+                if let Some(staged) = x.take_staged() {
+                    let (memory, into) = staged.into_parts();
+                    let bytes = memory.into_bytes();
+                    mem::scatter(&into, 0, bytes.get(..info.stored()).unwrap_or(&bytes));
+                    self.return_window(x.peer(), bytes.len());
                 }
-                self.received(&info, x.peer);
+                self.received(&info, x.peer());
                 if ack {
-                    self.queue_ack(x.peer, op);
+                    self.queue_ack(x.peer(), op);
                 }
             }
-            TransferKind::Prefetch { .. } => self.prefetch_arrived(x.peer, token, x.kind, x.staged),
-            TransferKind::Write { .. } => self.write_arrived(x.peer, x.kind, x.expect),
+            TransferKind::Prefetch { .. } => self.prefetch_arrived(x.peer(), token, x.kind(), x.take_staged()),
+            TransferKind::Write { .. } => self.write_arrived(x.peer(), x.kind(), x.expect()),
             TransferKind::ReadHome { op } => {
-                if let Ok(mine) = self.op_of(x.peer, op) {
-                    mine.pending = mine.pending.saturating_sub(1);
-                    mine.pushing = mine.pushing.saturating_sub(1);
+                if let Ok(mine) = self.op_of(x.peer(), op) {
+                    mine.answered();
+                    mine.push_ends();
                     self.finish_op(op);
                 }
             }
@@ -434,12 +435,12 @@ impl State {
     /// the transfer is given to the device again.
     fn by_push(&mut self, token: TransferId) -> bool {
         let Some(x) = self.outgoing.transfer(token) else { return true };
-        let (peer_id, expect) = (x.peer, x.expect);
-        match x.kind {
+        let (peer_id, expect) = (x.peer(), x.expect());
+        match x.kind() {
             TransferKind::Recv { op, .. } => self.queue_cts(peer_id, op, 0, token, expect),
             TransferKind::Write { op, .. } => self.queue_cts(peer_id, op.op.get(), op.part.get(), token, expect),
             TransferKind::Serve { op, key, window, parts, .. } => {
-                x.kind = TransferKind::Serve { op, key, window, put: false, parts };
+                x.set_kind(TransferKind::Serve { op, key, window, put: false, parts });
                 return false;
             }
             TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => {}
@@ -451,7 +452,7 @@ impl State {
     pub(crate) fn transfer_done(&mut self, token: TransferId, result: Result<(), LinkError>) {
         self.release_transfer(token);
         let Some(x) = self.outgoing.transfer(token) else { return };
-        let (peer_id, what, expect) = (x.peer, x.kind, x.expect);
+        let (peer_id, what, expect) = (x.peer(), x.kind(), x.expect());
         match (result, what) {
             (Ok(()), TransferKind::Recv { info, op, .. }) => {
                 self.outgoing.end(&mut self.peers, token);
@@ -467,7 +468,7 @@ impl State {
                 self.read_served(peer_id, what, expect);
             }
             // The receive has no writable memory. A push would fail as well.
-            (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.target.is_no_memory(&x.iov) => {
+            (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.target.is_no_memory(x.iov()) => {
                 self.outgoing.end(&mut self.peers, token);
                 let src = self.peers[peer_id].addr();
                 self.complete_recv(&info.with_stored(0), src, Some(Fault::NoMemory));
