@@ -30,12 +30,7 @@ impl EndpointCell {
         let rounds = self.rounds.load(Ordering::Relaxed).wrapping_add(1);
         self.rounds.store(rounds, Ordering::Relaxed);
         if rounds.is_multiple_of(ROUNDS_PER_CPU) {
-            // Only the progress thread reads the number.
-            if self.progress_thread.is_some() {
-                self.cpu.store(this_cpu(), Ordering::Relaxed);
-            }
-            state.publish_due = rounds.is_multiple_of(ROUNDS_PER_CHECK);
-            state.programs_due |= state.publish_due;
+            self.update_cpu(&mut state, rounds);
         }
         let done = state.round();
         if state.parking.concerns_rounds() {
@@ -45,6 +40,18 @@ impl EndpointCell {
             self.run_programs(state);
         }
         done
+    }
+
+    /// Updates the processor's number, and schedules the next look at the clock for statistics.
+    #[cold]
+    #[inline(never)]
+    fn update_cpu(&self, state: &mut State, rounds: u64) {
+        // Only the progress thread reads the number.
+        if self.progress_thread.is_some() {
+            self.cpu.store(this_cpu(), Ordering::Relaxed);
+        }
+        state.publish_due = rounds.is_multiple_of(ROUNDS_PER_CHECK);
+        state.programs_due |= state.publish_due;
     }
 
     /// Runs the domain's programs outside the engine, and retries those that are stalled on this endpoint.
