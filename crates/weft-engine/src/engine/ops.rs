@@ -206,14 +206,14 @@ impl TxOp {
         self.phase
     }
 
-    /// A send has left, or proceeds. `answers`: the number of answers that it waits for.
+    /// Notes that a send has left, or has reached its next phase. `answers` is the number of answers that it waits for.
     #[inline(always)]
     pub(crate) fn send_left(&mut self, phase: Phase, answers: u32) {
         self.phase = phase;
         self.pending = answers;
     }
 
-    /// The peer has named a window for the bytes of a send.
+    /// Notes that the peer has named a window for the bytes of a send.
     pub(crate) fn push_requested(&mut self, phase: Phase) {
         self.phase = phase;
     }
@@ -223,14 +223,14 @@ impl TxOp {
         self.next_part
     }
 
-    /// The next part has left.
+    /// Notes that the next part has left.
     #[inline(always)]
     pub(crate) fn part_left(&mut self) {
         self.next_part += 1;
         self.pending += 1;
     }
 
-    /// The remaining parts are not sent.
+    /// Drops the parts that have not left.
     pub(crate) fn skip_parts(&mut self) {
         self.next_part = super::ids::number(self.remote.len());
     }
@@ -240,13 +240,13 @@ impl TxOp {
         self.pending
     }
 
-    /// An answer has arrived.
+    /// Notes that an answer has arrived.
     #[inline(always)]
     pub(crate) fn answered(&mut self) {
         self.pending = self.pending.saturating_sub(1);
     }
 
-    /// No answer is awaited any more.
+    /// Stops waiting for answers.
     pub(crate) fn await_nothing(&mut self) {
         self.pending = 0;
     }
@@ -288,7 +288,7 @@ impl TxOp {
         self.fault
     }
 
-    /// The first error is the one that is reported.
+    /// Notes an error. The operation reports its first one.
     pub(crate) fn fail(&mut self, fault: Fault) {
         self.fault.get_or_insert(fault);
     }
@@ -395,7 +395,7 @@ impl Staged {
         Self { bytes, into: IovList::new() }
     }
 
-    /// A receive has matched: the bytes go to its buffer when they have arrived.
+    /// Sets the buffer of the receive that has matched. The bytes are copied there when they have arrived.
     pub(crate) fn set_target(&mut self, into: IovList) {
         self.into = into;
     }
@@ -463,7 +463,7 @@ impl Transfer {
         self.expect
     }
 
-    /// Bytes that were pushed and have arrived.
+    /// Number of pushed bytes that have arrived.
     pub(crate) fn placed(&self) -> u64 {
         self.placed
     }

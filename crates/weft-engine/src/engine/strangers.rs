@@ -50,7 +50,7 @@ pub(crate) struct Stake {
 }
 
 impl Strangers {
-    /// The sum of all stakes.
+    /// The sum of all stakes, computed anew.
     pub(crate) fn total(&self) -> Stake {
         self.total
     }
