@@ -64,17 +64,67 @@ pub(crate) enum Body {
 #[derive(Debug)]
 pub(crate) struct Unexpected {
     /// Number of the sending peer.
-    pub(crate) peer: PeerId,
-    pub(crate) tag: u64,
-    pub(crate) data: Option<u64>,
-    pub(crate) body: Body,
+    peer: PeerId,
+    tag: u64,
+    data: Option<u64>,
+    body: Body,
     /// Context pointer of the peek that has claimed the message.
-    pub(crate) claimed: Option<usize>,
+    claimed: Option<usize>,
     /// The message's link has ended, so its acknowledgement and its share of the window are void.
-    pub(crate) orphan: bool,
+    orphan: bool,
 }
 
 impl Unexpected {
+    pub(crate) fn new(peer: PeerId, tag: u64, data: Option<u64>, body: Body) -> Self {
+        Self { peer, tag, data, body, claimed: None, orphan: false }
+    }
+
+    /// The sender.
+    pub(crate) fn peer(&self) -> PeerId {
+        self.peer
+    }
+
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    pub(crate) fn data(&self) -> Option<u64> {
+        self.data
+    }
+
+    pub(crate) fn body(&self) -> &Body {
+        &self.body
+    }
+
+    pub(crate) fn set_body(&mut self, body: Body) {
+        self.body = body;
+    }
+
+    pub(crate) fn into_body(self) -> Body {
+        self.body
+    }
+
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.claimed.is_some()
+    }
+
+    pub(crate) fn is_orphan(&self) -> bool {
+        self.orphan
+    }
+
+    /// Notes that the message's link has ended. Returns the length of a payload that has not arrived.
+    pub(crate) fn orphan(&mut self) -> Option<u64> {
+        self.orphan = true;
+        match &mut self.body {
+            Body::Eager { ack, .. } => {
+                *ack = None;
+                None
+            }
+            Body::Rendezvous { len, .. } | Body::Prefetch { len, .. } => Some(*len),
+            Body::Lost { .. } => None,
+        }
+    }
+
     pub(crate) fn len(&self) -> u64 {
         match &self.body {
             Body::Eager { bytes, .. } => bytes.len() as u64,
@@ -86,12 +136,18 @@ impl Unexpected {
 /// The selection criteria of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    pub(crate) src: Addr,
-    pub(crate) tag: u64,
-    pub(crate) ignore: u64,
+    src: Addr,
+    tag: u64,
+    ignore: u64,
 }
 
 impl Wanted {
+    /// `src` may be `ADDR_NONE`. Bits of `ignore` are not compared.
+    #[inline(always)]
+    pub(crate) fn new(src: Addr, tag: u64, ignore: u64) -> Self {
+        Self { src, tag, ignore }
+    }
+
     fn pattern(&self) -> Pattern {
         Pattern::receive(self.src, self.tag, self.ignore)
     }
@@ -114,19 +170,49 @@ impl Posted {
 
 /// The two queues of one kind of message (tagged or untagged).
 pub(crate) struct Matcher {
-    pub(crate) posted: Queue<Posted>,
-    pub(crate) unexpected: Queue<Unexpected>,
+    posted: Queue<Posted>,
+    unexpected: Queue<Unexpected>,
     /// Buffers that have several pieces.
     pieces: Slab<IovList>,
     /// Total number of messages that were queued, and the largest number at a time.
-    pub(crate) kept: u64,
-    pub(crate) most_unexpected: usize,
+    kept: u64,
+    most_unexpected: usize,
     /// Keys of the claimed messages. They make a claim independent of the number of other messages, which
     /// peers control.
     claims: VecDeque<u32>,
 }
 
 impl Matcher {
+    #[inline(always)]
+    pub(crate) fn posted(&self) -> &Queue<Posted> {
+        &self.posted
+    }
+
+    #[inline(always)]
+    pub(crate) fn posted_mut(&mut self) -> &mut Queue<Posted> {
+        &mut self.posted
+    }
+
+    #[inline(always)]
+    pub(crate) fn unexpected(&self) -> &Queue<Unexpected> {
+        &self.unexpected
+    }
+
+    #[inline(always)]
+    pub(crate) fn unexpected_mut(&mut self) -> &mut Queue<Unexpected> {
+        &mut self.unexpected
+    }
+
+    /// Number of messages that have found no receive on arrival.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// The largest number of unexpected messages at a time.
+    pub(crate) fn most_unexpected(&self) -> usize {
+        self.most_unexpected
+    }
+
     pub(crate) fn new(method: Matching) -> Self {
         Self {
             posted: Queue::new(method),

@@ -537,7 +537,7 @@ impl State {
         self.peers.by_addr.iter().filter_map(|route| *route).for_each(&mut keep);
         self.peers.by_context_addr.values().copied().for_each(&mut keep);
         for matcher in self.incoming.matchers() {
-            matcher.unexpected.iter().for_each(|(_, message)| keep(message.peer));
+            matcher.unexpected().iter().for_each(|(_, message)| keep(message.peer()));
         }
         for completion in &self.completions {
             if let Some(Fault::Stranger(number)) = completion.fault {
@@ -649,7 +649,7 @@ impl State {
         if !gone || !peer.name().is_full() || !self.peers.is_service(peer.addr()) {
             return;
         }
-        let theirs = |matcher: &Matcher| matcher.unexpected.iter().any(|(_, message)| message.peer == peer_id);
+        let theirs = |matcher: &Matcher| matcher.unexpected().iter().any(|(_, message)| message.peer() == peer_id);
         if !self.peers.has_routes(peer_id) && !self.incoming.matchers().into_iter().any(theirs) {
             self.clear_address(peer_id);
         }

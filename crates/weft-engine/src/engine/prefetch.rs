@@ -43,8 +43,9 @@ impl ShortAnnouncement {
 
     /// The length of the message, and whether its delivery must be acknowledged. `None`: it waits no longer.
     fn pending(self, matcher: &Matcher, peer_id: PeerId) -> Option<(u64, bool)> {
-        let message = matcher.unexpected.get(self.key).filter(|message| message.peer == peer_id && !message.orphan)?;
-        match message.body {
+        let message =
+            matcher.unexpected().get(self.key).filter(|message| message.peer() == peer_id && !message.is_orphan())?;
+        match *message.body() {
             Body::Rendezvous { op, len, ack, .. } if op == self.op => Some((len, ack)),
             _ => None,
         }
@@ -99,8 +100,8 @@ impl State {
             Transfer::new(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, iov, Vec::new(), len),
         );
         self.outgoing.stage(token, Staged::new(bytes));
-        if let Some(message) = self.incoming.matcher(tagged).unexpected.get_mut(key) {
-            message.body = Body::Prefetch { token, len };
+        if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().get_mut(key) {
+            message.set_body(Body::Prefetch { token, len });
         }
         self.peers.defer_matched(peer_id, BulkOp::RequestPush(token));
     }
@@ -129,8 +130,8 @@ impl State {
         let bytes = staged.into_parts().0.into_bytes();
         let asked = |body: &Body| matches!(body, Body::Prefetch { token: of, .. } if *of == token);
         let matcher = self.incoming.matcher(tagged);
-        if let Some(message) = matcher.unexpected.get_mut(key).filter(|message| asked(&message.body)) {
-            message.body = Body::Eager { bytes: bytes.into_boxed_slice(), ack: ack.then_some(op) };
+        if let Some(message) = matcher.unexpected_mut().get_mut(key).filter(|message| asked(message.body())) {
+            message.set_body(Body::Eager { bytes: bytes.into_boxed_slice(), ack: ack.then_some(op) });
             self.announcement_taken(peer_id);
             return;
         }

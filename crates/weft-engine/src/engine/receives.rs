@@ -174,7 +174,7 @@ impl Receives {
 
     /// Number of posted receives of the kind that has more.
     pub(crate) fn most_posted(&self) -> usize {
-        self.tagged.posted.len().max(self.untagged.posted.len())
+        self.tagged.posted().len().max(self.untagged.posted().len())
     }
 
     /// Posts a receive, single or multi. Returns its key.
@@ -199,7 +199,7 @@ impl Receives {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
         let flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
         let mut info = RecvInfo::new(Context::default(), flags, tag, data);
-        let Some(posted) = matcher.posted.get(key).copied() else { return (IovList::new(), info) };
+        let Some(posted) = matcher.posted().get(key).copied() else { return (IovList::new(), info) };
         let mut iov = matcher.buffer(&posted);
         info.ctx = posted.ctx;
         if let Some(number) = posted.multi
@@ -257,7 +257,7 @@ impl Receives {
 /// The criteria of a receive.
 pub(crate) fn wanted(op: &RecvOp<'_>) -> Wanted {
     let tagged = op.flags.contains(OpFlags::TAGGED);
-    Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
+    Wanted::new(op.src, if tagged { op.tag } else { 0 }, op.ignore)
 }
 
 /// The receives of an engine, and those of a pool from which it takes others.
@@ -304,7 +304,7 @@ impl Incoming {
 
     /// Number of posted receives, tagged and untagged.
     pub(crate) fn posted(&self) -> usize {
-        self.matchers().map(|matcher| matcher.posted.len()).iter().sum()
+        self.matchers().map(|matcher| matcher.posted().len()).iter().sum()
     }
 
     /// Number of posted receives of the kind that has more.
@@ -314,7 +314,7 @@ impl Incoming {
 
     /// Number of unexpected messages, tagged and untagged.
     pub(crate) fn unexpected(&self) -> usize {
-        self.matchers().map(|matcher| matcher.unexpected.len()).iter().sum()
+        self.matchers().map(|matcher| matcher.unexpected().len()).iter().sum()
     }
 
     /// Posts a plain receive into one piece of memory if no message waits, and the fast path is open. Returns
@@ -324,7 +324,7 @@ impl Incoming {
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let fast_receives = self.fast_receives;
         let matcher = self.receives.matcher(tagged);
-        if matcher.unexpected.len() > 0 || matcher.posted.len() >= fast_receives {
+        if matcher.unexpected().len() > 0 || matcher.posted().len() >= fast_receives {
             return false;
         }
         matcher.post(Posted {

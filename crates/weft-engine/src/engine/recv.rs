@@ -94,7 +94,7 @@ impl<N: Nic> Engine<N> {
 
 impl State {
     pub(crate) fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
-        if self.incoming.matcher(tagged).unexpected.len() == 0 {
+        if self.incoming.matcher(tagged).unexpected().len() == 0 {
             return None;
         }
         let Self { incoming, peers, .. } = self;
@@ -103,7 +103,7 @@ impl State {
     }
 
     fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        if self.incoming.matcher(tagged).posted.len() >= self.config.rx_depth {
+        if self.incoming.matcher(tagged).posted().len() >= self.config.rx_depth {
             return self.post_beyond(op, tagged);
         }
         let wanted = receives::wanted(op);
@@ -115,29 +115,30 @@ impl State {
         }
         let posted = self.incoming.receives().post(op);
         // A multi-receive takes waiting messages while it has room.
-        while multi && self.incoming.matcher(tagged).posted.get_mut(posted).is_some() {
+        while multi && self.incoming.matcher(tagged).posted_mut().get_mut(posted).is_some() {
             let Some(key) = self.find_unexpected(tagged, wanted) else { break };
-            let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { break };
-            let (iov, info) = self.incoming.receives().take(tagged, posted, message.tag, message.data, message.len());
+            let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else { break };
+            let (iov, info) =
+                self.incoming.receives().take(tagged, posted, message.tag(), message.data(), message.len());
             self.deliver_unexpected(message, iov, info);
         }
         Ok(())
     }
 
     pub(crate) fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
-        let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { return };
+        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else { return };
         let iov = SmallVec::from_slice(op.iov);
-        let mut info = RecvInfo::new(op.ctx, op.flags & OpFlags::TAGGED, message.tag, message.data);
+        let mut info = RecvInfo::new(op.ctx, op.flags & OpFlags::TAGGED, message.tag(), message.data());
         info.fit(&iov, message.len());
         self.deliver_unexpected(message, iov, info);
     }
 
     pub(crate) fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
-        let (peer_id, orphan) = (message.peer, message.orphan);
-        if !matches!(message.body, Body::Lost { .. }) {
+        let (peer_id, orphan) = (message.peer(), message.is_orphan());
+        if !matches!(message.body(), Body::Lost { .. }) {
             self.peers[peer_id].count_unexpected(WaitEvent::Over);
         }
-        match message.body {
+        match message.into_body() {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
                 self.eager_taken(peer_id, bytes.len(), orphan);
@@ -172,13 +173,13 @@ impl State {
             Completion { tag: op.tag, fault: Some(Fault::NoMessage), ..Completion::new(Kind::Recv, op.ctx, op.flags) };
         if let Some(key) = found {
             let claim = op.flags.contains(OpFlags::CLAIM);
-            if let Some(message) = self.incoming.matcher(tagged).unexpected.get_mut(key) {
+            if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().get_mut(key) {
                 completion.fault = None;
                 completion.len = usize::try_from(message.len()).unwrap_or(usize::MAX);
-                completion.tag = message.tag;
-                completion.data = message.data.unwrap_or(0);
-                completion.flags.set(OpFlags::DATA, message.data.is_some());
-                let peer_id = message.peer;
+                completion.tag = message.tag();
+                completion.data = message.data().unwrap_or(0);
+                completion.flags.set(OpFlags::DATA, message.data().is_some());
+                let peer_id = message.peer();
                 completion.src = self.peers[peer_id].addr();
             }
             if planted!(Bug::ClaimForgotten, claim, false) {
@@ -204,25 +205,26 @@ impl State {
 
     /// Drops a message as if it had been received. Returns its source.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
-        let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
-        let src = self.peers[message.peer].addr();
-        match message.body {
+        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else { return ADDR_NONE };
+        let (peer_id, orphan) = (message.peer(), message.is_orphan());
+        let src = self.peers[peer_id].addr();
+        match message.into_body() {
             Body::Eager { bytes, ack } => {
-                self.eager_taken(message.peer, bytes.len(), message.orphan);
+                self.eager_taken(peer_id, bytes.len(), orphan);
                 if let Some(op) = ack {
-                    self.queue_ack(message.peer, op);
+                    self.queue_ack(peer_id, op);
                 }
             }
             Body::Rendezvous { op, .. } => {
-                self.announcement_taken(message.peer);
-                self.queue_ack(message.peer, op);
+                self.announcement_taken(peer_id);
+                self.queue_ack(peer_id, op);
             }
             // The bytes are dropped when they have arrived, and acknowledged then.
-            Body::Prefetch { .. } => self.announcement_taken(message.peer),
+            Body::Prefetch { .. } => self.announcement_taken(peer_id),
             Body::Lost { .. } => self.peers.note_sweepable(true),
         }
-        if message.orphan {
-            self.release_service_address(message.peer);
+        if orphan {
+            self.release_service_address(peer_id);
         }
         src
     }
@@ -230,7 +232,7 @@ impl State {
     /// Ends a posted receive without a message.
     pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
         let matcher = self.incoming.matcher(tagged);
-        let posted = planted!(Bug::CancelLeaves, matcher.take_posted(key), matcher.posted.get(key).copied());
+        let posted = planted!(Bug::CancelLeaves, matcher.take_posted(key), matcher.posted().get(key).copied());
         let Some(posted) = posted else { return };
         let info = self.incoming.receives().retire(tagged, &posted);
         self.complete_recv(&info, ADDR_NONE, Some(fault));
@@ -265,24 +267,24 @@ impl State {
     #[cold]
     pub(crate) fn match_again(&mut self, peer_id: PeerId) {
         for tagged in [true, false] {
-            let theirs = |message: &Unexpected| message.peer == peer_id && message.claimed.is_none();
+            let theirs = |message: &Unexpected| message.peer() == peer_id && !message.is_claimed();
             let keys: Vec<u32> = self
                 .incoming
                 .matcher(tagged)
-                .unexpected
+                .unexpected()
                 .iter()
                 .filter_map(|(key, message)| theirs(message).then_some(key))
                 .collect();
             for key in keys {
                 let (src, Some(message)) =
-                    (self.peers[peer_id].addr(), self.incoming.matcher(tagged).unexpected.get(key))
+                    (self.peers[peer_id].addr(), self.incoming.matcher(tagged).unexpected().get(key))
                 else {
                     continue;
                 };
-                let (tag, data, len) = (message.tag, message.data, message.len());
+                let (tag, data, len) = (message.tag(), message.data(), message.len());
                 if let Some(posted) = self.incoming.matcher(tagged).arrived(src, tag) {
                     let (iov, info) = self.incoming.receives().take(tagged, posted, tag, data, len);
-                    if let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) {
+                    if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) {
                         self.deliver_unexpected(message, iov, info);
                     }
                 } else if self.incoming.draws() {
@@ -341,7 +343,7 @@ impl State {
         let matcher = self.incoming.matcher(flags & F_TAGGED != 0);
         let src = peer.addr();
         let Some(key) = matcher.arrived(src, tag) else { return false };
-        let Some(posted) = matcher.posted.get(key) else { return false };
+        let Some(posted) = matcher.posted().get(key) else { return false };
         if posted.multi.is_some()
             || posted.pieces.is_some()
             || posted.piece.len() < rest.len()
@@ -362,7 +364,7 @@ impl State {
             src,
             ..Completion::new(Kind::Recv, posted.ctx, told)
         });
-        matcher.posted.drop_item(key);
+        matcher.posted_mut().drop_item(key);
         peer.message_taken();
         peer.use_window(cost);
         peer.count_message(Direction::Received, cost);
@@ -399,7 +401,7 @@ impl State {
         let src = self.source_of(peer_id);
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
-            let message = Unexpected { peer: peer_id, tag, data, body, claimed: None, orphan: false };
+            let message = Unexpected::new(peer_id, tag, data, body);
             self.keep_unexpected(tagged, message, src);
             return Ok(());
         };
@@ -454,7 +456,7 @@ impl State {
             }
         }
         let body = Body::Rendezvous { op, len, source, ack };
-        let message = Unexpected { peer: peer_id, tag, data, body, claimed: None, orphan: false };
+        let message = Unexpected::new(peer_id, tag, data, body);
         let key = self.keep_unexpected(tagged, message, src);
         if ahead {
             self.note_announcement(peer_id, ShortAnnouncement::new(tagged, key, op));
@@ -473,7 +475,7 @@ impl State {
 
     /// Keeps a message that matched no receive.
     fn keep_unexpected(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
-        self.peers[message.peer].count_unexpected(WaitEvent::Begun);
+        self.peers[message.peer()].count_unexpected(WaitEvent::Begun);
         self.incoming.matcher(tagged).keep(message, src)
     }
 

@@ -72,7 +72,7 @@ impl Pool {
     pub fn post(&self, op: &RecvOp<'_>) -> Result<bool, Error> {
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let mut state = self.state();
-        if state.receives.matcher(tagged).posted.len() >= state.depth {
+        if state.receives.matcher(tagged).posted().len() >= state.depth {
             return Err(Error::Again);
         }
         state.receives.post(op);
@@ -102,7 +102,7 @@ impl Pool {
             .into_iter()
             .find_map(|tagged| Some((tagged, state.receives.matcher(tagged).find_posted(ctx_ptr)?)))?;
         let matcher = state.receives.matcher(tagged);
-        let posted = planted!(Bug::PoolCancelLeaves, matcher.take_posted(key), matcher.posted.get(key).copied())?;
+        let posted = planted!(Bug::PoolCancelLeaves, matcher.take_posted(key), matcher.posted().get(key).copied())?;
         let info = state.receives.retire(tagged, &posted);
         let mut completion = info.completion(ADDR_NONE, Some(Fault::Canceled));
         let number = match info.buffer() {
@@ -120,7 +120,7 @@ impl Pool {
     pub(crate) fn find(&self, tagged: bool, src: Addr, tag: u64) -> Option<Wanted> {
         let mut state = self.state();
         let matcher = state.receives.matcher(tagged);
-        let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted.get(key)?.wants()));
+        let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted().get(key)?.wants()));
         state.awaited |= planted!(Bug::PoolOverlooked, found.is_none(), false);
         found
     }
@@ -137,10 +137,10 @@ impl Pool {
     ) -> Option<(IovList, RecvInfo)> {
         let state = &mut *self.state();
         let key = state.receives.matcher(tagged).arrived(src, tag)?;
-        if state.receives.matcher(tagged).posted.get(key).is_none_or(|posted| posted.wants() != found) {
+        if state.receives.matcher(tagged).posted().get(key).is_none_or(|posted| posted.wants() != found) {
             return None;
         }
-        let left = planted!(Bug::PoolTakenTwice, None, state.receives.matcher(tagged).posted.get(key).copied());
+        let left = planted!(Bug::PoolTakenTwice, None, state.receives.matcher(tagged).posted().get(key).copied());
         let (iov, info) = state.receives.take(tagged, key, tag, data, len);
         let again = left.filter(|posted| posted.multi.is_none());
         planted!(Bug::PoolTakenTwice, again.map(|posted| state.receives.matcher(tagged).post(posted)));
@@ -276,7 +276,7 @@ impl State {
 
     /// The waiting message `key` matches receives of the pool from now on, because its source became known.
     pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32) {
-        while self.incoming.matcher(tagged).unexpected.get(key).is_some() && self.feed_one(tagged, key) {}
+        while self.incoming.matcher(tagged).unexpected().get(key).is_some() && self.feed_one(tagged, key) {}
     }
 
     /// Gives receives of the pool to waiting messages that meet these criteria.
@@ -296,8 +296,8 @@ impl State {
         let Some((pool, user)) = self.incoming.pool() else { return false };
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
-            let Some(message) = self.incoming.matcher(tagged).unexpected.get(key) else { return false };
-            let (peer_id, tag, data, len) = (message.peer, message.tag, message.data, message.len());
+            let Some(message) = self.incoming.matcher(tagged).unexpected().get(key) else { return false };
+            let (peer_id, tag, data, len) = (message.peer(), message.tag(), message.data(), message.len());
             let src = self.peers[peer_id].addr();
             let Some(wanted) = pool.find(tagged, src, tag) else { return false };
             match self.find_unexpected(tagged, wanted) {
@@ -305,7 +305,9 @@ impl State {
                 Some(older) if older != key => key = older,
                 Some(_) => {
                     let Some((iov, info)) = pool.take(wanted, tagged, src, tag, data, len) else { continue };
-                    let Some(message) = self.incoming.matcher(tagged).unexpected.remove(key) else { return false };
+                    let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+                        return false;
+                    };
                     self.deliver_unexpected(message, iov, info.pooled(user));
                     return true;
                 }

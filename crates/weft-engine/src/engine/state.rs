@@ -137,28 +137,25 @@ impl State {
     /// The number of such places is limited per peer, over all its links. A stranger has none: otherwise any
     /// process could fail receives meant for others.
     fn orphan_unexpected(&mut self, peer_id: PeerId, why: LinkError) {
-        let lost = |m: &&Unexpected| m.peer == peer_id && matches!(m.body, Body::Lost { .. });
-        let unexpected = self.incoming.matchers().map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
+        let lost = |m: &&Unexpected| m.peer() == peer_id && matches!(m.body(), Body::Lost { .. });
+        let unexpected = self.incoming.matchers().map(|matcher| matcher.unexpected().iter().map(|(_, m)| m));
         let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
         let mut places = most.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
         for matcher in self.incoming.matchers_mut() {
-            let theirs: Vec<u32> =
-                matcher.unexpected.iter().filter(|(_, m)| m.peer == peer_id && !m.orphan).map(|(key, _)| key).collect();
+            let theirs: Vec<u32> = matcher
+                .unexpected()
+                .iter()
+                .filter(|(_, m)| m.peer() == peer_id && !m.is_orphan())
+                .map(|(key, _)| key)
+                .collect();
             for key in theirs {
-                let Some(message) = matcher.unexpected.get_mut(key) else { continue };
-                message.orphan = true;
-                match &mut message.body {
-                    Body::Eager { ack, .. } => *ack = None,
-                    Body::Rendezvous { len, .. } | Body::Prefetch { len, .. }
-                        if message.claimed.is_some() || planted!(Bug::LostPassedOver, places > 0, false) =>
-                    {
-                        places = places.saturating_sub(1);
-                        message.body = Body::Lost { why, len: *len };
-                    }
-                    Body::Rendezvous { .. } | Body::Prefetch { .. } => {
-                        matcher.unexpected.remove(key);
-                    }
-                    Body::Lost { .. } => {}
+                let Some(message) = matcher.unexpected_mut().get_mut(key) else { continue };
+                let Some(len) = message.orphan() else { continue };
+                if message.is_claimed() || planted!(Bug::LostPassedOver, places > 0, false) {
+                    places = places.saturating_sub(1);
+                    message.set_body(Body::Lost { why, len });
+                } else {
+                    matcher.unexpected_mut().remove(key);
                 }
             }
         }
@@ -175,7 +172,7 @@ impl State {
     fn fail_directed_receives(&mut self, addr: Addr, fault: Fault) {
         for tagged in [true, false] {
             let matcher = self.incoming.matcher(tagged);
-            let gone: Vec<u32> = matcher.posted.iter().filter(|(_, p)| p.src == addr).map(|(key, _)| key).collect();
+            let gone: Vec<u32> = matcher.posted().iter().filter(|(_, p)| p.src == addr).map(|(key, _)| key).collect();
             for key in gone {
                 self.end_posted(tagged, key, fault);
             }

@@ -107,8 +107,8 @@ impl<N: Nic> Engine<N> {
             operations: count(outgoing.len()),
             posted: count(self.posted_receives()),
             unexpected: count(self.unexpected_messages()),
-            unexpected_most: count(tagged.most_unexpected.max(untagged.most_unexpected)),
-            unexpected_total: tagged.kept + untagged.kept,
+            unexpected_most: count(tagged.most_unexpected().max(untagged.most_unexpected())),
+            unexpected_total: tagged.kept() + untagged.kept(),
             dropped: *dropped,
             cache: registrations.as_ref().map(|registrations| registrations.cache().counts()).unwrap_or_default(),
         }
