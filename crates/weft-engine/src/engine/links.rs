@@ -216,7 +216,7 @@ impl Links {
     }
 
     /// Whether messages or closes of links wait.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_work(&self) -> bool {
         !self.work.is_empty()
     }

@@ -91,6 +91,7 @@ impl TxOp {
     }
 
     /// A send that has not left. `memory`: its pieces, and the private copy that they describe, if any.
+    #[inline(always)]
     pub(crate) fn queued_send(op: &SendOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: usize) -> Self {
         let (iov, owned) = memory;
         let len = len as u64;
@@ -104,6 +105,7 @@ impl TxOp {
     }
 
     /// A read or write that has not left. `memory` is as for [`Self::queued_send`].
+    #[inline(always)]
     pub(crate) fn queued_rma(
         op: &RmaOp<'_>,
         kind: Kind,
@@ -117,14 +119,14 @@ impl TxOp {
     }
 
     /// An atomic whose only part has left. `iov`: the memory for results.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn sent_atomic(op: &AtomicOp<'_>, peer: PeerId, iov: IovList, len: u64) -> Self {
         let queued = Self::queued_atomic(op, peer, (iov, None), len);
         Self { phase: Phase::Atomic { amo: op.amo, sources: false }, next_part: 1, pending: 1, ..queued }
     }
 
     /// An atomic that has not left. `memory` is as for [`Self::queued_send`]: the sources, then the memory for results.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn queued_atomic(op: &AtomicOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: u64) -> Self {
         let (iov, owned) = memory;
         let kind = if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic };
@@ -251,14 +253,17 @@ impl TxOp {
         self.pending = 0;
     }
 
+    #[inline(always)]
     pub(crate) fn pushing(&self) -> u32 {
         self.pushing
     }
 
+    #[inline(always)]
     pub(crate) fn push_begins(&mut self) {
         self.pushing += 1;
     }
 
+    #[inline(always)]
     pub(crate) fn push_ends(&mut self) {
         self.pushing = self.pushing.saturating_sub(1);
     }
@@ -289,6 +294,7 @@ impl TxOp {
     }
 
     /// Notes an error. The operation reports its first one.
+    #[inline(always)]
     pub(crate) fn fail(&mut self, fault: Fault) {
         self.fault.get_or_insert(fault);
     }

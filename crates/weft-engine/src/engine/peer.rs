@@ -149,6 +149,7 @@ pub(crate) struct PathCaps {
 
 impl PathFlags {
     /// The answer that completes a send of this level.
+    #[inline]
     pub(crate) fn answer_to(self, flags: OpFlags) -> Answer {
         if flags.contains(OpFlags::DELIVERY) {
             Answer::Received
@@ -407,7 +408,7 @@ impl Peer {
     }
 
     /// Whether the link's device has one of these properties.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn has(&self, property: PathFlags) -> bool {
         self.path.intersects(property)
     }
@@ -433,6 +434,7 @@ impl Peer {
         std::mem::replace(&mut self.active, active)
     }
 
+    #[inline]
     pub(crate) fn connect_failure(&self) -> Option<LinkError> {
         self.connect_failure
     }
@@ -453,6 +455,7 @@ impl Peer {
         self.redials += 1;
     }
 
+    #[inline]
     pub(crate) fn call(&self) -> u32 {
         self.call
     }
@@ -483,6 +486,7 @@ impl Peer {
         self.tx_seq = self.tx_seq.wrapping_add(1);
     }
 
+    #[inline]
     pub(crate) fn messages_sent(&mut self, messages: u32) {
         self.tx_seq = self.tx_seq.wrapping_add(messages);
     }
@@ -561,10 +565,12 @@ impl Peer {
     }
 
     /// Notes that a send has left that waits for the peer's client.
+    #[inline]
     pub(crate) fn begin_unmatched(&mut self) {
         self.extra().unmatched += 1;
     }
 
+    #[inline]
     pub(crate) fn end_unmatched(&mut self) {
         if let Some(extra) = &mut self.extra {
             extra.unmatched = extra.unmatched.saturating_sub(1);
@@ -585,20 +591,24 @@ impl Peer {
     }
 
     /// Notes that a fetching atomic has left. `cost` is the size of its results with their names, in bytes.
+    #[inline]
     pub(crate) fn begin_fetch(&mut self, cost: u32) {
         self.extra().fetching += cost;
     }
 
+    #[inline]
     pub(crate) fn end_fetch(&mut self, cost: u32) {
         let extra = self.extra();
         extra.fetching = extra.fetching.saturating_sub(cost);
     }
 
     /// Notes that a read has left whose answer may have to be copied.
+    #[inline]
     pub(crate) fn begin_read(&mut self, cost: u32) {
         self.extra().reading += cost;
     }
 
+    #[inline]
     pub(crate) fn end_read(&mut self, cost: u32) {
         let extra = self.extra();
         extra.reading = extra.reading.saturating_sub(cost);

@@ -225,7 +225,7 @@ impl Peers {
     // ---- work --------------------------------------------------------------------------------
 
     /// Puts a peer on the list of the next progress round.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn activate(&mut self, id: PeerId) {
         let peer = &mut self.table[id.place()];
         if !peer.set_active(true) {
@@ -233,7 +233,7 @@ impl Peers {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_active(&self) -> bool {
         !self.active.is_empty()
     }
@@ -245,7 +245,7 @@ impl Peers {
     }
 
     /// A peer's queues, for an entry to be added.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn queues(&mut self, id: PeerId) -> &mut PeerQueues {
         self.table[id.place()].lend_queues(&mut self.queue_pool)
     }
@@ -285,7 +285,7 @@ impl Peers {
     // ---- addresses ---------------------------------------------------------------------------
 
     /// The peer at an address that has been used before.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn known(&self, addr: Addr) -> Option<PeerId> {
         match self.by_addr.get(usize::try_from(addr).ok()?) {
             Some(id) => *id,

@@ -372,7 +372,7 @@ impl Incoming {
     }
 
     /// The deliveries of POOLED completions.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn releases(&mut self) -> PooledReleases<'_> {
         PooledReleases::new(self.pool.as_ref(), &mut self.releases)
     }

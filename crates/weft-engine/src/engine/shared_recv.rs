@@ -155,6 +155,7 @@ pub struct PooledReleases<'a> {
 }
 
 impl<'a> PooledReleases<'a> {
+    #[inline(always)]
     pub(crate) const fn new(pool: Option<&'a (Arc<Pool>, u64)>, numbers: &'a mut VecDeque<u32>) -> Self {
         Self { pool, numbers }
     }

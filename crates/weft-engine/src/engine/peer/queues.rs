@@ -103,6 +103,7 @@ impl PeerQueues {
 
     // ---- operations --------------------------------------------------------------------------
 
+    #[inline]
     pub(crate) fn push_op(&mut self, op: OpId) {
         self.tx.push_back(op);
     }
@@ -139,6 +140,7 @@ impl PeerQueues {
     // ---- answers -----------------------------------------------------------------------------
 
     /// Queues a message, or an answer to a read.
+    #[inline]
     pub(crate) fn push_deferred(&mut self, work: Deferred) {
         if let Deferred::Reply { iov, copy: None, .. } = &work {
             self.replies |= reply_cost(mem::total_len(iov) as u64) > 0;
@@ -146,6 +148,7 @@ impl PeerQueues {
         self.deferred.push_back(work);
     }
 
+    #[inline]
     pub(crate) fn pop_deferred(&mut self) -> Option<Deferred> {
         self.deferred.pop_front()
     }
@@ -170,15 +173,18 @@ impl PeerQueues {
         self.replies
     }
 
+    #[inline]
     pub(crate) fn push_ack(&mut self, op: u32) {
         self.acks.push(op);
     }
 
+    #[inline]
     pub(crate) fn acks(&self) -> &[u32] {
         &self.acks
     }
 
     /// Removes the first `sent` acknowledgements, which have left.
+    #[inline]
     pub(crate) fn acks_sent(&mut self, sent: usize) {
         self.acks.drain(..sent);
     }
@@ -215,17 +221,20 @@ impl PeerQueues {
         self.bulk.push_front(work);
     }
 
+    #[inline]
     pub(crate) fn has_bulk(&self) -> bool {
         !self.bulk.is_empty()
     }
 
     // ---- state -------------------------------------------------------------------------------
 
+    #[inline]
     pub(crate) fn parts(&self) -> Option<u32> {
         self.parts
     }
 
     /// Sets the unfinished operation. Returns the former one.
+    #[inline]
     pub(crate) fn set_parts(&mut self, parts: Option<u32>) -> Option<u32> {
         std::mem::replace(&mut self.parts, parts)
     }
@@ -248,6 +257,7 @@ impl PeerQueues {
         self.early.remove(&seq)
     }
 
+    #[inline]
     pub(crate) fn has_early(&self) -> bool {
         !self.early.is_empty()
     }
