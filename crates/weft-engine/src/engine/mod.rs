@@ -532,7 +532,9 @@ impl<N: Nic> Engine<N> {
             sent += batch.len();
         }
         peer.messages_sent(messages);
-        self.state.peers.queues(peer_id).acks_sent(sent);
+        if let Some(queues) = peer.queues_mut() {
+            queues.acks_sent(sent);
+        }
         sent > 0
     }
 

@@ -37,7 +37,7 @@ pub(crate) struct RemoteAccess {
 
 impl RemoteAccess {
     /// A part of a write of `len` bytes, with immediate data if it is the last part.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(key: u64, data: Option<u64>, len: usize) -> Self {
         Self { kind: Kind::RemoteWrite, family: OpFlags::empty(), key, data, len }
     }
@@ -89,17 +89,19 @@ impl Target {
         Self { regions: Regions::new(probe), parts: Slab::new(), all_events: false }
     }
 
+    #[inline(always)]
     pub(crate) fn regions(&mut self) -> &mut Regions {
         &mut self.regions
     }
 
     /// The region of a key.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn region(&self, key: u64) -> Option<&Region> {
         self.regions.get(key)
     }
 
     /// Whether a device could not write to the memory of a receive because of that memory.
+    #[inline(always)]
     pub(crate) fn is_no_memory(&self, memory: &[Iov]) -> bool {
         self.regions.is_no_memory(memory)
     }
