@@ -69,13 +69,6 @@ const FEWEST_REQUESTS: usize = 64;
 /// started.
 pub(crate) const DEFERRED_LIMIT: usize = 2 * REQUEST_LIMIT;
 
-/// Number of peers that keep their queues when no work is queued, and limit of unused queues that are kept for
-/// others.
-const KEPT_QUEUES: usize = 8;
-
-/// Number of elements up to which a queue's memory is kept.
-const KEPT_ELEMENTS: usize = 64;
-
 /// Bytes of a mailbox that are reserved for the longest header.
 pub(crate) const HEADER_BYTES: usize = 128;
 

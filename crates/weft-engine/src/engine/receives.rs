@@ -77,7 +77,7 @@ impl RecvInfo {
         self.stored
     }
 
-    /// The same receive with at most `bytes` stored.
+    /// Returns the receive with at most `bytes` bytes stored.
     pub(crate) fn with_stored(self, bytes: usize) -> Self {
         Self { stored: self.stored.min(bytes), ..self }
     }

@@ -7,15 +7,19 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use super::{
-    DEFERRED_LIMIT, KEPT_ELEMENTS, KEPT_QUEUES, PROMPT_REPLY_BYTES, Peer, REPLY_WINDOW_BYTES, REQUEST_LIMIT,
-    UNMATCHED_LIMIT, reply_cost,
-};
+use super::{DEFERRED_LIMIT, PROMPT_REPLY_BYTES, Peer, REPLY_WINDOW_BYTES, REQUEST_LIMIT, UNMATCHED_LIMIT, reply_cost};
 use crate::engine::atomic::FetchResults;
 use crate::engine::ids::{OpId, TransferId};
 use crate::mem::{self, IovList, Owned};
 use crate::nic::{LinkId, RemoteIov, Share};
 use crate::wire::Op;
+
+/// Number of peers that keep their queues when no work is queued, and limit of unused queues that are kept for
+/// others.
+const KEPT_QUEUES: usize = 8;
+
+/// Number of elements up to which a queue's memory is kept.
+const KEPT_ELEMENTS: usize = 64;
 
 /// Work that arrived messages have caused, in their order.
 pub(crate) enum Deferred {
