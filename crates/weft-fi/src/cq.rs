@@ -61,6 +61,8 @@ pub(crate) struct Cq {
     format: Format,
     /// The number of entries from which new operations are refused.
     size: usize,
+    /// Entries from which on unsolicited messages wait.
+    flood_size: usize,
     wait: WaitKind,
     /// Whether the condition of `fi_cq_sread` is a number of entries.
     threshold: bool,
@@ -136,6 +138,7 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         sources: domain.new_sources(),
         format: Format::from_attr(format).ok_or(Errno::INVAL)?,
         size,
+        flood_size: size.saturating_add(FLOOD_ENTRIES),
         wait,
         threshold: attr.is_some_and(|attr| attr.wait_cond == sys::FI_CQ_COND_THRESHOLD),
         api: domain.api_version(),
@@ -215,7 +218,7 @@ impl Cq {
     /// Whether unsolicited messages must wait as well.
     #[inline]
     pub(crate) fn is_flooded(&self) -> bool {
-        self.len.load(Ordering::Relaxed) >= self.size.saturating_add(FLOOD_ENTRIES)
+        self.len.load(Ordering::Relaxed) >= self.flood_size
     }
 
     /// The endpoints on which reads make progress.

@@ -568,17 +568,18 @@ impl State {
     /// Counts the requests of an operation that has left, and ends the operation if it awaits no answer.
     #[inline(always)]
     pub(crate) fn op_sent(&mut self, peer_id: PeerId, index: ids::OpId) {
-        let what = |op: &TxOp| (op.parts(), op.kind() != Kind::Send, op.awaits_match());
-        let (parts, access, unmatched) = self.outgoing.op(index).map_or((1, false, false), what);
+        let Some(op) = self.outgoing.op(index) else { return };
         let peer = &mut self.peers[peer_id];
-        peer.begin_ops(parts);
-        if unmatched {
+        peer.begin_ops(op.parts());
+        if op.is_unmatched() {
             peer.begin_unmatched();
         }
-        if access {
-            peer.begin_accesses(parts);
+        if op.kind() != Kind::Send {
+            peer.begin_accesses(op.parts());
         }
-        self.finish_op(index);
+        if !op.is_under_way() {
+            self.finish_op(index);
+        }
     }
 
     /// The behaviour of the planted bug `OrderSwapped`: the first two queued operations are exchanged.

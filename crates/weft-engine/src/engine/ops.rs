@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::amo::Amo;
 use crate::api::{AtomicOp, Completion, Context, Fault, Kind, OpFlags, RmaIov, RmaOp, SendOp};
+use crate::bugs::planted;
 use crate::engine::groups::Groups;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::peer::Peer;
@@ -49,6 +50,8 @@ pub(crate) struct TxOp {
     len: u64,
     remote: SmallVec<[RmaIov; 1]>,
     phase: Phase,
+    /// The operation is a send that has left and waits for the peer's client.
+    unmatched: bool,
     /// RMA: number of parts that were sent, which is the index of the next one.
     next_part: u32,
     /// RMA: number of parts that were sent and not acknowledged.
@@ -76,6 +79,7 @@ impl TxOp {
             len: 0,
             remote: SmallVec::new(),
             phase: Phase::Queued,
+            unmatched: false,
             next_part: 0,
             pending: 0,
             pushing: 0,
@@ -209,9 +213,11 @@ impl TxOp {
     }
 
     /// Notes that a send has left, or has reached its next phase. `answers` is the number of answers that it waits for.
+    /// `unmatched`: the peer's client must act first.
     #[inline(always)]
-    pub(crate) fn send_left(&mut self, phase: Phase, answers: u32) {
+    pub(crate) fn send_left(&mut self, phase: Phase, answers: u32, unmatched: bool) {
         self.phase = phase;
+        self.unmatched = unmatched;
         self.pending = answers;
     }
 
@@ -282,12 +288,6 @@ impl TxOp {
         self.pushing > 0 || self.assisting > 0
     }
 
-    /// Whether the device helps the peer to move a part.
-    #[inline(always)]
-    pub(crate) fn is_assisting(&self) -> bool {
-        self.assisting > 0
-    }
-
     #[inline(always)]
     pub(crate) fn fault(&self) -> Option<Fault> {
         self.fault
@@ -308,13 +308,16 @@ impl TxOp {
     }
 
     /// Whether this is a send that has left and waits for the peer's client.
+    #[inline(always)]
+    pub(crate) fn is_unmatched(&self) -> bool {
+        self.unmatched
+    }
+
+    /// Whether the peer or the device still works on the operation, or part of it has not left.
     #[inline]
-    pub(crate) fn awaits_match(&self) -> bool {
-        match self.phase {
-            Phase::AwaitCts | Phase::Pushing(_) => true,
-            Phase::AwaitAck => self.flags.contains(OpFlags::DELIVERY),
-            Phase::Queued | Phase::Atomic { .. } => false,
-        }
+    pub(crate) fn is_under_way(&self) -> bool {
+        let pushing = planted!(Bug::PushStillReads, self.pushing > 0, false);
+        self.pending > 0 || pushing || self.assisting > 0 || !self.all_sent()
     }
 
     /// Number of requests that the operation takes, after all of it is sent.

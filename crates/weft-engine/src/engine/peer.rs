@@ -774,6 +774,7 @@ impl Peer {
         (self.outstanding - self.unmatched()).saturating_add(pending) < limit
     }
 
+    #[inline(always)]
     fn unmatched(&self) -> u32 {
         self.extra.as_ref().map_or(0, |extra| extra.unmatched)
     }

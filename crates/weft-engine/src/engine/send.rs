@@ -211,7 +211,7 @@ impl<N: Nic> Engine<N> {
             }
             peer.use_credit(cost);
             peer.count_message(Direction::Sent, cost);
-            op.send_left(Phase::AwaitAck, u32::from(ack.is_some()));
+            op.send_left(Phase::AwaitAck, u32::from(ack.is_some()), unmatched);
         } else if self.state.config.role == Role::Datagrams {
             return State::drop_datagram(op, &mut self.state.dropped);
         } else {
@@ -226,7 +226,7 @@ impl<N: Nic> Engine<N> {
             if sent.is_err() {
                 return Started::Blocked;
             }
-            op.send_left(Phase::AwaitCts, 1);
+            op.send_left(Phase::AwaitCts, 1, unmatched);
             if op.len() <= u64::from(peer.eager_bytes()) {
                 peer.count_stall();
             }

@@ -192,26 +192,25 @@ impl State {
     pub(crate) fn finish_op(&mut self, index: OpId) {
         let Some(op) = self.outgoing.op(index) else { return };
         let peer_id = op.peer();
-        let pushing = planted!(Bug::PushStillReads, op.pushing() > 0, false);
-        if op.pending() > 0 || pushing || op.is_assisting() || !op.all_sent() {
+        if op.is_under_way() {
             // A part that waited for others may be sent now.
             if !self.peers[peer_id].tx_is_empty() {
                 self.peers.activate(peer_id);
             }
             return;
         }
-        let (parts, access, unmatched) = (op.parts(), op.kind() != Kind::Send, op.awaits_match());
+        let (parts, access, unmatched) = (op.parts(), op.kind() != Kind::Send, op.is_unmatched());
         if op.flags().contains(OpFlags::COLLECTIVE) {
             let completion = op.completion(op.fault());
             self.collective_transfer_ended(&completion);
         } else {
             complete_op(&mut self.completions, op, op.fault());
         }
-        self.outgoing.drop_op(&mut self.peers[peer_id], index);
         if let Some(registrations) = &mut self.registrations {
             registrations.release_op(index);
         }
         let peer = &mut self.peers[peer_id];
+        self.outgoing.drop_op(peer, index);
         peer.end_ops(parts);
         if unmatched {
             peer.end_unmatched();
