@@ -155,8 +155,18 @@ impl<N: Nic> Engine<N> {
 
     /// Makes an engine on the heap, for callers with little stack: an engine takes some kilobytes.
     pub fn boxed(config: Config, nic: Box<N>) -> Box<Self> {
-        let state = Self::new_state(config, &nic);
-        Box::new(Self { nic: *nic, state, round: Vec::new() })
+        let state = Self::boxed_state(config, &nic);
+        Self::assemble(nic, state)
+    }
+
+    #[inline(never)] // Its frame ends before that of `assemble` begins.
+    fn boxed_state(config: Config, nic: &N) -> Box<State> {
+        Box::new(Self::new_state(config, nic))
+    }
+
+    #[inline(never)] // See `boxed_state`.
+    fn assemble(nic: Box<N>, state: Box<State>) -> Box<Self> {
+        Box::new(Self { nic: *nic, state: *state, round: Vec::new() })
     }
 
     fn new_state(config: Config, nic: &N) -> State {
@@ -579,6 +589,8 @@ impl State {
         }
         if !op.is_under_way() {
             self.finish_op(index);
+        } else if !peer.tx_is_empty() {
+            self.peers.activate(peer_id);
         }
     }
 
