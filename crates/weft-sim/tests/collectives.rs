@@ -13,18 +13,6 @@ use weft_sim::Buffer;
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::{Cluster, FabricConfig, Turn};
 
-const OPERATIONS: [Operation; 9] = [
-    Operation::Barrier,
-    Operation::Broadcast,
-    Operation::AllToAll,
-    Operation::AllReduce,
-    Operation::AllGather,
-    Operation::ReduceScatter,
-    Operation::Reduce,
-    Operation::Scatter,
-    Operation::Gather,
-];
-
 /// A group as the test knows it: cluster ranks in the order of group ranks, and each member's id.
 struct Group {
     members: Vec<usize>,
@@ -42,7 +30,7 @@ struct Call {
 
 impl Call {
     fn draw(rng: &mut Stream, number: u64, members: usize) -> Self {
-        let operation = OPERATIONS[rng.below(9) as usize];
+        let operation = Operation::ALL[rng.below(9) as usize];
         let root = if operation.is_rooted() { rng.below(members as u64) as usize } else { 0 };
         let long = rng.chance(150);
         let count = if long { rng.between(100, 9000) } else { rng.below(40) as usize };

@@ -66,6 +66,19 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Every operation.
+    pub const ALL: [Self; 9] = [
+        Self::Barrier,
+        Self::Broadcast,
+        Self::AllToAll,
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Reduce,
+        Self::Scatter,
+        Self::Gather,
+    ];
+
     /// Whether one member has a part that the others do not have.
     #[must_use]
     pub const fn is_rooted(self) -> bool {

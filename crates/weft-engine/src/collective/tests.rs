@@ -15,18 +15,6 @@ const ELEMENT: usize = 8;
 /// A value that no schedule may write, behind each buffer.
 const CANARY: u64 = 0xC0DE_C0DE_C0DE_C0DE;
 
-const OPERATIONS: [Operation; 9] = [
-    Operation::Barrier,
-    Operation::Broadcast,
-    Operation::AllToAll,
-    Operation::AllReduce,
-    Operation::AllGather,
-    Operation::ReduceScatter,
-    Operation::Reduce,
-    Operation::Scatter,
-    Operation::Gather,
-];
-
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::Dissemination,
     Algorithm::RecursiveDoubling,
@@ -245,7 +233,7 @@ fn roots(operation: Operation, members: u32) -> Vec<u32> {
 
 #[test]
 fn every_operation_gives_the_declared_result_for_every_member_count() {
-    for operation in OPERATIONS {
+    for operation in Operation::ALL {
         for members in (1..=17).chain([33]) {
             for root in roots(operation, members) {
                 for count in [0, 1, 3, 40] {
@@ -258,7 +246,7 @@ fn every_operation_gives_the_declared_result_for_every_member_count() {
 
 #[test]
 fn every_algorithm_gives_the_same_result() {
-    for operation in OPERATIONS {
+    for operation in Operation::ALL {
         for algorithm in ALGORITHMS {
             for members in [1, 2, 3, 4, 5, 7, 8, 13, 16, 17] {
                 for root in [0, members / 2, members - 1] {
@@ -292,7 +280,7 @@ fn long_buffers_are_split_into_segments_and_blocks() {
 
 #[test]
 fn the_input_and_the_result_may_be_one_buffer() {
-    for operation in OPERATIONS {
+    for operation in Operation::ALL {
         if operation == Operation::Broadcast {
             continue; // It has no input.
         }

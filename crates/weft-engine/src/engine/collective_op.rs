@@ -42,7 +42,8 @@ pub enum Elements {
 
 impl Elements {
     /// The length of one element in bytes.
-    pub(crate) const fn size(self) -> usize {
+    #[must_use]
+    pub const fn size(self) -> usize {
         match self {
             Self::Bytes(size) => size,
             Self::Numbers(reduction) => reduction.element_bytes(),

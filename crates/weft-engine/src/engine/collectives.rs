@@ -1,22 +1,22 @@
-//! Collectives of endpoints and the collectives that run in them.
+//! Groups of endpoints, and the collectives that run in them.
 //!
-//! Place in the data flow: [`Engine::join_group`] and [`Engine::start_collective`] accept requests of the client. Each
-//! becomes a run of a schedule ([`crate::collective`]). [`Engine::run_collectives`], a part of every progress round
-//! that has something for it, starts transfers, copies and reduces until all runs wait. Transfers are messages with
-//! the flag COLLECTIVE. They have a matcher and a transmit queue of their own, so that no message of the client is in
-//! their way. [`State::end_transfer`] collects their ends.
+//! Place in the data flow: [`Engine::join_group`] and [`Engine::start_collective`] accept requests of the client.
+//! Each becomes a run of a schedule ([`crate::collective`]). [`Engine::run_collectives`] starts transfers, copies and
+//! reduces until all runs wait. Transfers are messages with the flag COLLECTIVE. They have a matcher of their own and
+//! pass the queued messages of the client, so that no message of the client blocks them. [`State::end_transfer`]
+//! records the end of each transfer.
 //!
 //! A group's *number* is chosen by each member for itself and announced to the others by the join, which is an
 //! allgather. A message's tag consists of the receiver's number of the group, the operation's sequence number and the
 //! message's number in the schedule, so that every tag is unique at its receiver. The tags of a join, before any
 //! number is known, come from a hash of the members' names.
 //!
-//! Faults. When a transfer fails, the run is *poisoned*: it performs the rest of its schedule with empty messages that
-//! say so, and without copies and reductions. Every member's schedule therefore ends, garbage is not forwarded, and
-//! each member that depends on the failed one gets an error.
+//! Faults. When a transfer fails, the run is *poisoned*. It performs the rest of its schedule with empty messages that
+//! carry the mark of the failure, and without copies and reductions. Every member's schedule therefore ends, and no
+//! garbage is forwarded. Each member that depends on the failed one gets an error.
 //!
 //! Invariants: a run is complete only when no transfer refers to its memory; a collective is accepted whole or not at
-//! all; in the steady state a collective allocates nothing.
+//! all. A repeated collective allocates nothing, except for messages that arrive before their receive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,12 +30,10 @@ use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Sc
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
-use crate::engine::ids::PeerId;
+use crate::engine::ids::{self, PeerId};
 use crate::engine::ops::TxOp;
-use crate::engine::peer::Direction;
 use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
 use crate::engine::receives::RecvInfo;
-use crate::engine::send::EAGER_COST;
 use crate::engine::state::Violation;
 use crate::mem::{Iov, IovList, Owned};
 use crate::name::EpName;
@@ -71,9 +69,9 @@ const _: () = assert!(collective::MAX_TASKS <= 1 << NUMBER_BITS);
 pub(crate) struct Collectives {
     groups: Slab<Group>,
     runs: Slab<ActiveRun>,
-    /// Runs that may be able to go on.
+    /// Runs that may be able to continue.
     ready: VecDeque<u32>,
-    /// Transfers that have ended since the last look.
+    /// Transfers that have ended and that their runs have not taken into account.
     ended: Vec<Ended>,
     /// The number of the next group.
     next_number: u32,
@@ -145,7 +143,7 @@ struct ActiveRun {
     flags: OpFlags,
     /// The first failure.
     fault: Option<Fault>,
-    /// In the list of runs that may be able to go on.
+    /// Whether the run is in `Collectives::ready`.
     ready: bool,
 }
 
@@ -189,7 +187,7 @@ impl<N: Nic> Engine<N> {
         let names: Vec<EpName> = members.iter().map(|&addr| self.state.member_name(addr)).collect::<Result<_, _>>()?;
         let me = self.state.me.identity();
         let rank = names.iter().position(|name| name.identity() == me).ok_or(Error::NoSuchAddress)?;
-        let (rank, count) = (u32_of(rank), u32_of(names.len()));
+        let (rank, count) = (ids::number(rank), ids::number(names.len()));
         let request = Request {
             operation: Operation::AllGather,
             rank,
@@ -237,7 +235,7 @@ impl<N: Nic> Engine<N> {
             ready: false,
         });
         self.run_collectives();
-        Ok(GroupId::from_number(u32_of(group)))
+        Ok(GroupId::from_number(ids::number(group)))
     }
 
     /// Leaves a group. Errors: `NoSuchAddress` if there is no such group, `Again` while operations are under way.
@@ -301,15 +299,15 @@ impl<N: Nic> Engine<N> {
     /// The rank of a member, or `None` if there is no such group or the address is no member's.
     pub fn rank_in(&self, group: GroupId, addr: Addr) -> Option<u32> {
         let group = self.state.collectives.as_deref()?.groups.get(group.index())?;
-        group.members.iter().position(|&member| member == addr).map(u32_of)
+        group.members.iter().position(|&member| member == addr).map(ids::number)
     }
 
     /// The number of members, or `None` if there is no such group.
     pub fn members_in(&self, group: GroupId) -> Option<u32> {
-        self.state.collectives.as_deref()?.groups.get(group.index()).map(|group| u32_of(group.members.len()))
+        self.state.collectives.as_deref()?.groups.get(group.index()).map(|group| ids::number(group.members.len()))
     }
 
-    /// Lets every run go on until all of them wait for transfers.
+    /// Advances every run until all runs wait for transfers.
     pub(crate) fn run_collectives(&mut self) {
         while let Some(index) = self.state.next_ready_run() {
             self.advance(index);
@@ -405,14 +403,7 @@ impl State {
             return Err(Violation);
         }
         let payload = r.rest();
-        let window = self.config.window_bytes as u64;
-        let peer = &mut self.peers[peer_id];
-        let cost = payload.len() as u64 + EAGER_COST;
-        if peer.rx_used() + cost > window {
-            return Err(Violation);
-        }
-        peer.use_window(cost);
-        peer.count_message(Direction::Received, cost);
+        self.admit_eager(peer_id, payload.len())?;
         let groups = self.collectives();
         if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
             let fault = fault_of(payload.len() as u64, &memory, poisoned);
@@ -502,14 +493,10 @@ impl State {
         }
     }
 
-    /// The send or receive of a run has ended. Called by the code for messages.
+    /// Records the end of a run's send or receive, which `ctx` names.
     #[cold]
-    pub(crate) fn collective_transfer_ended(&mut self, completion: &Completion) {
-        self.end_transfer(completion.ctx, completion.fault);
-    }
-
-    fn end_transfer(&mut self, ctx: Context, fault: Option<Fault>) {
-        let (run, task) = (u32_of(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
+    pub(crate) fn end_transfer(&mut self, ctx: Context, fault: Option<Fault>) {
+        let (run, task) = (ids::number(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
         let Some(groups) = self.collectives.as_deref_mut() else { return };
         groups.ended.push(Ended { run, task, fault });
         if groups.ended.len() == 1 {
@@ -539,7 +526,7 @@ enum Side {
 
 impl Collectives {
     fn start(&mut self, run: ActiveRun) {
-        let index = u32_of(self.runs.insert(run));
+        let index = ids::number(self.runs.insert(run));
         self.make_ready(index);
     }
 
@@ -585,19 +572,21 @@ impl Collectives {
 
     /// Takes the ends of transfers into account.
     fn settle(&mut self) {
-        for ended in std::mem::take(&mut self.ended) {
+        let mut all = std::mem::take(&mut self.ended);
+        for ended in all.drain(..) {
             let Some(active) = self.runs.get_mut(ended.run as usize) else { continue };
             active.run.complete(ended.task);
             active.fault = active.fault.or(ended.fault);
             self.make_ready(ended.run);
         }
+        self.ended = all; // Its memory is reused.
     }
 }
 
 impl Group {
     /// The request for a schedule, once the operation is found valid.
     fn request(&self, op: &CollectiveOp) -> Result<Request, Error> {
-        let members = u32_of(self.members.len());
+        let members = ids::number(self.members.len());
         let root = if op.operation.is_rooted() { op.root } else { 0 };
         if root >= members {
             return Err(Error::NoSuchAddress);
@@ -660,7 +649,7 @@ impl Group {
 }
 
 impl State {
-    /// The next run that may be able to go on.
+    /// The next run that may be able to continue.
     fn next_ready_run(&mut self) -> Option<u32> {
         let groups = self.collectives.as_deref_mut()?;
         groups.settle();
@@ -740,9 +729,4 @@ fn overlap(input: &Iov, result: &Iov) -> Overlap {
     } else {
         Overlap::Partial
     }
-}
-
-/// A count or an index. There are fewer than 2³² of anything here.
-fn u32_of(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
 }

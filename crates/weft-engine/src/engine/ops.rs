@@ -152,6 +152,11 @@ impl TxOp {
     }
 
     #[inline(always)]
+    pub(crate) fn ctx(&self) -> Context {
+        self.ctx
+    }
+
+    #[inline(always)]
     pub(crate) fn flags(&self) -> OpFlags {
         self.flags
     }

@@ -311,7 +311,7 @@ impl State {
             completion.flags = (completion.flags - OpFlags::MULTI) | self.end_delivery(buffer);
         }
         if completion.flags.contains(OpFlags::COLLECTIVE) {
-            return self.collective_transfer_ended(&completion);
+            return self.end_transfer(completion.ctx, completion.fault);
         }
         self.completions.push(completion);
     }
@@ -390,14 +390,7 @@ impl State {
             self.queue_ack(peer_id, op);
         }
         let payload = r.rest();
-        let window = self.config.window_bytes as u64;
-        let peer = &mut self.peers[peer_id];
-        let cost = payload.len() as u64 + EAGER_COST;
-        if peer.rx_used() + cost > window {
-            return Err(Violation);
-        }
-        peer.use_window(cost);
-        peer.count_message(Direction::Received, cost);
+        self.admit_eager(peer_id, payload.len())?;
         let src = self.source_of(peer_id);
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
@@ -411,6 +404,20 @@ impl State {
         if let Some(op) = ack {
             self.queue_ack(peer_id, op);
         }
+        Ok(())
+    }
+
+    /// Charges an eager message to the peer's window. A message beyond the window is a violation.
+    #[inline]
+    pub(crate) fn admit_eager(&mut self, peer_id: PeerId, payload_bytes: usize) -> Result<(), Violation> {
+        let window = self.config.window_bytes as u64;
+        let peer = &mut self.peers[peer_id];
+        let cost = payload_bytes as u64 + EAGER_COST;
+        if peer.rx_used() + cost > window {
+            return Err(Violation);
+        }
+        peer.use_window(cost);
+        peer.count_message(Direction::Received, cost);
         Ok(())
     }
 

@@ -73,8 +73,7 @@ impl State {
                     self.outgoing.linger(link, copy);
                 }
                 if op.flags().contains(OpFlags::COLLECTIVE) {
-                    let completion = op.completion(Some(op.fault().unwrap_or(fault)));
-                    self.collective_transfer_ended(&completion);
+                    self.end_transfer(op.ctx(), Some(op.fault().unwrap_or(fault)));
                     continue;
                 }
                 let fails = planted!(Bug::LossReported, !lost, true);
@@ -201,8 +200,8 @@ impl State {
         }
         let (parts, access, unmatched) = (op.parts(), op.kind() != Kind::Send, op.is_unmatched());
         if op.flags().contains(OpFlags::COLLECTIVE) {
-            let completion = op.completion(op.fault());
-            self.collective_transfer_ended(&completion);
+            let (ctx, fault) = (op.ctx(), op.fault());
+            self.end_transfer(ctx, fault);
         } else {
             complete_op(&mut self.completions, op, op.fault());
         }

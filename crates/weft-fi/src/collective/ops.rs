@@ -20,7 +20,7 @@ use crate::abi::{atomic, object};
 use crate::collective::group;
 use crate::domain::Domain;
 use crate::endpoint::flags::{self, Mode};
-use crate::endpoint::{Collective, Ep, ep};
+use crate::endpoint::{Call, Ep, ep};
 use crate::info::offer::MAX_MSG_BYTES;
 
 /// The operations.
@@ -39,37 +39,6 @@ pub(crate) static OPS: sys::fi_ops_collective = sys::fi_ops_collective {
     ..crate::abi::noop::COLLECTIVE
 };
 
-/// The arguments of a call, as the client gave them.
-struct Call {
-    operation: Operation,
-    input: *const c_void,
-    result: *mut c_void,
-    count: usize,
-    coll_addr: sys::fi_addr_t,
-    root_addr: sys::fi_addr_t,
-    datatype: sys::fi_datatype,
-    /// Only used by reductions.
-    op: sys::fi_op,
-    context: *mut c_void,
-}
-
-impl Call {
-    /// A call without data.
-    const fn new(operation: Operation, coll_addr: sys::fi_addr_t, context: *mut c_void) -> Self {
-        Self {
-            operation,
-            input: std::ptr::null(),
-            result: std::ptr::null_mut(),
-            count: 0,
-            coll_addr,
-            root_addr: 0,
-            datatype: sys::FI_VOID,
-            op: sys::FI_NOOP,
-            context,
-        }
-    }
-}
-
 /// Starts a collective.
 ///
 /// # Safety
@@ -81,19 +50,9 @@ unsafe fn start(fid: *mut sys::fid_ep, call: &Call, mode: impl FnOnce(&Ep) -> Re
         let ep = unsafe { ep(fid) };
         let mode = mode(ep)?;
         let elements = elements(ep.domain(), call.operation, call.datatype, call.op)?;
-        let collective = Collective {
-            group: group::named(call.coll_addr)?,
-            operation: call.operation,
-            root: call.root_addr,
-            count: call.count,
-            elements,
-            input: call.input,
-            result: call.result,
-            context: call.context,
-            mode,
-        };
+        let group = group::named(call.coll_addr)?;
         // SAFETY: by the caller's promise.
-        Ok(unsafe { ep.start_collective(&collective) })
+        Ok(unsafe { ep.start_collective(group, elements, call, mode) })
     })
 }
 
@@ -153,9 +112,10 @@ unsafe extern "C" fn broadcast(
     unsafe { start(fid, &call, |_| flags::transmit(flags)) }
 }
 
-/// The operations whose C functions have an input, a result and no root.
-macro_rules! rootless {
-    ($($name:ident $operation:ident;)*) => {
+/// The operations whose C functions have an input and a result. The brackets name the arguments that not all of them
+/// have: the root, and the arithmetic operation.
+macro_rules! with_input {
+    ($($name:ident $operation:ident [$($root:ident)?] [$($op:ident)?];)*) => {
         $(unsafe extern "C" fn $name(
             fid: *mut sys::fid_ep,
             buf: *const c_void,
@@ -164,99 +124,28 @@ macro_rules! rootless {
             result: *mut c_void,
             _result_desc: *mut c_void,
             coll_addr: sys::fi_addr_t,
+            $($root: sys::fi_addr_t,)?
             datatype: sys::fi_datatype,
+            $($op: sys::fi_op,)?
             flags: u64,
             context: *mut c_void,
         ) -> isize {
             let none = Call::new(Operation::$operation, coll_addr, context);
-            let call = Call { input: buf, result, count, datatype, ..none };
+            let call = Call { input: buf, result, count, datatype, $($root,)? $($op,)? ..none };
             // SAFETY: the client's endpoint and buffers.
             unsafe { start(fid, &call, |_| flags::transmit(flags)) }
         })*
     };
 }
 
-rootless! {
-    alltoall AllToAll;
-    allgather AllGather;
-}
-
-/// The operations whose C functions have an input, a result, a reduction and no root.
-macro_rules! reducing {
-    ($($name:ident $operation:ident;)*) => {
-        $(unsafe extern "C" fn $name(
-            fid: *mut sys::fid_ep,
-            buf: *const c_void,
-            count: usize,
-            _desc: *mut c_void,
-            result: *mut c_void,
-            _result_desc: *mut c_void,
-            coll_addr: sys::fi_addr_t,
-            datatype: sys::fi_datatype,
-            op: sys::fi_op,
-            flags: u64,
-            context: *mut c_void,
-        ) -> isize {
-            let none = Call::new(Operation::$operation, coll_addr, context);
-            let call = Call { input: buf, result, count, datatype, op, ..none };
-            // SAFETY: the client's endpoint and buffers.
-            unsafe { start(fid, &call, |_| flags::transmit(flags)) }
-        })*
-    };
-}
-
-reducing! {
-    allreduce AllReduce;
-    reduce_scatter ReduceScatter;
-}
-
-unsafe extern "C" fn reduce(
-    fid: *mut sys::fid_ep,
-    buf: *const c_void,
-    count: usize,
-    _desc: *mut c_void,
-    result: *mut c_void,
-    _result_desc: *mut c_void,
-    coll_addr: sys::fi_addr_t,
-    root_addr: sys::fi_addr_t,
-    datatype: sys::fi_datatype,
-    op: sys::fi_op,
-    flags: u64,
-    context: *mut c_void,
-) -> isize {
-    let none = Call::new(Operation::Reduce, coll_addr, context);
-    let call = Call { input: buf, result, count, root_addr, datatype, op, ..none };
-    // SAFETY: the client's endpoint and buffers.
-    unsafe { start(fid, &call, |_| flags::transmit(flags)) }
-}
-
-/// The operations whose C functions have an input, a result and a root.
-macro_rules! rooted {
-    ($($name:ident $operation:ident;)*) => {
-        $(unsafe extern "C" fn $name(
-            fid: *mut sys::fid_ep,
-            buf: *const c_void,
-            count: usize,
-            _desc: *mut c_void,
-            result: *mut c_void,
-            _result_desc: *mut c_void,
-            coll_addr: sys::fi_addr_t,
-            root_addr: sys::fi_addr_t,
-            datatype: sys::fi_datatype,
-            flags: u64,
-            context: *mut c_void,
-        ) -> isize {
-            let none = Call::new(Operation::$operation, coll_addr, context);
-            let call = Call { input: buf, result, count, root_addr, datatype, ..none };
-            // SAFETY: the client's endpoint and buffers.
-            unsafe { start(fid, &call, |_| flags::transmit(flags)) }
-        })*
-    };
-}
-
-rooted! {
-    scatter Scatter;
-    gather Gather;
+with_input! {
+    alltoall AllToAll [] [];
+    allreduce AllReduce [] [op];
+    allgather AllGather [] [];
+    reduce_scatter ReduceScatter [] [op];
+    reduce Reduce [root_addr] [op];
+    scatter Scatter [root_addr] [];
+    gather Gather [root_addr] [];
 }
 
 /// The operation with libfabric's number.
@@ -294,10 +183,7 @@ pub(crate) unsafe extern "C" fn query(
             return Err(Errno::INVAL);
         }
         let operation = operation(coll).ok_or(Errno::OPNOTSUPP)?;
-        let size = match elements(domain, operation, attr.datatype, attr.op)? {
-            Elements::Bytes(size) => size,
-            Elements::Numbers(reduction) => reduction.element_bytes(),
-        };
+        let size = elements(domain, operation, attr.datatype, attr.op)?.size();
         let barrier = operation == Operation::Barrier;
         let count = if barrier { 0 } else { MAX_MSG_BYTES / size };
         attr.datatype_attr = sys::fi_atomic_attr { count, size: if barrier { 0 } else { size } };

@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use weft_engine::api::{ADDR_NONE, Addr, Completion, Context, Error};
+use weft_engine::api::{Addr, Completion, Context, Error, OpFlags};
 use weft_engine::collective::Operation;
 use weft_engine::mem::Iov;
 use weft_engine::{CollectiveOp, Elements, GroupId};
@@ -22,21 +22,37 @@ use crate::endpoint::flags::Mode;
 use crate::endpoint::route::{Class, Routes, User};
 use crate::eq::Failure;
 
-/// A collective operation, as a client asks for it.
-pub(crate) struct Collective {
-    pub(crate) group: GroupId,
+/// The arguments of a collective call, as the client gave them.
+pub(crate) struct Call {
     pub(crate) operation: Operation,
-    /// A rank, or an address.
-    pub(crate) root: sys::fi_addr_t,
-    pub(crate) count: usize,
-    pub(crate) elements: Elements,
     pub(crate) input: *const c_void,
     pub(crate) result: *mut c_void,
+    pub(crate) count: usize,
+    pub(crate) coll_addr: sys::fi_addr_t,
+    /// A rank, or an address.
+    pub(crate) root_addr: sys::fi_addr_t,
+    pub(crate) datatype: sys::fi_datatype,
+    /// Only used by reductions.
+    pub(crate) op: sys::fi_op,
     pub(crate) context: *mut c_void,
-    pub(crate) mode: Mode,
 }
 
-impl Collective {
+impl Call {
+    /// A call without data.
+    pub(crate) const fn new(operation: Operation, coll_addr: sys::fi_addr_t, context: *mut c_void) -> Self {
+        Self {
+            operation,
+            input: std::ptr::null(),
+            result: std::ptr::null_mut(),
+            count: 0,
+            coll_addr,
+            root_addr: 0,
+            datatype: sys::FI_VOID,
+            op: sys::FI_NOOP,
+            context,
+        }
+    }
+
     /// The operation as the engine takes it.
     ///
     /// # Safety
@@ -44,18 +60,20 @@ impl Collective {
     unsafe fn to_engine(
         &self,
         engine: &Eng,
+        group: GroupId,
+        elements: Elements,
         ctx: Context,
-        flags: weft_engine::api::OpFlags,
+        flags: OpFlags,
     ) -> Result<CollectiveOp, Error> {
-        let members = engine.members_in(self.group).ok_or(Error::NoSuchAddress)?;
-        let rank = u32::try_from(self.root).ok().filter(|&root| root < members);
-        let root = rank.or_else(|| engine.rank_in(self.group, self.root)).unwrap_or(u32::MAX);
+        let members = engine.members_in(group).ok_or(Error::NoSuchAddress)?;
+        let rank = u32::try_from(self.root_addr).ok().filter(|&root| root < members);
+        let root = rank.or_else(|| engine.rank_in(group, self.root_addr)).unwrap_or(u32::MAX);
         let mut op = CollectiveOp {
-            group: self.group,
+            group,
             operation: self.operation,
             root,
             count: self.count,
-            elements: self.elements,
+            elements,
             input: Iov::EMPTY,
             result: Iov::EMPTY,
             ctx,
@@ -113,18 +131,18 @@ impl Ep {
         self.cell.with_engine(|engine| (false, engine.members_in(group).is_some())).unwrap_or(false)
     }
 
-    /// Starts a collective operation.
+    /// Starts a collective operation in a group.
     ///
     /// # Safety
-    /// As for [`Collective::to_engine`].
-    pub(crate) unsafe fn start_collective(&self, collective: &Collective) -> isize {
-        let entry = self.tx_entry(collective.mode);
-        let flags = collective.mode.ops | self.completion_policy(entry, Class::Send);
+    /// As for [`Call::to_engine`].
+    pub(crate) unsafe fn start_collective(&self, group: GroupId, elements: Elements, call: &Call, mode: Mode) -> isize {
+        let entry = self.tx_entry(mode);
+        let flags = mode.ops | self.completion_policy(entry, Class::Send);
         let user = User::new(sys::FI_COLLECTIVE, entry);
-        let ctx = Context { ptr: collective.context.addr(), user: user.word() };
+        let ctx = Context { ptr: call.context.addr(), user: user.word() };
         let started = self.cell.submit_tx(|engine| {
             // SAFETY: by the caller's promise.
-            let op = unsafe { collective.to_engine(engine, ctx, flags) }?;
+            let op = unsafe { call.to_engine(engine, group, elements, ctx, flags) }?;
             engine.start_collective(&op)
         });
         // Operations come too early while the join is under way.
@@ -148,5 +166,3 @@ impl Routes {
         }
     }
 }
-
-const _: () = assert!(ADDR_NONE == sys::FI_ADDR_NOTAVAIL);
