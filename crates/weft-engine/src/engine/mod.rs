@@ -165,6 +165,7 @@ impl<N: Nic> Engine<N> {
     }
 
     #[inline(never)] // See `boxed_state`.
+    #[expect(clippy::boxed_local, reason = "the parts must not lie in the caller's frame")]
     fn assemble(nic: Box<N>, state: Box<State>) -> Box<Self> {
         Box::new(Self { nic: *nic, state: *state, round: Vec::new() })
     }
