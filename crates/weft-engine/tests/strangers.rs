@@ -4,6 +4,7 @@
 
 mod scripted;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use scripted::{CAPS, Case, Event, parts, u64_at, words};
@@ -18,6 +19,7 @@ const RTS: u8 = 9;
 const CREDIT: u8 = 13;
 const WRITE: u8 = 14;
 const TAGGED: u8 = 1;
+const COLLECTIVE: u8 = 64;
 
 const WINDOW: u64 = 4 << 20;
 const BUDGET: u64 = 64 << 20;
@@ -155,7 +157,12 @@ fn a_stranger_that_becomes_known_has_the_usual_window() {
 fn memory_of_strangers_has_one_bound() {
     let announce = |case: &mut Case| case.say(RTS, 0, &words(&[3, 5, 0, 100]));
     let refusal = |case: &mut Case| case.say(WRITE, 0, &words(&[scripted::pair(3, 0), 8, 0, 0]));
-    for (ask, room) in [(&announce as &dyn Fn(&mut Case), usize::MAX), (&refusal, 0)] {
+    let tag = Cell::new(0);
+    let collective = |case: &mut Case| {
+        tag.set(tag.get() + 1);
+        case.say(RTS, COLLECTIVE | TAGGED, &words(&[3, tag.get(), 0, 100]));
+    };
+    for (ask, room) in [(&announce as &dyn Fn(&mut Case), usize::MAX), (&refusal, 0), (&collective, usize::MAX)] {
         let mut case = case(Config { stranger_bytes: 4 << 20, ..Config::default() });
         let modest = |case: &mut Case, seq| (case.link, case.seq) = (LinkId(0), seq);
         connect(&mut case, 0);

@@ -428,14 +428,11 @@ impl State {
         peer_id: PeerId,
         flags: u8,
         rts: &Rts,
-        source: Vec<RemoteIov>,
+        mut source: Vec<RemoteIov>,
     ) -> Result<(), Violation> {
         let (tag, op, len) = (rts.tag.get(), rts.op.get(), rts.len.get());
         let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
-        let peer = &mut self.peers[peer_id];
-        if peer.begin_announcement() > UNMATCHED_LIMIT {
-            return Err(Violation);
-        }
+        self.admit_announcement(peer_id, &mut source)?;
         let arrived = Arrived::Announced { op, len, source, ack, poisoned };
         let groups = self.collectives();
         if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
@@ -472,16 +469,28 @@ impl State {
         }
     }
 
-    /// The peer has gone: receives from it fail, and messages whose payload is not here are lost.
+    /// Handles the failure of a peer: receives from it fail, and messages whose payload is not here are lost. As for
+    /// the messages of clients, the number of lost messages is limited per peer, and those of strangers are dropped.
     pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError) {
+        let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
         let Some(groups) = self.collectives.as_deref_mut() else { return };
-        for (_, arrived) in groups.arrived.iter_mut().filter(|((peer, _), _)| *peer == peer_id) {
-            match arrived {
-                Arrived::Eager { orphan, .. } => *orphan = true,
-                Arrived::Announced { .. } => *arrived = Arrived::Lost(why),
-                Arrived::Lost(_) => {}
+        let lost =
+            |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
+        let mut places = most.saturating_sub(groups.arrived.iter().filter(lost).count());
+        groups.arrived.retain(|(peer, _), arrived| match arrived {
+            _ if *peer != peer_id => true,
+            Arrived::Eager { orphan, .. } => {
+                *orphan = true;
+                true
             }
-        }
+            Arrived::Announced { .. } if places == 0 => false,
+            Arrived::Announced { .. } => {
+                places -= 1;
+                *arrived = Arrived::Lost(why);
+                true
+            }
+            Arrived::Lost(_) => true,
+        });
         let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
         let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
         theirs.sort_unstable(); // Nothing happens in hash order.
@@ -568,6 +577,11 @@ impl Collectives {
             ctx: Context { ptr: index as usize, user: u64::from(task) },
             poisoned: active.fault.is_some(),
         }
+    }
+
+    /// The peers whose messages or receives wait here. Some are named several times.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> {
+        self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer)
     }
 
     /// Takes the ends of transfers into account.

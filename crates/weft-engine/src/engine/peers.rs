@@ -539,6 +539,9 @@ impl State {
         for matcher in self.incoming.matchers() {
             matcher.unexpected().iter().for_each(|(_, message)| keep(message.peer()));
         }
+        if let Some(collectives) = &self.collectives {
+            collectives.peers().for_each(&mut keep);
+        }
         for completion in &self.completions {
             if let Some(Fault::Stranger(number)) = completion.fault {
                 keep(PeerId::new(number as usize));

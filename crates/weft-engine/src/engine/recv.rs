@@ -438,35 +438,41 @@ impl State {
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
         let peer = &mut self.peers[peer_id];
         peer.count_rendezvous(Direction::Received, len);
+        let src = self.source_of(peer_id);
         if flags & F_COLLECTIVE != 0 {
             return self.on_collective_rts(peer_id, flags, &rts, source);
         }
-        let src = self.source_of(peer_id);
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
             self.start_rendezvous(peer_id, iov, info, op, source, ack);
             return Ok(());
         }
+        self.admit_announcement(peer_id, &mut source)?;
+        let ahead = source.is_empty() && len > 0 && len <= u64::from(self.peers[peer_id].eager_bytes());
+        let body = Body::Rendezvous { op, len, source, ack };
+        let message = Unexpected::new(peer_id, tag, data, body);
+        let key = self.keep_unexpected(tagged, message, src);
+        if ahead {
+            self.note_announcement(peer_id, ShortAnnouncement::new(tagged, key, op));
+        }
+        Ok(())
+    }
+
+    /// Counts an announced message against the limits of its peer, and shortens its descriptor if many wait.
+    pub(crate) fn admit_announcement(&mut self, peer_id: PeerId, source: &mut Vec<RemoteIov>) -> Result<(), Violation> {
         let peer = &mut self.peers[peer_id];
         let announced = peer.begin_announcement();
         if announced > UNMATCHED_LIMIT {
             return Err(Violation);
         }
         if source.len() > SHORT_LIST && announced > LONG_LISTS {
-            // Descriptors are kept short if there are many. The peer is asked to push these bytes.
-            source = Vec::new();
+            // The peer is asked to push these bytes.
+            *source = Vec::new();
         }
-        let ahead = source.is_empty() && len > 0 && len <= u64::from(peer.eager_bytes());
-        if src == ADDR_NONE {
+        if peer.addr() == ADDR_NONE {
             self.account(peer_id);
             if self.strangers_exceed() {
                 self.peers.activate(peer_id);
             }
-        }
-        let body = Body::Rendezvous { op, len, source, ack };
-        let message = Unexpected::new(peer_id, tag, data, body);
-        let key = self.keep_unexpected(tagged, message, src);
-        if ahead {
-            self.note_announcement(peer_id, ShortAnnouncement::new(tagged, key, op));
         }
         Ok(())
     }
