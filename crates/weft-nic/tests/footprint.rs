@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use scripted::{CAPS, Case, Event, pair, words};
@@ -93,6 +93,19 @@ fn counted<T>(run: impl FnOnce() -> T) -> (isize, T) {
         on.set(false);
         (bytes.get(), result)
     })
+}
+
+/// Held for reading by tests that run beside others.
+static TESTS: RwLock<()> = RwLock::new(());
+
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    TESTS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Excludes the other tests. They open descriptors, and the process's list of descriptor numbers grows with the highest
+/// number. That growth belongs to no connection, but would be counted in the thread that causes it.
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    TESTS.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An address vector: the names by number.
@@ -216,6 +229,7 @@ fn holds(kind: Kind, len: usize) {
 /// Both devices are in one test, because descriptors are limited.
 #[test]
 fn an_idle_peer_costs_no_more_than_its_budget() {
+    let _guard = beside_others();
     for kind in [Kind::Shm, Kind::Tcp, Kind::Encrypted] {
         holds(kind, 8);
         // The length makes the data travel apart from messages. Over shared memory, both sides copy it.
@@ -241,6 +255,7 @@ impl Sink for Deaf {
 /// a valid hello.
 #[test]
 fn a_flood_costs_no_more_than_its_budget() {
+    let _guard = alone();
     let half_open = TcpConfig::default().half_open;
     for (greets, budget_bytes) in [false, true].into_iter().zip(HALF_OPEN_BYTES) {
         let capability = [7; 16];
@@ -331,6 +346,7 @@ const UNEXPECTED_BYTES: isize = 8 << 20;
 /// Each kind of request whose answers the peer does not take or give, repeated without end.
 #[test]
 fn state_kept_for_a_peer_is_bounded() {
+    let _guard = beside_others();
     let (id, pieces) = (pair(3, 0), (0..32).flat_map(|n| [4096 * (n + 1), 200]).collect::<Vec<u64>>());
     let in_pieces = |head: &[u64]| words(&[head, &pieces].concat());
     let (fetch, long) = ([ATOMIC, 8, 0, 10], 32 * 200);
@@ -364,6 +380,7 @@ fn state_kept_for_a_peer_is_bounded() {
 /// The maximum number of the most expensive requests of all kinds.
 #[test]
 fn state_kept_for_all_kinds_of_requests_is_bounded() {
+    let _guard = beside_others();
     const REQUESTS: usize = 131_072;
     const UNMATCHED: usize = 1 << 20;
     let (id, pieces) = (pair(3, 0), (0..32).flat_map(|n| [4096 * (n + 1), 200]).collect::<Vec<u64>>());
@@ -393,6 +410,7 @@ fn state_kept_for_all_kinds_of_requests_is_bounded() {
 /// such as shm and tcp, delivers none.
 #[test]
 fn messages_out_of_order_are_bounded() {
+    let _guard = beside_others();
     let unordered = NicCaps { ordered: false, ..CAPS };
     let whole = vec![1; CAPS.mailbox_bytes - 8];
     let each = isize::try_from(CAPS.mailbox_bytes).unwrap() + 128;
@@ -418,6 +436,7 @@ fn messages_out_of_order_are_bounded() {
 /// of the poll.
 #[test]
 fn memory_of_the_device_lasts_until_its_link_is_closed() {
+    let _guard = beside_others();
     const LEN: usize = 100_000;
     let config = Config { inject_bytes: LEN, ..Config::default() };
     let mut case = Case::new(CAPS, config);
@@ -486,6 +505,7 @@ fn most_of_a_message() -> Vec<u8> {
 /// Incomplete messages of peers in no address vector share one limit.
 #[test]
 fn incomplete_messages_of_strangers_have_one_bound() {
+    let _guard = beside_others();
     let listen = Some(([127, 0, 0, 1], 0).into());
     let devices = weft_nic::Config { shm: false, listen, ..weft_nic::Config::default() };
     let config = Config { stranger_bytes: 1 << 20, ..Config::default() };
@@ -505,6 +525,7 @@ fn incomplete_messages_of_strangers_have_one_bound() {
 /// If there is no memory for a link, that link ends or waits. The process and the other links continue.
 #[test]
 fn a_link_without_memory_ends() {
+    let _guard = beside_others();
     let mut hub = endpoint(Kind::Tcp);
     let (mut first, second) = (join(&mut hub), join(&mut hub));
     first.write_all(&most_of_a_message()).unwrap();
@@ -538,6 +559,7 @@ fn a_link_without_memory_ends() {
 /// Many links each carry a message without its last byte. Each link takes one mailbox.
 #[test]
 fn an_incomplete_message_takes_one_mailbox() {
+    let _guard = beside_others();
     const LINKS: usize = 16;
     const MAILBOX: usize = (64 << 10) + 256;
     let mut hub = endpoint(Kind::Tcp);
