@@ -18,6 +18,8 @@ pub struct Caps {
     pub rma: bool,
     /// Remote atomics.
     pub atomic: bool,
+    /// Collectives. Endpoints then have an event queue.
+    pub collective: bool,
 }
 
 /// The agent that moves data while the client makes no call.
@@ -68,7 +70,7 @@ pub(crate) struct Inner {
     pub(crate) library: &'static Library,
     pub(crate) info: Info,
     pub(crate) can_sleep: bool,
-    fabric: *mut fid_fabric,
+    pub(crate) fabric: *mut fid_fabric,
     pub(crate) domain: *mut fid_domain,
     next_key: AtomicU64,
     /// Held while objects of the domain are opened or closed, as weak threading levels require.
@@ -87,9 +89,8 @@ fn hints(library: &'static Library, requirements: &Requirements) -> Result<Info,
     let mut hints = library.allocate()?;
     hints.set_provider(&requirements.provider)?;
     let mut caps = FI_TAGGED;
-    for (bit, want) in
-        [(FI_MSG, requirements.caps.msg), (FI_RMA, requirements.caps.rma), (FI_ATOMIC, requirements.caps.atomic)]
-    {
+    let Caps { msg, rma, atomic, collective } = requirements.caps;
+    for (bit, want) in [(FI_MSG, msg), (FI_RMA, rma), (FI_ATOMIC, atomic), (FI_COLLECTIVE, collective)] {
         caps |= if want { bit } else { 0 };
     }
     let info = hints.get_mut();
@@ -108,6 +109,9 @@ fn hints(library: &'static Library, requirements: &Requirements) -> Result<Info,
         Some(Progress::Auto) => FI_PROGRESS_AUTO,
         Some(Progress::Manual) => FI_PROGRESS_MANUAL,
     };
+    if collective {
+        domain.control_progress = domain.data_progress;
+    }
     // MPI needs this order. Every measured provider offers it, and without it some would take a shorter path
     // than in MPI.
     hints.tx_mut().msg_order = FI_ORDER_SAS;
@@ -122,10 +126,15 @@ fn hints(library: &'static Library, requirements: &Requirements) -> Result<Info,
 /// The likely reason: libfabric reports none.
 fn not_offered(requirements: &Requirements) -> Error {
     let mut what = Vec::new();
-    let Caps { msg, rma, atomic } = requirements.caps;
-    for (name, want) in
-        [("msg", msg), ("RMA", rma), ("atomics", atomic), ("delivery completion", requirements.delivery)]
-    {
+    let Caps { msg, rma, atomic, collective } = requirements.caps;
+    let delivery = requirements.delivery;
+    for (name, want) in [
+        ("msg", msg),
+        ("RMA", rma),
+        ("atomics", atomic),
+        ("collectives", collective),
+        ("delivery completion", delivery),
+    ] {
         if want {
             what.push(name);
         }

@@ -65,7 +65,9 @@ pub struct Completion {
 pub struct Endpoint {
     pub(crate) ep: *mut fid_ep,
     cq: *mut fid_cq,
-    av: *mut fid_av,
+    pub(crate) av: *mut fid_av,
+    /// Null unless collectives were requested.
+    pub(crate) eq: *mut fid_eq,
     mr: *mut fid_mr,
     pub(crate) desc: *mut c_void,
     name: Vec<u8>,
@@ -90,6 +92,7 @@ impl Endpoint {
             ep: null_mut(),
             cq: null_mut(),
             av: null_mut(),
+            eq: null_mut(),
             mr: null_mut(),
             desc: null_mut(),
             name: Vec::new(),
@@ -101,6 +104,9 @@ impl Endpoint {
         let domain = domain.inner();
         let serial = domain.serialize();
         this.open_queues(domain, slots, peers)?;
+        if domain.info.get().caps & FI_COLLECTIVE != 0 {
+            this.open_events(domain)?;
+        }
         this.register(domain)?;
         this.enable(domain)?;
         this.name = this.read_name(domain.library)?;
@@ -156,7 +162,7 @@ impl Endpoint {
     }
 
     /// Binds two objects of this endpoint.
-    fn bind(&self, library: &Library, object: *mut fid, other: *mut fid, flags: u64) -> Result<(), Error> {
+    pub(crate) fn bind(&self, library: &Library, object: *mut fid, other: *mut fid, flags: u64) -> Result<(), Error> {
         // SAFETY: the objects of this structure are open.
         let head = unsafe { &*object };
         // SAFETY: an open object has its table.
@@ -411,11 +417,12 @@ impl Endpoint {
         if result < 0 {
             return library.failure("fi_cq_readerr", result);
         }
-        if let Some(slot) = self.slot(entry.base.op_context) {
+        let slot = self.slot(entry.base.op_context);
+        if let Some(slot) = slot {
             self.busy[slot as usize] = false;
         }
         let code = entry.base.err.saturating_abs();
-        Error::Completion { code, provider_code: entry.base.prov_errno, text: library.text(code) }
+        Error::Completion { slot, code, provider_code: entry.base.prov_errno, text: library.text(code) }
     }
 }
 
@@ -436,5 +443,7 @@ impl Drop for Endpoint {
         unsafe { close(self.cq) };
         // SAFETY: as above, of the vector.
         unsafe { close(self.av) };
+        // SAFETY: as above, of the event queue, or null.
+        unsafe { close(self.eq) };
     }
 }

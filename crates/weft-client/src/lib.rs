@@ -1,12 +1,12 @@
 //! A libfabric client with a safe interface: it loads a host library and drives any provider in it.
 //!
-//! Place in the data flow: outside the product. `weft bench` measures weft and other providers through this
-//! crate, so that every provider sees the same calls. Start reading at the three main types: [`Library`] is a
+//! Place in the data flow: on the client's side of libfabric. `weft bench` measures weft and other providers through
+//! this crate, so that every provider sees the same calls. weft-coll runs the collectives of MPI programs through it. Start reading at the three main types: [`Library`] is a
 //! loaded libfabric. [`Domain`] is a provider opened in it. [`Endpoint`] is a reliable-datagram endpoint with
 //! its completion queue, address vector and memory.
 //!
 //! The crate checks these rules itself and does not depend on its callers:
-//! - An endpoint owns its communication memory. Operations name ranges of it by offset and length, which are
+//! - An endpoint owns its communication memory, except that of collectives (an `unsafe` call). Operations name ranges of it by offset and length, which are
 //!   checked. No Rust reference into this memory exists, because a peer may write to it at any time.
 //! - An endpoint owns the contexts of its operations (`fi_context2`, for providers that keep state in them).
 //!   A context is refused until its operation is complete.
@@ -17,9 +17,10 @@
 //! but [`Posted::Again`].
 //!
 //! Sources: the man pages of libfabric 1.17, fi_getinfo(3), fi_endpoint(3), fi_cq(3), fi_av(3), fi_mr(3), fi_rma(3),
-//! fi_atomic(3).
+//! fi_atomic(3), fi_collective(3).
 
 mod block;
+mod collective;
 mod domain;
 mod endpoint;
 mod library;
@@ -34,6 +35,7 @@ pub const FORMAT_SOCKADDR_IN6: u32 = weft_fi_sys::FI_SOCKADDR_IN6;
 /// The address format of null-terminated strings.
 pub const FORMAT_STRING: u32 = weft_fi_sys::FI_ADDR_STR;
 
+pub use collective::{Collective, Group, Operation};
 pub use domain::{Caps, Domain, Progress, Requirements, Stats, Threading};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;
@@ -74,6 +76,8 @@ pub enum Error {
     /// An operation completed with an error.
     #[error("an operation completed with an error: {text} ({code}, the provider's own {provider_code})")]
     Completion {
+        /// The context of the operation; `None` if the provider named none.
+        slot: Option<u32>,
         /// The error number, positive.
         code: c_int,
         /// The provider's error number.

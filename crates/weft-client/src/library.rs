@@ -49,7 +49,17 @@ impl Library {
         let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND;
         // SAFETY: loading runs the library's constructors; the user requested that by naming the library.
         let opened = unsafe { Dynamic::open(Some(path), flags) };
-        let library = opened.map_err(|error| Error::Load(error.to_string()))?;
+        Self::of(opened.map_err(|error| Error::Load(error.to_string()))?)
+    }
+
+    /// The library with this file name (`DT_SONAME`), if the process has loaded it already.
+    pub fn loaded(name: &str) -> Option<Result<&'static Self, Error>> {
+        // SAFETY: with RTLD_NOLOAD no constructor runs.
+        let opened = unsafe { Dynamic::open(Some(name), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NOLOAD) };
+        opened.ok().map(Self::of)
+    }
+
+    fn of(library: Dynamic) -> Result<&'static Self, Error> {
         let library: &'static Dynamic = Box::leak(Box::new(library));
         // SAFETY: the type is that of libfabric's header.
         let version: Version = unsafe { symbol(library, c"fi_version")? };

@@ -192,7 +192,7 @@ impl Endpoint {
 
     /// The address of a free context.
     #[inline]
-    fn claim(&self, slot: u32) -> Result<*mut c_void, Error> {
+    pub(crate) fn claim(&self, slot: u32) -> Result<*mut c_void, Error> {
         if self.busy.get(slot as usize) != Some(&false) {
             return Err(Error::Misuse("the context is in use, or does not exist"));
         }
@@ -200,7 +200,7 @@ impl Endpoint {
     }
 
     #[inline]
-    fn posted(&mut self, what: &'static str, slot: u32, result: isize) -> Result<Posted, Error> {
+    pub(crate) fn posted(&mut self, what: &'static str, slot: u32, result: isize) -> Result<Posted, Error> {
         let posted = self.injected(what, result)?;
         self.busy[slot as usize] = posted == Posted::Done;
         Ok(posted)

@@ -26,7 +26,7 @@ fn library() -> Option<&'static Library> {
 fn wanted(provider: &str) -> Requirements {
     Requirements {
         provider: provider.to_owned(),
-        caps: Caps { msg: true, rma: true, atomic: false },
+        caps: Caps { msg: true, rma: true, ..Caps::default() },
         ..Requirements::default()
     }
 }

@@ -44,7 +44,12 @@ pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Rank
     let (op, case) = (job.case.op, &job.case);
     let mut wanted = Requirements {
         provider: job.provider.clone(),
-        caps: Caps { msg: op == Op::Msg, rma: matches!(op, Op::Write | Op::Read), atomic: op == Op::FetchAdd },
+        caps: Caps {
+            msg: op == Op::Msg,
+            rma: matches!(op, Op::Write | Op::Read),
+            atomic: op == Op::FetchAdd,
+            collective: false,
+        },
         progress: job.progress.map(|progress| match progress {
             super::options::Progress::Auto => Progress::Auto,
             super::options::Progress::Manual => Progress::Manual,

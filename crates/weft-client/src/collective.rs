@@ -1,0 +1,258 @@
+//! Groups of endpoints, and the collectives that run in them (fi_collective(3)).
+//!
+//! Place in the data flow: [`Endpoint::join`] creates a set of addresses and joins the group of its members. The end of
+//! the join is an event ([`Endpoint::joined`]). [`Endpoint::start`] starts an operation, whose completion
+//! [`Endpoint::poll`] returns as any other.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use weft_fi_sys::*;
+
+use crate::domain::close;
+use crate::endpoint::{Address, Endpoint, Posted};
+use crate::{Error, Library};
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// No member leaves before all have entered.
+    Barrier,
+    /// The root's block reaches all members; it is the result buffer.
+    Broadcast,
+    /// One block from each member to each.
+    AllToAll,
+    /// Every member gets the reduction of all inputs.
+    AllReduce,
+    /// Every member gets all inputs.
+    AllGather,
+    /// Each member gets one block of the reduction.
+    ReduceScatter,
+    /// The root gets the reduction.
+    Reduce,
+    /// Each member gets one block of the root's input.
+    Scatter,
+    /// The root gets all inputs.
+    Gather,
+}
+
+/// The arguments of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Collective {
+    /// The operation.
+    pub operation: Operation,
+    /// The input; null if this member has none.
+    pub input: *const c_void,
+    /// The result; null if this member has none.
+    pub result: *mut c_void,
+    /// Elements of one block.
+    pub count: usize,
+    /// The root's rank.
+    pub root: u64,
+    /// The elements' type.
+    pub datatype: fi_datatype,
+    /// The arithmetic operation of reductions.
+    pub op: fi_op,
+}
+
+/// A group of endpoints. A group that is dropped stays open until the process ends: leave it.
+#[derive(Debug)]
+pub struct Group {
+    set: *mut fid_av_set,
+    mc: *mut fid_mc,
+}
+
+// SAFETY: the objects belong to this group and are used through its endpoint only.
+unsafe impl Send for Group {}
+
+impl Group {
+    /// The group's number, which [`Endpoint::joined`] returns.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.mc.addr()
+    }
+
+    fn address(&self) -> fi_addr_t {
+        // SAFETY: the group is open; the provider does not change its address.
+        unsafe { (*self.mc).fi_addr }
+    }
+}
+
+impl Endpoint {
+    /// Opens the event queue, which the ends of joins need.
+    pub(crate) fn open_events(&mut self, domain: &crate::domain::Inner) -> Result<(), Error> {
+        let library = domain.library;
+        // SAFETY: the fabric is open as long as the domain.
+        let parent = unsafe { &*domain.fabric };
+        // SAFETY: an open fabric has its table.
+        let table = unsafe { &*parent.ops };
+        let mut attr =
+            fi_eq_attr { size: 0, flags: 0, wait_obj: FI_WAIT_NONE, signaling_vector: 0, wait_set: null_mut() };
+        let open = library.has("fi_eq_open", table.eq_open)?;
+        // SAFETY: fabric and attributes are valid, and the result goes to a field of this structure.
+        let result = unsafe { open(domain.fabric, &mut attr, &mut self.eq, null_mut()) };
+        library.check("fi_eq_open", result as isize)?;
+        self.bind(library, self.ep.cast(), self.eq.cast(), 0)
+    }
+
+    /// Starts to join the group of these members, in this order. All of them must do so.
+    pub fn join(&mut self, members: &[Address]) -> Result<Group, Error> {
+        let library = self.inner().library;
+        let set = self.open_set(library, members)?;
+        // SAFETY: the endpoint is open.
+        let head = unsafe { &*self.ep };
+        // SAFETY: an enabled endpoint has this table.
+        let table = unsafe { &*head.cm };
+        let addr = fi_collective_addr { set, coll_addr: FI_ADDR_NOTAVAIL };
+        let mut mc = null_mut();
+        let result = match library.has("fi_join_collective", table.join) {
+            // SAFETY: endpoint and set are open, and the group goes to a local.
+            Ok(call) => unsafe { call(self.ep, (&raw const addr).cast(), FI_COLLECTIVE, &mut mc, null_mut()) },
+            Err(_) => -FI_ENOSYS,
+        };
+        if let Err(error) = library.check("fi_join_collective", result as isize) {
+            // SAFETY: no group uses the set.
+            unsafe { close(set) };
+            return Err(error);
+        }
+        Ok(Group { set, mc })
+    }
+
+    fn open_set(&self, library: &Library, members: &[Address]) -> Result<*mut fid_av_set, Error> {
+        // SAFETY: the vector is open.
+        let head = unsafe { &*self.av };
+        // SAFETY: an open vector has its table.
+        let table = unsafe { &*head.ops };
+        let mut attr = fi_av_set_attr {
+            count: members.len(),
+            start_addr: FI_ADDR_NOTAVAIL,
+            end_addr: FI_ADDR_NOTAVAIL,
+            stride: 1,
+            comm_key_size: 0,
+            comm_key: null_mut(),
+            flags: 0,
+        };
+        let mut set = null_mut();
+        let open = library.has("fi_av_set", table.av_set)?;
+        // SAFETY: vector and attributes are valid, and the result goes to a local.
+        let result = unsafe { open(self.av, &mut attr, &mut set, null_mut()) };
+        library.check("fi_av_set", result as isize)?;
+        // SAFETY: the set was just opened.
+        let head = unsafe { &*set };
+        // SAFETY: an open set has its table.
+        let table = unsafe { &*head.ops };
+        for member in members {
+            let result = match table.insert {
+                // SAFETY: the set is open.
+                Some(call) => unsafe { call(set, member.0) },
+                None => -FI_ENOSYS,
+            };
+            if let Err(error) = library.check("fi_av_set_insert", result as isize) {
+                // SAFETY: no group uses the set.
+                unsafe { close(set) };
+                return Err(error);
+            }
+        }
+        Ok(set)
+    }
+
+    /// The next join that has ended, by its group's number, and its failure if it failed. Makes progress.
+    pub fn joined(&mut self) -> Result<Option<(usize, Option<Error>)>, Error> {
+        let library = self.inner().library;
+        // SAFETY: the queue is open if collectives were requested, else null.
+        let head = unsafe { self.eq.as_ref() }.ok_or(Error::Misuse("the endpoint was opened without collectives"))?;
+        // SAFETY: an open queue has its table.
+        let table = unsafe { &*head.ops };
+        let mut event = 0;
+        let mut entry = fi_eq_entry { fid: null_mut(), context: null_mut(), data: 0 };
+        let read = library.has("fi_eq_read", table.read)?;
+        // SAFETY: the queue is open, and the entry has the given length.
+        let result = unsafe { read(self.eq, &mut event, (&raw mut entry).cast(), size_of::<fi_eq_entry>(), 0) };
+        match -result {
+            again if again == FI_EAGAIN as isize => Ok(None),
+            error if error == FI_EAVAIL as isize => self.join_error(table).map(Some),
+            _ => {
+                library.check("fi_eq_read", result)?;
+                Ok((event == FI_JOIN_COMPLETE).then_some((entry.fid.addr(), None)))
+            }
+        }
+    }
+
+    /// Calls `fi_eq_readerr`.
+    #[cold]
+    fn join_error(&self, table: &fi_ops_eq) -> Result<(usize, Option<Error>), Error> {
+        let library = self.inner().library;
+        let readerr = library.has("fi_eq_readerr", table.readerr)?;
+        let mut entry = fi_eq_err_entry {
+            fid: null_mut(),
+            context: null_mut(),
+            data: 0,
+            err: 0,
+            prov_errno: 0,
+            err_data: null_mut(),
+            err_data_size: 0,
+        };
+        // SAFETY: the queue is open, and the entry has no buffer for error data.
+        let result = unsafe { readerr(self.eq, &mut entry, 0) };
+        library.check("fi_eq_readerr", result)?;
+        let code = entry.err.saturating_abs();
+        Ok((entry.fid.addr(), Some(Error::Call { what: "fi_join_collective", code, text: library.text(code) })))
+    }
+
+    /// Leaves a group, or returns it while operations are under way.
+    pub fn leave(&mut self, group: Group) -> Result<(), Group> {
+        let domain = self.domain().clone();
+        let _serial = domain.inner().serialize();
+        // SAFETY: the group is open, and is not used after it was closed.
+        if unsafe { close(group.mc) } != 0 {
+            return Err(group);
+        }
+        // SAFETY: as above; its group is closed.
+        unsafe { close(group.set) };
+        Ok(())
+    }
+
+    /// Starts an operation. [`Endpoint::poll`] returns `slot` when it is complete.
+    ///
+    /// # Safety
+    /// The buffers are as long as the operation needs (fi_collective(3)), and are left to the provider until the
+    /// operation is complete.
+    pub unsafe fn start(&mut self, slot: u32, group: &Group, call: &Collective) -> Result<Posted, Error> {
+        let context = self.claim(slot)?;
+        // SAFETY: by the caller's promise.
+        let result = unsafe { self.call(group.address(), call, context) }?;
+        self.posted("fi_collective", slot, result)
+    }
+
+    /// # Safety
+    /// As for [`Endpoint::start`]. The context is free.
+    unsafe fn call(&self, addr: fi_addr_t, call: &Collective, context: *mut c_void) -> Result<isize, Error> {
+        let library = self.inner().library;
+        // SAFETY: the endpoint is open.
+        let head = unsafe { &*self.ep };
+        // SAFETY: a table of an open endpoint is valid, or null.
+        let ops = unsafe { head.collective.as_ref() };
+        let ops = ops.ok_or(Error::Misuse("the endpoint was opened without collectives"))?;
+        let Collective { operation, input, result, count, root, datatype, op } = *call;
+        let (ep, none): (_, *mut c_void) = (self.ep, null_mut());
+        /// Calls the function with the promise of [`Endpoint::start`].
+        macro_rules! call {
+            ($name:ident $($argument:expr),*) => {{
+                let function = library.has(concat!("fi_", stringify!($name)), ops.$name)?;
+                // SAFETY: by the caller's promise.
+                unsafe { function(ep, $($argument,)* context) }
+            }};
+        }
+        Ok(match operation {
+            Operation::Barrier => call!(barrier addr),
+            Operation::Broadcast => call!(broadcast result, count, none, addr, root, datatype, 0),
+            Operation::AllToAll => call!(alltoall input, count, none, result, none, addr, datatype, 0),
+            Operation::AllReduce => call!(allreduce input, count, none, result, none, addr, datatype, op, 0),
+            Operation::AllGather => call!(allgather input, count, none, result, none, addr, datatype, 0),
+            Operation::ReduceScatter => call!(reduce_scatter input, count, none, result, none, addr, datatype, op, 0),
+            Operation::Reduce => call!(reduce input, count, none, result, none, addr, root, datatype, op, 0),
+            Operation::Scatter => call!(scatter input, count, none, result, none, addr, root, datatype, 0),
+            Operation::Gather => call!(gather input, count, none, result, none, addr, root, datatype, 0),
+        })
+    }
+}
