@@ -1,13 +1,14 @@
 //! A libfabric client with a safe interface: it loads a host library and drives any provider in it.
 //!
 //! Place in the data flow: on the client's side of libfabric. `weft bench` measures weft and other providers through
-//! this crate, so that every provider sees the same calls. weft-coll runs the collectives of MPI programs through it. Start reading at the three main types: [`Library`] is a
-//! loaded libfabric. [`Domain`] is a provider opened in it. [`Endpoint`] is a reliable-datagram endpoint with
-//! its completion queue, address vector and memory.
+//! this crate, so that every provider sees the same calls. weft-coll runs the collectives of MPI programs through it.
+//! Start reading at the three main types: [`Library`] is a loaded libfabric. [`Domain`] is a provider opened in it.
+//! [`Endpoint`] is a reliable-datagram endpoint with its completion queue, address vector and memory.
 //!
 //! The crate checks these rules itself and does not depend on its callers:
-//! - An endpoint owns its communication memory, except that of collectives (an `unsafe` call). Operations name ranges of it by offset and length, which are
-//!   checked. No Rust reference into this memory exists, because a peer may write to it at any time.
+//! - An endpoint owns its communication memory, except that of collectives (an `unsafe` call). Operations name ranges
+//!   of it by offset and length, which are checked. No Rust reference into this memory exists, because a peer may write
+//!   to it at any time.
 //! - An endpoint owns the contexts of its operations (`fi_context2`, for providers that keep state in them).
 //!   A context is refused until its operation is complete.
 //! - Memory and contexts are freed after the endpoint and its registration were closed, or not at all.
