@@ -3,8 +3,11 @@
 //! Place in the data flow: weft-fi translates libfabric calls into these types, and these types into CQ
 //! entries, counters and errno. No libfabric constant appears here.
 
+mod flags;
+
 use std::sync::Arc;
 
+pub use self::flags::{CompletionFlags, OpFlags, RecvFlags};
 use crate::amo::Amo;
 use crate::engine::{EAGER_COST, Probe, Role};
 use crate::mem::Iov;
@@ -67,66 +70,6 @@ pub struct Context {
     pub user: u64,
 }
 
-bitflags::bitflags! {
-    /// Options of an operation and properties of a completion.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct OpFlags: u32 {
-        /// The buffer may be reused as soon as the call returns.
-        const INJECT = 1;
-        /// Complete when the data is in the target's matched buffer (FI_DELIVERY_COMPLETE).
-        const DELIVERY = 1 << 1;
-        /// Carries 64 bits of immediate data (FI_REMOTE_CQ_DATA).
-        const DATA = 1 << 2;
-        /// Emit no [`Completion`] on success, because no queue entry and no counter needs it.
-        const QUIET = 1 << 3;
-        /// Start only after all earlier operations to this peer have completed (FI_FENCE).
-        const FENCE = 1 << 4;
-        /// Receives: the buffer takes several messages (FI_MULTI_RECV).
-        const MULTI = 1 << 5;
-        /// Receives: report a matching message without receiving it (FI_PEEK).
-        const PEEK = 1 << 6;
-        /// Receives: with `PEEK`, reserve the message. Without it, receive the message that this context
-        /// reserved (FI_CLAIM).
-        const CLAIM = 1 << 7;
-        /// Receives: drop the message that `PEEK` finds or `CLAIM` reserved (FI_DISCARD).
-        const DISCARD = 1 << 8;
-        /// The operation is tagged.
-        const TAGGED = 1 << 9;
-        /// Complete when the data has reached the peer's endpoint, even if this process ends afterwards
-        /// (FI_TRANSMIT_COMPLETE).
-        const TRANSMIT = 1 << 10;
-        /// Remote events: the access was an atomic operation.
-        const ATOMIC = 1 << 11;
-        /// The layer above must defer the operation (FI_TRIGGER), and starts it later without this flag.
-        /// `Engine::send_now` and `post_now` decline such an operation. No other call may get one.
-        const TRIGGER = 1 << 12;
-        /// Remote events of an operation on several regions: the event of the endpoint, and of no region.
-        const ENDPOINT = 1 << 13;
-        /// Remote events of an operation on several regions: the event of one region, and not of the endpoint.
-        const REGION = 1 << 14;
-        /// Remote events of kind `RemoteRead`: the operation also changed the memory that it fetched.
-        const CHANGES = 1 << 15;
-        /// Success is counted but makes no queue entry. There is a [`Completion`], in contrast to `QUIET`.
-        const COUNTED = 1 << 16;
-        /// Completions: a delivery into a multi-receive of a pool. Whether it releases the buffer is known when
-        /// the completion is delivered ([`crate::PooledReleases`]).
-        const POOLED = 1 << 17;
-        /// Sends: leave only after all earlier remote accesses to this peer have completed (FI_ORDER_SAW,
-        /// FI_ORDER_SAR).
-        const AFTER_ACCESSES = 1 << 18;
-        /// A message of a collective, which the engine itself has started.
-        const COLLECTIVE = 1 << 19;
-    }
-}
-
-impl OpFlags {
-    /// Whether this is an inject without a queue entry. It is accepted only if it can leave at once, because
-    /// its caller may wait for the effect by other means, without progress of this endpoint.
-    pub(crate) const fn must_leave(self) -> bool {
-        self.contains(Self::INJECT) && self.intersects(Self::QUIET.union(Self::COUNTED))
-    }
-}
-
 /// A send: plain, tagged, with data, or injected.
 #[derive(Clone, Copy, Debug)]
 pub struct SendOp<'a> {
@@ -151,14 +94,14 @@ pub struct RecvOp<'a> {
     pub src: Addr,
     /// The buffer's pieces, copied by the call.
     pub iov: &'a [Iov],
-    /// Used with `OpFlags::TAGGED`.
+    /// Used with `RecvFlags::TAGGED`.
     pub tag: u64,
     /// Tag bits that need not match.
     pub ignore: u64,
     /// Returned with the completion.
     pub ctx: Context,
     /// Options.
-    pub flags: OpFlags,
+    pub flags: RecvFlags,
 }
 
 /// A piece of a peer's registered memory.
@@ -249,11 +192,11 @@ pub enum Kind {
     Read,
     /// An RMA write.
     Write,
-    /// A peer wrote into region `ctx.user` of this endpoint, with data if `OpFlags::DATA` is set. There is one
+    /// A peer wrote into region `ctx.user` of this endpoint, with data if `CompletionFlags::DATA` is set. There is one
     /// completion for each operation, when all of it is stored. An operation on several regions makes one with
     /// `ENDPOINT`, and one with `REGION` for each region.
     RemoteWrite,
-    /// A peer read from region `ctx.user` of this endpoint, and changed it if `OpFlags::CHANGES` is set.
+    /// A peer read from region `ctx.user` of this endpoint, and changed it if `CompletionFlags::CHANGES` is set.
     RemoteRead,
     /// An atomic operation that fetches nothing.
     Atomic,
@@ -325,9 +268,8 @@ pub struct Completion {
     pub data: u64,
     /// The kind of operation or event.
     pub kind: Kind,
-    /// DATA, TAGGED, and MULTI if the multi-receive buffer is released. TRANSMIT and DELIVERY as in the
-    /// operation.
-    pub flags: OpFlags,
+    /// Properties, and the options of the operation.
+    pub flags: CompletionFlags,
     /// The reason, if the operation failed.
     pub fault: Option<Fault>,
 }
@@ -336,13 +278,13 @@ impl Completion {
     /// A successful completion without data or source.
     #[inline]
     #[must_use]
-    pub const fn new(kind: Kind, ctx: Context, flags: OpFlags) -> Self {
+    pub const fn new(kind: Kind, ctx: Context, flags: CompletionFlags) -> Self {
         Self { ctx, len: 0, tag: 0, buf: 0, src: ADDR_NONE, data: 0, kind, flags, fault: None }
     }
 
     /// The completion of an operation that has failed.
     #[must_use]
-    pub const fn failed(kind: Kind, ctx: Context, flags: OpFlags, fault: Fault) -> Self {
+    pub const fn failed(kind: Kind, ctx: Context, flags: CompletionFlags, fault: Fault) -> Self {
         Self { fault: Some(fault), ..Self::new(kind, ctx, flags) }
     }
 }

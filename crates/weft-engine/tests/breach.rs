@@ -7,7 +7,9 @@ mod scripted;
 
 use scripted::{CAPS, Case, Event, name, open, pair, u32_at, u64_at, words};
 use weft_engine::amo::{self, Amo, Form, Type};
-use weft_engine::api::{ADDR_NONE, Access, AtomicOp, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp};
+use weft_engine::api::{
+    ADDR_NONE, Access, AtomicOp, Config, Context, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
+};
 use weft_engine::mem::{self, Iov, IovList, Owned};
 use weft_engine::nic::{LinkId, NicCaps};
 
@@ -194,7 +196,7 @@ fn a_peer_cannot_push_into_a_transfer_of_the_device() {
             case.say(WRITE_RTS, 0, &words(&[3, 7, 0, 0, LONG, 0, 1, 4096, LONG]));
         } else {
             let ctx = Context { ptr: 1, user: 0 };
-            let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: OpFlags::empty() };
+            let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: RecvFlags::empty() };
             case.engine.recv(&recv).unwrap();
             case.say(RTS, 0, &words(&[pair(3, 1), 0, 0, LONG, 4096, LONG]));
         }
@@ -361,7 +363,7 @@ fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
     let mut receive = |case: &mut Case| {
         let ctx = Context { ptr: 1, user: 0 };
         let iov = [memory.iov()];
-        let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: OpFlags::empty() };
+        let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: RecvFlags::empty() };
         case.engine.recv(&recv).unwrap();
         case.run();
         assert_eq!(case.done().iter().filter(|end| end.fault.is_none()).count(), 1);

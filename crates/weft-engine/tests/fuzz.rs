@@ -8,7 +8,7 @@ mod scripted;
 use std::collections::VecDeque;
 
 use weft_engine::Engine;
-use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvOp, Region};
+use weft_engine::api::{ADDR_NONE, Access, Config, Context, RecvFlags, RecvOp, Region};
 use weft_engine::mem::{self, Iov, Owned};
 use weft_engine::name::{EpName, NameParts, address_bytes, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
@@ -236,7 +236,7 @@ fn messages() {
         }
         let mut buffers: Vec<(Owned, Iov)> = (0..3).map(|n| guarded(1 << (4 * n))).collect();
         for (n, (_, iov)) in buffers.iter().enumerate() {
-            let flags = if n == 1 { OpFlags::TAGGED } else { OpFlags::empty() };
+            let flags = if n == 1 { RecvFlags::TAGGED } else { RecvFlags::empty() };
             let ctx = Context { ptr: n + 1, user: 0 };
             engine.recv(&RecvOp { src: ADDR_NONE, iov: &[*iov], tag: 5, ignore: 0, ctx, flags }).unwrap();
         }

@@ -7,7 +7,7 @@ mod scripted;
 use std::sync::Arc;
 
 use scripted::{CAPS, Case, Event, name};
-use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp, SendOp};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvFlags, RecvOp, SendOp};
 use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::LinkId;
@@ -62,8 +62,14 @@ fn send(case: &mut Case, tag: u64, memory: &mut Owned) {
 
 fn recv(case: &mut Case, tag: u64, memory: &mut Owned) {
     let iov = [memory.iov()];
-    let op =
-        RecvOp { src: ADDR_NONE, iov: &iov, tag, ignore: 0, ctx: Context { ptr: 2, user: 0 }, flags: OpFlags::TAGGED };
+    let op = RecvOp {
+        src: ADDR_NONE,
+        iov: &iov,
+        tag,
+        ignore: 0,
+        ctx: Context { ptr: 2, user: 0 },
+        flags: RecvFlags::TAGGED,
+    };
     case.engine.recv(&op).unwrap();
     case.run();
 }

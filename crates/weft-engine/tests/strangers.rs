@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use scripted::{CAPS, Case, Event, parts, u64_at, words};
-use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, RecvFlags, RecvOp};
 use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::LinkId;
@@ -61,7 +61,7 @@ fn connect(case: &mut Case, number: u32) -> u64 {
         .map_or(0, |(_, bytes)| u64_at(&bytes, 16))
 }
 
-fn receive(case: &mut Case, flags: OpFlags) -> usize {
+fn receive(case: &mut Case, flags: RecvFlags) -> usize {
     let mut memory = Owned::new(vec![0; 4096]);
     let op = RecvOp { src: ADDR_NONE, iov: &[memory.iov()], tag: 5, ignore: 0, ctx: Context::default(), flags };
     case.engine.recv(&op).unwrap();
@@ -102,7 +102,7 @@ fn a_window_grows_with_use_and_shrinks_for_others() {
         for _ in 0..bytes / (1000 + COST) {
             *left = left.checked_sub(1000 + COST).expect("window");
             case.say(EAGER, TAGGED, &[&words(&[5]), &vec![1; 1000][..]].concat());
-            assert_eq!(receive(case, OpFlags::TAGGED), 1);
+            assert_eq!(receive(case, RecvFlags::TAGGED), 1);
             let sent = std::mem::take(&mut case.engine.nic_mut().sent);
             *left += sent
                 .iter()
@@ -212,7 +212,7 @@ fn an_idle_stranger_makes_room() {
     for number in 10..210 {
         (case.link, case.seq) = (LinkId(5), number - 10);
         case.say(EAGER, TAGGED, &words(&[5]));
-        assert_eq!(receive(&mut case, OpFlags::TAGGED), 1);
+        assert_eq!(receive(&mut case, RecvFlags::TAGGED), 1);
         connect(&mut case, number);
         if !case.is_cut() {
             taken.push(number);

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use scripted::{CAPS, Case, Event, FIRST_PROBE, name, open, parts, words};
 use weft_engine::Pool;
 use weft_engine::api::{
-    ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Fault, Matching, OpFlags, RecvOp, SendOp,
+    ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Fault, Matching, OpFlags, RecvFlags,
+    RecvOp, SendOp,
 };
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{LinkError, LinkId};
@@ -46,15 +47,15 @@ fn case(book: Book) -> Case {
 }
 
 fn recv(case: &mut Case, tag: u64, ptr: usize) {
-    recv_as(case, tag, ptr, OpFlags::empty());
+    recv_as(case, tag, ptr, RecvFlags::empty());
 }
 
-fn recv_as(case: &mut Case, tag: u64, ptr: usize, flags: OpFlags) {
+fn recv_as(case: &mut Case, tag: u64, ptr: usize, flags: RecvFlags) {
     post(case, 0, tag, ptr, flags);
 }
 
-fn post(case: &mut Case, src: Addr, tag: u64, ptr: usize, flags: OpFlags) {
-    let (ctx, flags) = (Context { ptr, user: 0 }, OpFlags::TAGGED | flags);
+fn post(case: &mut Case, src: Addr, tag: u64, ptr: usize, flags: RecvFlags) {
+    let (ctx, flags) = (Context { ptr, user: 0 }, RecvFlags::TAGGED | flags);
     case.engine.recv(&RecvOp { src, iov: &[], tag, ignore: 0, ctx, flags }).unwrap();
     case.run();
 }
@@ -138,14 +139,14 @@ fn receives_from_an_address_live_as_long_as_a_link() {
 fn receives_end_with_a_peer_that_closes() {
     let mut case = Case::new(CAPS, Config::default());
     case.connect(0, 2);
-    post(&mut case, 0, 5, 1, OpFlags::empty());
-    post(&mut case, ADDR_NONE, 5, 2, OpFlags::empty());
+    post(&mut case, 0, 5, 1, RecvFlags::empty());
+    post(&mut case, ADDR_NONE, 5, 2, RecvFlags::empty());
     case.say(EAGER, TAGGED, &words(&[6]));
     case.tell(Event::Closed(case.link));
     let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
     assert_eq!(done, [(1, Some(Fault::Link(LinkError::Closed)))]);
     // The peer's earlier messages can still be received.
-    post(&mut case, 0, 6, 3, OpFlags::empty());
+    post(&mut case, 0, 6, 3, RecvFlags::empty());
     assert_eq!(received(&mut case), [(3, 0)]);
 }
 
@@ -154,7 +155,7 @@ fn receives_end_with_a_peer_that_closes() {
 fn receives_do_not_end_with_their_own_endpoint() {
     let mut case = Case::new(CAPS, Config::default());
     case.connect(0, 2);
-    post(&mut case, 0, 5, 1, OpFlags::empty());
+    post(&mut case, 0, 5, 1, RecvFlags::empty());
     case.engine.shutdown();
     assert!(case.done().is_empty());
 }
@@ -214,7 +215,7 @@ fn an_endpoint_is_at_the_sockets_that_lead_to_it() {
             case.tell(Event::Message(link, open(1)));
         }
         case.link = LinkId(8);
-        post(&mut case, 1, 5, 1, OpFlags::empty());
+        post(&mut case, 1, 5, 1, RecvFlags::empty());
         if waits {
             case.say(EAGER, TAGGED, &words(&[5]));
             assert!(received(&mut case).is_empty(), "the sender is known by the first address");
@@ -283,15 +284,15 @@ fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
             case.say(EAGER, TAGGED, &words(&[5]));
         }
         book.set(&[None, row]);
-        post(&mut case, 1, 5, 1, OpFlags::empty());
+        post(&mut case, 1, 5, 1, RecvFlags::empty());
         if receives_first {
             case.say(EAGER, TAGGED, &words(&[5]));
         }
         assert_eq!(received(&mut case), [(1, 1)], "{receives_first} {full}");
         // The new address also applies before later receives from any source, and when the peer dies.
-        post(&mut case, 1, 5, 2, OpFlags::empty());
-        post(&mut case, ADDR_NONE, 5, 3, OpFlags::empty());
-        post(&mut case, 1, 5, 4, OpFlags::empty());
+        post(&mut case, 1, 5, 2, RecvFlags::empty());
+        post(&mut case, ADDR_NONE, 5, 3, RecvFlags::empty());
+        post(&mut case, 1, 5, 4, RecvFlags::empty());
         case.say(EAGER, TAGGED, &words(&[5]));
         assert_eq!(received(&mut case), [(2, 1)], "{receives_first} {full}");
         case.tell(Event::Down(case.link));
@@ -309,7 +310,7 @@ fn an_answering_endpoint_has_its_current_address() {
     case.engine.nic_mut().dials = Some(9);
     send(&mut case, OpFlags::QUIET).unwrap();
     book.set(&[None, Some(name(2))]);
-    post(&mut case, 1, 5, 1, OpFlags::empty());
+    post(&mut case, 1, 5, 1, RecvFlags::empty());
     (case.link, case.seq) = (LinkId(9), 0);
     case.tell(Event::Up { link: case.link, peer: name(2), initiator: true });
     case.tell(Event::Message(case.link, open(1)));
@@ -338,7 +339,7 @@ fn a_service_has_one_endpoint_in_a_book_that_others_write() {
     (2..12).for_each(|peer| case.connect(peer.into(), peer));
     case.engine.nic_mut().lives = Some(name(5));
     book.set(&[Some(EpName::service(name(2).socket()))]);
-    (0..10).for_each(|ptr| post(&mut case, 0, 5, ptr, OpFlags::empty()));
+    (0..10).for_each(|ptr| post(&mut case, 0, 5, ptr, RecvFlags::empty()));
     for link in 2..12 {
         (case.link, case.seq) = (LinkId(link), 0);
         case.say(EAGER, TAGGED, &words(&[5]));
@@ -358,7 +359,7 @@ fn feeding_counts_strangers_in_a_book_that_others_write() {
     case.say(EAGER, TAGGED, &words(&[5]));
     book.set(&[Some(name(2))]);
     let ctx = Context { ptr: 1, user: 0 };
-    let op = RecvOp { src: 0, iov: &[], tag: 5, ignore: 0, ctx, flags: OpFlags::TAGGED };
+    let op = RecvOp { src: 0, iov: &[], tag: 5, ignore: 0, ctx, flags: RecvFlags::TAGGED };
     pool.post(&op).unwrap();
     assert!(case.engine.feed(&op));
     assert_eq!(received(&mut case), [(1, 0)]);
@@ -375,7 +376,7 @@ fn shared(tags: &[u64], ignored: &[u64]) -> (Case, Arc<Pool>) {
     tags.iter().for_each(|tag| case.say(EAGER, TAGGED, &tag.to_le_bytes()));
     for (ptr, &ignore) in (1..).zip(ignored) {
         let ctx = Context { ptr, user: 0 };
-        pool.post(&RecvOp { src: 0, iov: &[], tag: 5, ignore, ctx, flags: OpFlags::TAGGED }).unwrap();
+        pool.post(&RecvOp { src: 0, iov: &[], tag: 5, ignore, ctx, flags: RecvFlags::TAGGED }).unwrap();
     }
     case.engine.nic_mut().dials = Some(9);
     send(&mut case, OpFlags::QUIET).unwrap();
@@ -467,14 +468,14 @@ fn a_claim_counts_only_where_its_peer_answers() {
     case.call_as(1, name(2));
     case.call_as(2, name(4));
     assert!(case.engine.nic().closed.iter().all(|link| link.0 >= FIRST_PROBE), "all links are open");
-    (1..4).for_each(|ptr| post(&mut case, 0, 5, ptr, OpFlags::empty()));
+    (1..4).for_each(|ptr| post(&mut case, 0, 5, ptr, RecvFlags::empty()));
     send_on_each(&mut case, 0..3);
     assert_eq!(received(&mut case), [(1, 0)]);
     assert_eq!(case.engine.unexpected_messages(), 2);
     case.tell(Event::Down(LinkId(1)));
     let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
     assert_eq!(done, [2, 3].map(|ptr| (ptr, Some(Fault::Link(LinkError::Gone)))));
-    post(&mut case, ADDR_NONE, 5, 4, OpFlags::empty());
+    post(&mut case, ADDR_NONE, 5, 4, RecvFlags::empty());
     assert_eq!(received(&mut case), [(4, ADDR_NONE)]);
 }
 
@@ -492,17 +493,17 @@ fn a_claim_waits_for_the_answer() {
             (FIRST_PROBE..FIRST_PROBE + 8).for_each(|link| case.tell(Event::Down(LinkId(link))));
             assert_eq!(case.engine.nic().open, [LinkId(0)]);
         }
-        post(&mut case, 0, 5, 1, OpFlags::empty());
+        post(&mut case, 0, 5, 1, RecvFlags::empty());
         send_on_each(&mut case, [0]);
         assert!(received(&mut case).is_empty());
-        post(&mut case, ADDR_NONE, 5, 2, OpFlags::empty());
+        post(&mut case, ADDR_NONE, 5, 2, RecvFlags::empty());
         assert_eq!(received(&mut case), [(2, ADDR_NONE)]);
     }
     let mut case = at_a_socket();
     case.engine.nic_mut().dials = Some(FIRST_PROBE);
     case.call_as(0, name(2));
     case.tell(Event::Up { link: LinkId(FIRST_PROBE), peer: name(2), initiator: true });
-    post(&mut case, ADDR_NONE, 5, 1, OpFlags::empty());
+    post(&mut case, ADDR_NONE, 5, 1, RecvFlags::empty());
     send_on_each(&mut case, [0]);
     assert_eq!(received(&mut case), [(1, 0)]);
     // Operations to the address use the existing link.
@@ -527,7 +528,7 @@ fn calls_that_wait_are_few() {
 fn an_address_is_taken_over() {
     let mut case = at_a_socket();
     case.connect(0, 2);
-    post(&mut case, 0, 5, 1, OpFlags::empty());
+    post(&mut case, 0, 5, 1, RecvFlags::empty());
     send(&mut case, OpFlags::DELIVERY).unwrap();
     case.run();
     case.connect(1, 3);
@@ -536,7 +537,7 @@ fn an_address_is_taken_over() {
     done.sort_by_key(|&(ptr, _)| ptr);
     assert_eq!(done, [(1, gone), (3, gone)]);
     assert!(case.engine.nic().closed.contains(&LinkId(0)));
-    post(&mut case, 0, 5, 2, OpFlags::empty());
+    post(&mut case, 0, 5, 2, RecvFlags::empty());
     send_on_each(&mut case, [1]);
     assert_eq!(received(&mut case), [(2, 0)]);
 }
@@ -569,14 +570,14 @@ fn departed_peers_claim_no_service() {
     let long = |case: &mut Case| case.say(RTS, TAGGED, &words(&[3, 5, 0, 100]));
     let claimed = |case: &mut Case| {
         long(case);
-        recv_as(case, 5, 1, OpFlags::PEEK | OpFlags::CLAIM);
+        recv_as(case, 5, 1, RecvFlags::PEEK | RecvFlags::CLAIM);
     };
     let ways: [(usize, Step<'_>, Step<'_>); 5] = [
         (0, &|_| {}, &|_| {}),
         (9, &message, &|case| recv(case, 5, 1)),
-        (9, &message, &|case| recv_as(case, 5, 1, OpFlags::PEEK | OpFlags::DISCARD)),
+        (9, &message, &|case| recv_as(case, 5, 1, RecvFlags::PEEK | RecvFlags::DISCARD)),
         (9, &long, &|case| recv(case, 5, 1)),
-        (9, &claimed, &|case| recv_as(case, 5, 1, OpFlags::CLAIM)),
+        (9, &claimed, &|case| recv_as(case, 5, 1, RecvFlags::CLAIM)),
     ];
     for (way, (room, before, after)) in ways.into_iter().enumerate() {
         let mut case = Case::new(CAPS, Config::default());
@@ -606,7 +607,7 @@ fn a_lost_message_keeps_its_place() {
     case.say(RTS, TAGGED, &words(&[4, 6, 0, 100]));
     case.tell(Event::Down(case.link));
     assert!(case.done().is_empty());
-    recv_as(&mut case, 6, 1, OpFlags::PEEK | OpFlags::DISCARD);
+    recv_as(&mut case, 6, 1, RecvFlags::PEEK | RecvFlags::DISCARD);
     (2..5).for_each(|ptr| recv(&mut case, 5, ptr));
     let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
     assert_eq!(done, [(1, None), (2, Some(Fault::Link(LinkError::Gone))), (3, None)]);
@@ -622,14 +623,14 @@ fn announcements_end_with_a_stranger() {
     (0..1000).for_each(|op| case.say(RTS, TAGGED, &words(&[op, 5, 0, 100])));
     case.say(RTS, TAGGED, &words(&[1000, 6, 0, 100]));
     case.say(EAGER, TAGGED, &words(&[7]));
-    post(&mut case, ADDR_NONE, 6, 1, OpFlags::PEEK | OpFlags::CLAIM);
+    post(&mut case, ADDR_NONE, 6, 1, RecvFlags::PEEK | RecvFlags::CLAIM);
     assert_eq!(received(&mut case), [(1, ADDR_NONE)]);
     case.tell(Event::Down(case.link));
     assert_eq!(case.engine.unexpected_messages(), 2, "a complete message and a claimed one");
-    (0..1000).for_each(|ptr| post(&mut case, ADDR_NONE, 5, ptr, OpFlags::empty()));
-    post(&mut case, ADDR_NONE, 7, 1001, OpFlags::empty());
+    (0..1000).for_each(|ptr| post(&mut case, ADDR_NONE, 5, ptr, RecvFlags::empty()));
+    post(&mut case, ADDR_NONE, 7, 1001, RecvFlags::empty());
     assert_eq!(received(&mut case), [(1001, ADDR_NONE)]);
-    post(&mut case, ADDR_NONE, 6, 1, OpFlags::CLAIM);
+    post(&mut case, ADDR_NONE, 6, 1, RecvFlags::CLAIM);
     assert!(matches!(case.done()[..], [Completion { fault: Some(Fault::Link(LinkError::Gone)), .. }]));
     assert_eq!((case.engine.unexpected_messages(), case.engine.posted_receives()), (0, 1000));
     // The next peer's messages match the waiting receives.

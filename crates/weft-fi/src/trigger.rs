@@ -27,7 +27,7 @@ mod work;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use weft_engine::api::{Completion, Fault, OpFlags};
+use weft_engine::api::{Completion, Fault};
 use weft_engine::program::{Errors, FREE_LANE, Finished, Program, Task};
 use weft_fi_sys as sys;
 
@@ -122,13 +122,7 @@ impl WorkQueue {
     /// Starts an operation with FI_TRIGGER when the counter in its context reaches the threshold, which may
     /// be the case already.
     pub(crate) fn trigger(&self, cell: &CellRef, op: Op) -> Result<(), Errno> {
-        if op.flags.contains(OpFlags::INJECT) {
-            // The client may reuse the buffer after the call, but it would be read later.
-            return Err(Errno::INVAL);
-        }
-        if op.flags.intersects(OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD) {
-            return Err(Errno::NOSYS);
-        }
+        let op = op.triggered()?;
         let context = op.ctx.ptr;
         // All kinds of triggered contexts begin with these fields.
         let condition = NonNull::new(context as *mut sys::fi_triggered_context).ok_or(Errno::INVAL)?;
@@ -148,7 +142,6 @@ impl WorkQueue {
         }
         let origin = Origin { work: 0, cell: cell.id(), context, counter: counter.id() };
         let lane = op.lane(cell);
-        let op = op.without(OpFlags::TRIGGER);
         let act = Act::Start(Box::new(Start { cell: Arc::clone(cell), op, report: None }));
         self.submit(origin, counter, threshold as u64, lane, act)
     }

@@ -19,7 +19,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use scripted::{CAPS, Case, Event, pair, words};
-use weft_engine::api::{ADDR_NONE, Access, Addr, AddressBook, Config, Context, OpFlags, RecvOp, Region, SendOp};
+use weft_engine::api::{
+    ADDR_NONE, Access, Addr, AddressBook, Config, Context, OpFlags, RecvFlags, RecvOp, Region, SendOp,
+};
 use weft_engine::mem::{IovList, Owned};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, NicCaps, Sink};
@@ -149,7 +151,7 @@ fn greet(hub: &mut Engine<Devices>, peer: &mut Engine<Devices>, to: Addr, len: u
     let [source, target] = memory.each_mut().map(|memory| [memory.iov()]);
     let (ctx, flags, tag) = (Context::default(), OpFlags::TAGGED, 1);
     let short = mem::slice(&source, 0, 8);
-    let recv = RecvOp { src: ADDR_NONE, iov: &target, tag, ignore: 0, ctx, flags };
+    let recv = RecvOp { src: ADDR_NONE, iov: &target, tag, ignore: 0, ctx, flags: RecvFlags::TAGGED };
     let send = |dest, iov| SendOp { dest, iov, tag, data: 0, ctx, flags };
     let mut growth = counted(|| {
         hub.recv(&recv).unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Completion, Config, OpFlags};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Completion, CompletionFlags, Config};
 use weft_engine::name::EpName;
 use weft_engine::{ConnEvent, Engine, PEER, Pool, Role};
 
@@ -418,9 +418,9 @@ impl Cluster {
 
     /// The rank's client reads the next completion with these flags. The MULTI flag tells it whether a shared
     /// multi-receive is released.
-    pub(crate) fn read_next(&mut self, rank: usize, flags: &mut OpFlags) {
+    pub(crate) fn read_next(&mut self, rank: usize, flags: &mut CompletionFlags) {
         if let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut)
-            && flags.contains(OpFlags::POOLED)
+            && flags.contains(CompletionFlags::POOLED)
         {
             drop(node.engine.outcome().2.next(flags));
         }

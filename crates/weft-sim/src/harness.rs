@@ -14,7 +14,8 @@ pub(crate) mod program;
 mod shared;
 
 use weft_engine::api::{
-    ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
+    ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp,
+    SendOp,
 };
 use weft_engine::mem::IovList;
 
@@ -266,7 +267,7 @@ impl Harness {
         posted.map(|()| op)
     }
 
-    fn call_recv(&mut self, rank: usize, op: Op, recv: &Recv, flags: OpFlags, buffer: Buffer) -> Result<(), Error> {
+    fn call_recv(&mut self, rank: usize, op: Op, recv: &Recv, flags: RecvFlags, buffer: Buffer) -> Result<(), Error> {
         let iov = pieces(buffer, &recv.pieces);
         let src = recv.src.map_or(ADDR_NONE, |src| self.cluster.addr(rank, self.cluster.known_as(src)));
         let (tag, ignore) = recv.tag.unwrap_or((0, 0));
@@ -279,10 +280,10 @@ impl Harness {
     }
 
     /// Posts a peek; `extra` is empty, CLAIM or DISCARD.
-    pub fn peek(&mut self, rank: usize, recv: &Recv, extra: OpFlags) -> Result<Op, Error> {
+    pub fn peek(&mut self, rank: usize, recv: &Recv, extra: RecvFlags) -> Result<Op, Error> {
         let op = self.oracle.number();
         let order = self.oracle.tick();
-        let flags = recv_flags(recv) | OpFlags::PEEK | extra;
+        let flags = recv_flags(recv) | RecvFlags::PEEK | extra;
         let nothing = self.cluster.fabric().alloc(rank, 0);
         let posted = self.call_recv(rank, op, recv, flags, nothing);
         self.cluster.fabric().free(nothing);
@@ -308,8 +309,8 @@ impl Harness {
             return Ok(());
         }
         let recv = Recv { src: want.src, tag: want.tag, len: len.unwrap_or(0), ..Recv::default() };
-        let discard = if len.is_none() { OpFlags::DISCARD } else { OpFlags::empty() };
-        let flags = recv_flags(&recv) | OpFlags::CLAIM | discard;
+        let discard = if len.is_none() { RecvFlags::DISCARD } else { RecvFlags::empty() };
+        let flags = recv_flags(&recv) | RecvFlags::CLAIM | discard;
         let buffer = self.cluster.fabric().alloc_filled(rank, recv.len, CANARY);
         let posted = self.call_recv(rank, op, &recv, flags, buffer);
         if posted.is_err() || len.is_none() {
@@ -654,9 +655,10 @@ fn with(flags: OpFlags, tagged: bool, data: bool) -> OpFlags {
     flags
 }
 
-fn recv_flags(recv: &Recv) -> OpFlags {
-    let mut flags = with(OpFlags::empty(), recv.tag.is_some(), false);
-    flags.set(OpFlags::MULTI, recv.multi);
+fn recv_flags(recv: &Recv) -> RecvFlags {
+    let mut flags = RecvFlags::empty();
+    flags.set(RecvFlags::TAGGED, recv.tag.is_some());
+    flags.set(RecvFlags::MULTI, recv.multi);
     flags
 }
 

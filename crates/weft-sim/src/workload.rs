@@ -10,7 +10,7 @@ mod program;
 use connection::Ends;
 use weft_engine::Role;
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as AmoOp, TYPES, Type};
-use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
+use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags, RecvFlags};
 use weft_engine::mrcache::Limits;
 
 use crate::config::FabricConfig;
@@ -339,13 +339,13 @@ impl Workload {
         let lossy = self.lossy();
         let rng = &mut self.rngs[rank];
         match rng.index(if lossy { 2 } else { 3 }) {
-            0 => self.harness.peek(rank, &recv, OpFlags::empty()).map(drop),
+            0 => self.harness.peek(rank, &recv, RecvFlags::empty()).map(drop),
             1 => {
-                let op = self.harness.peek(rank, &recv, OpFlags::CLAIM)?;
+                let op = self.harness.peek(rank, &recv, RecvFlags::CLAIM)?;
                 self.claims[rank].push(op);
                 Ok(())
             }
-            _ => self.harness.peek(rank, &recv, OpFlags::DISCARD).map(drop),
+            _ => self.harness.peek(rank, &recv, RecvFlags::DISCARD).map(drop),
         }
     }
 

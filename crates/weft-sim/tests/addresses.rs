@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use weft_engine::api::{
-    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Error, Kind, OpFlags, RecvOp, SendOp,
+    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Error, Kind, OpFlags, RecvFlags, RecvOp, SendOp,
 };
 use weft_engine::name::EpName;
 use weft_engine::{Engine, Role};
@@ -75,7 +75,7 @@ impl Pair {
 
     fn recv(&mut self, at: usize, src: Addr, tag: u64, ignore: u64) {
         let ctx = Context { ptr: 1 << 20 | tag as usize, user: 0 };
-        self.engines[at].recv(&RecvOp { src, iov: &[], tag, ignore, ctx, flags: OpFlags::TAGGED }).unwrap();
+        self.engines[at].recv(&RecvOp { src, iov: &[], tag, ignore, ctx, flags: RecvFlags::TAGGED }).unwrap();
     }
 
     fn drive(&mut self) {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
 use weft_engine::api::{
-    Access, AtomicOp, Completion, Config, Context, Fault, Kind, OpFlags, RecvOp, RmaIov, RmaOp, SendOp,
+    Access, AtomicOp, Completion, Config, Context, Fault, Kind, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp,
 };
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
@@ -392,7 +392,7 @@ fn post_unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -
         2 => engine.write(&rma),
         3 => engine.read(&rma),
         _ => {
-            let flags = if rng.chance(500) { OpFlags::TAGGED } else { OpFlags::empty() };
+            let flags = if rng.chance(500) { RecvFlags::TAGGED } else { RecvFlags::empty() };
             engine.recv(&RecvOp { src: dest, iov: &iov, tag: 0, ignore: u64::MAX, ctx, flags })
         }
     };

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use proptest::prelude::*;
-use weft_engine::api::{Config, Matching, OpFlags};
+use weft_engine::api::{Config, Matching, RecvFlags};
 use weft_sim::oracle::{Criteria, Op, Record};
 use weft_sim::{FabricConfig, Harness, Recv, Send};
 
@@ -99,9 +99,9 @@ fn take_step(h: &mut Harness, reference: &mut Reference, step: Step) {
         }
         Step::Peek(want) | Step::Claim(want) | Step::Discard(want) => {
             let extra = match step {
-                Step::Claim(_) => OpFlags::CLAIM,
-                Step::Discard(_) => OpFlags::DISCARD,
-                _ => OpFlags::empty(),
+                Step::Claim(_) => RecvFlags::CLAIM,
+                Step::Discard(_) => RecvFlags::DISCARD,
+                _ => RecvFlags::empty(),
             };
             let op = h.peek(HERE, &recv(want), extra).unwrap();
             let Record::Peek(peek) = h.oracle().record(op) else { panic!("a peek") };
@@ -112,9 +112,9 @@ fn take_step(h: &mut Harness, reference: &mut Reference, step: Step) {
             let Record::Send(send) = h.oracle().record(reference.waiting[at].0) else { panic!("a send") };
             let found = found.expect("checked above");
             assert_eq!((found.full_len, found.src, found.tag), (send.len, Some(send.rank), send.tag));
-            if extra != OpFlags::empty() {
+            if extra != RecvFlags::empty() {
                 let (send, ..) = reference.waiting.remove(at);
-                if extra == OpFlags::CLAIM {
+                if extra == RecvFlags::CLAIM {
                     reference.claimed.push((op, send));
                 }
             }

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use weft_engine::api::{Access, Completion, Fault, Kind, OpFlags};
+use weft_engine::api::{Access, Completion, CompletionFlags, Fault, Kind, OpFlags, RecvFlags};
 use weft_engine::nic::LinkError;
 use weft_sim::oracle::Record;
 use weft_sim::run::run_with;
@@ -56,7 +56,7 @@ fn one(batch: &mut [Completion], mut change: impl FnMut(&mut Completion) -> bool
 
 fn is_recv(c: &Completion) -> bool {
     // A discard reports only its end, so none of its other fields can be wrong.
-    c.kind == Kind::Recv && !c.flags.intersects(OpFlags::PEEK | OpFlags::MULTI | OpFlags::DISCARD)
+    c.kind == Kind::Recv && !c.flags.intersects((RecvFlags::PEEK | RecvFlags::MULTI | RecvFlags::DISCARD).into())
 }
 
 #[test]
@@ -88,12 +88,12 @@ fn replace<T: Copy>(place: &mut T, with: impl Fn(T) -> T) -> bool {
 
 #[test]
 fn a_wrong_tag_or_datum_is_caught() {
-    let tagged = |c: &Completion| c.flags.contains(OpFlags::TAGGED) && is_recv(c);
+    let tagged = |c: &Completion| c.flags.contains(CompletionFlags::TAGGED) && is_recv(c);
     completions_mutant("tag", move |batch| one(batch, |c| tagged(c) && replace(&mut c.tag, |tag| tag ^ 0x100)));
-    let with_data = |c: &Completion| c.flags.contains(OpFlags::DATA) && is_recv(c);
+    let with_data = |c: &Completion| c.flags.contains(CompletionFlags::DATA) && is_recv(c);
     completions_mutant("data", move |batch| one(batch, |c| with_data(c) && replace(&mut c.data, |data| data ^ 1)));
     completions_mutant("data flag", move |batch| {
-        one(batch, |c| with_data(c) && replace(&mut c.flags, |flags| flags - OpFlags::DATA))
+        one(batch, |c| with_data(c) && replace(&mut c.flags, |flags| flags - CompletionFlags::DATA))
     });
 }
 
@@ -118,10 +118,10 @@ fn a_wrong_context_is_caught() {
 fn a_wrong_kind_or_flag_is_caught() {
     completions_mutant("kind", |batch| one(batch, |c| c.kind == Kind::Send && replace(&mut c.kind, |_| Kind::Recv)));
     completions_mutant("tagged flag", |batch| {
-        one(batch, |c| is_recv(c) && replace(&mut c.flags, |flags| flags ^ OpFlags::TAGGED))
+        one(batch, |c| is_recv(c) && replace(&mut c.flags, |flags| flags ^ CompletionFlags::TAGGED))
     });
     completions_mutant("released flag", |batch| {
-        one(batch, |c| is_recv(c) && replace(&mut c.flags, |flags| flags | OpFlags::MULTI))
+        one(batch, |c| is_recv(c) && replace(&mut c.flags, |flags| flags | CompletionFlags::RELEASED))
     });
 }
 
@@ -134,7 +134,7 @@ fn a_wrong_number_of_remote_events_is_caught() {
         again.is_some()
     });
     completions_mutant("lost remote write", move |batch| {
-        let at = batch.iter().position(|c| c.kind == Kind::RemoteWrite && c.flags.contains(OpFlags::DATA));
+        let at = batch.iter().position(|c| c.kind == Kind::RemoteWrite && c.flags.contains(CompletionFlags::DATA));
         at.map(|at| batch.remove(at)).is_some()
     });
 }
@@ -161,7 +161,8 @@ fn a_refusal_excuses_no_other_failure() {
         one(batch, |c| (c.kind == Kind::Send || c.kind == Kind::Write) && replace(&mut c.fault, |_| gone))
     });
     completions_mutant_in(plan, "an unreported refusal", |batch| {
-        let failed = |c: &Completion| c.kind == Kind::Send && c.flags.contains(OpFlags::QUIET) && c.fault.is_some();
+        let failed =
+            |c: &Completion| c.kind == Kind::Send && c.flags.contains(OpFlags::QUIET.into()) && c.fault.is_some();
         let at = batch.iter().position(failed);
         at.map(|at| batch.remove(at)).is_some()
     });

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp};
+use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::IovList;
 use weft_engine::mrcache::Limits;
 use weft_engine::nic::Demands;
@@ -38,7 +38,7 @@ fn wait(cluster: &mut Cluster, mut count: usize) {
 fn send(cluster: &mut Cluster, from: usize, source: Buffer, target: Buffer) {
     let (flags, ctx) = (OpFlags::empty(), Context::default());
     let to = 1 - from;
-    let recv = RecvOp { src: ADDR_NONE, iov: &[target.iov()], tag: 0, ignore: 0, ctx, flags };
+    let recv = RecvOp { src: ADDR_NONE, iov: &[target.iov()], tag: 0, ignore: 0, ctx, flags: RecvFlags::empty() };
     cluster.engine(to).unwrap().recv(&recv).unwrap();
     let dest = cluster.addr(from, to);
     let send = SendOp { dest, iov: &[source.iov()], tag: 0, data: 0, ctx, flags };

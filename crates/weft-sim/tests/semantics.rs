@@ -3,7 +3,7 @@
 //! them are often full. The oracle judges every run in addition to the test's own assertions.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use weft_engine::api::{Access, Config, Error, Fault, OpFlags};
+use weft_engine::api::{Access, Config, Error, Fault, OpFlags, RecvFlags};
 use weft_engine::nic::LinkError;
 use weft_sim::oracle::{Op, Record};
 use weft_sim::{FabricConfig, Faults, Harness, Recv, Rma, Send};
@@ -293,22 +293,22 @@ fn a_peek_looks_claims_and_discards() {
                 Record::Peek(peek) => peek.found.clone().expect("completes at once"),
                 _ => panic!("not a peek"),
             };
-            let nothing = h.peek(1, &exact(7, 0), OpFlags::empty()).unwrap();
+            let nothing = h.peek(1, &exact(7, 0), RecvFlags::empty()).unwrap();
             assert!(found(h, nothing).is_none());
             for tag in [7, 7, 8] {
                 h.send(0, 1, &Send { tag: Some(tag), data: Some(tag), len: len + 8, ..Send::default() }).unwrap();
             }
             h.drive().unwrap();
-            let look = h.peek(1, &exact(8, 0), OpFlags::empty()).unwrap();
+            let look = h.peek(1, &exact(8, 0), RecvFlags::empty()).unwrap();
             let seen = found(h, look).expect("there is one");
             assert_eq!((seen.full_len, seen.data, seen.src), (len + 8, Some(8), Some(0)));
-            let claim = h.peek(1, &any(true, 0), OpFlags::CLAIM).unwrap();
+            let claim = h.peek(1, &any(true, 0), RecvFlags::CLAIM).unwrap();
             assert!(found(h, claim).is_some());
             let second = h.recv(1, &exact(7, len + 8)).unwrap();
             h.drive().unwrap();
             assert!(h.oracle().ended(second), "the claimed message matches no other receive");
-            h.peek(1, &exact(8, 0), OpFlags::DISCARD).unwrap();
-            let gone = h.peek(1, &exact(8, 0), OpFlags::empty()).unwrap();
+            h.peek(1, &exact(8, 0), RecvFlags::DISCARD).unwrap();
+            let gone = h.peek(1, &exact(8, 0), RecvFlags::empty()).unwrap();
             assert!(found(h, gone).is_none());
             h.claim(claim, Some(len + 8)).unwrap();
             assert_eq!(h.claim(nothing, Some(8)), Err(Error::NothingClaimed));
@@ -324,7 +324,7 @@ fn a_claimed_message_can_be_discarded() {
         for len in [8, 5000] {
             let sent = h.send(0, 1, &Send { tag: Some(1), len, flags: OpFlags::DELIVERY, ..Send::default() }).unwrap();
             h.drive().unwrap();
-            let claim = h.peek(1, &exact(1, 0), OpFlags::CLAIM).unwrap();
+            let claim = h.peek(1, &exact(1, 0), RecvFlags::CLAIM).unwrap();
             h.claim(claim, None).unwrap();
             h.drive().unwrap();
             assert!(h.oracle().ended(claim) && h.oracle().ended(sent));
@@ -471,9 +471,9 @@ fn announced_messages_are_fetched_ahead_of_their_receives() {
                 for n in 0..SENDS / 2 {
                     let of = |len| Recv { tag: Some((n as u64, 0)), len, ..Recv::default() };
                     match n % 5 {
-                        3 => drop(h.peek(1, &of(0), OpFlags::DISCARD).unwrap()),
+                        3 => drop(h.peek(1, &of(0), RecvFlags::DISCARD).unwrap()),
                         4 => {
-                            let op = h.peek(1, &of(0), OpFlags::CLAIM).unwrap();
+                            let op = h.peek(1, &of(0), RecvFlags::CLAIM).unwrap();
                             h.absorb(1);
                             h.claim(op, Some(1000)).unwrap();
                         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use weft_engine::Engine;
 use weft_engine::api::{
-    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Fault, Kind, NoBook, OpFlags, RecvOp, SendOp,
+    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Fault, Kind, NoBook, OpFlags, RecvFlags, RecvOp, SendOp,
 };
 use weft_engine::mem::IovList;
 use weft_engine::name::EpName;
@@ -103,7 +103,7 @@ impl World {
         let buffer = self.fabric.alloc(0, LEN);
         let iov = IovList::from_slice(&[buffer.iov()]);
         let ctx = Context { ptr: usize::try_from(tag).unwrap(), ..Context::default() };
-        let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag, ignore: 0, ctx, flags: OpFlags::TAGGED };
+        let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag, ignore: 0, ctx, flags: RecvFlags::TAGGED };
         self.server.recv(&recv).unwrap();
         let (completions, peers, _) = self.server.outcome();
         let done = completions.drain(..).find(|c| c.kind == Kind::Recv)?;

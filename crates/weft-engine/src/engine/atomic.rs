@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
-use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
+use crate::api::{Access, AtomicOp, CompletionFlags, Error, Kind, OpFlags, RmaIov};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId};
@@ -396,9 +396,9 @@ impl State {
                 return Ok(());
             }
         };
-        let mut family = OpFlags::ATOMIC;
+        let mut family = CompletionFlags::ATOMIC;
         let kind = if amo.fetches() {
-            family.set(OpFlags::CHANGES, amo.changes());
+            family.set(CompletionFlags::CHANGES, amo.changes());
             let room = part_room(&self.peers[peer_id]);
             let results = self.peers.queues(peer_id).new_results();
             amo.execute(&target, request.sources, Some(results.begin(id, len, room)));

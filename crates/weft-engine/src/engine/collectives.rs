@@ -357,10 +357,10 @@ impl<N: Nic> Engine<N> {
     fn send_collective(&mut self, transfer: &Transfer) {
         let Transfer { peer, tag, memory, ctx, poisoned } = *transfer;
         let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
-        let mut flags = OpFlags::COLLECTIVE | OpFlags::TAGGED;
+        let mut flags = OpFlags::TAGGED;
         flags.set(OpFlags::DATA, poisoned);
         let State { peers, outgoing, .. } = &mut self.state;
-        let send = || TxOp::send(peer_id, ctx, flags, IovList::from_slice(&[memory]), tag);
+        let send = || TxOp::collective(peer_id, ctx, flags, IovList::from_slice(&[memory]), tag);
         let index = outgoing.push(&mut peers[peer_id], send);
         self.state.peers.defer(peer_id, Deferred::Collective(index));
         self.run_peer(peer_id);
@@ -461,7 +461,7 @@ impl State {
                     self.queue_ack(peer_id, op);
                     return self.end_transfer(ctx, fault);
                 }
-                let mut info = RecvInfo::new(ctx, OpFlags::COLLECTIVE, 0, None);
+                let mut info = RecvInfo::collective(ctx);
                 info.fit(&[*memory], memory.len() as u64);
                 self.start_rendezvous(peer_id, IovList::from_slice(&[*memory]), info, op, source, ack);
             }
@@ -700,7 +700,7 @@ impl State {
         if fault.is_none() && flags.contains(OpFlags::QUIET) {
             return;
         }
-        self.completions.push(Completion { fault, ..Completion::new(kind, ctx, flags) });
+        self.completions.push(Completion { fault, ..Completion::new(kind, ctx, flags.into()) });
     }
 
     /// The name of a member. Service names do not say which endpoint is meant, so they cannot be members'.

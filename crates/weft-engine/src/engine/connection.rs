@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
+use crate::api::{Addr, Completion, CompletionFlags, Context, Error, Fault, Kind, RecvFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
@@ -234,7 +234,7 @@ impl<N: Nic> Engine<N> {
 impl State {
     fn announce(&mut self, event: ConnEvent) {
         self.connection.events.push_back(event);
-        self.completions.push(Completion::new(Kind::Connection, Context::default(), OpFlags::empty()));
+        self.completions.push(Completion::new(Kind::Connection, Context::default(), CompletionFlags::empty()));
     }
 
     /// Queues the first message on a link that this side made. The link may belong to another peer than the one
@@ -392,7 +392,7 @@ impl State {
         if !matches!(self.connection.phase, ConnectionPhase::Over) {
             return Err(Error::Again);
         }
-        let found = self.find_unexpected(tagged, receives::wanted(op)).filter(|_| !op.flags.contains(OpFlags::MULTI));
+        let found = self.find_unexpected(tagged, receives::wanted(op)).filter(|_| !op.flags.contains(RecvFlags::MULTI));
         self.take_unexpected(tagged, found.ok_or(Error::NotConnected)?, op);
         Ok(())
     }

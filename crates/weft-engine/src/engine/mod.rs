@@ -399,7 +399,7 @@ impl<N: Nic> Engine<N> {
         if let Some(why) = peer.take_connect_failure() {
             self.state.drop_routes(peer_id);
             self.state.release_service_address(peer_id);
-            self.state.completions.push(Completion::failed(kind, ctx, flags, Fault::Link(why)));
+            self.state.completions.push(Completion::failed(kind, ctx, flags.into(), Fault::Link(why)));
             return Ok(());
         }
         if peer.state() == PeerState::Idle {
@@ -585,7 +585,7 @@ impl State {
         if op.is_unmatched() {
             peer.begin_unmatched();
         }
-        if op.kind() != Kind::Send {
+        if op.is_access() {
             peer.begin_accesses(op.parts());
         }
         if !op.is_under_way() {

@@ -88,10 +88,10 @@ impl TxOp {
         }
     }
 
-    /// A tagged send without data that has not left.
-    pub(crate) fn send(peer: PeerId, ctx: Context, flags: OpFlags, iov: IovList, tag: u64) -> Self {
+    /// A message of a collective that has not left. `ctx` names its step.
+    pub(crate) fn collective(peer: PeerId, ctx: Context, flags: OpFlags, iov: IovList, tag: u64) -> Self {
         let len = crate::mem::total_len(&iov) as u64;
-        Self { len, iov, tag, ..Self::new(Kind::Send, peer, ctx, flags) }
+        Self { len, iov, tag, ..Self::new(Kind::Collective, peer, ctx, flags) }
     }
 
     /// A send that has not left. `memory`: its pieces, and the private copy that they describe, if any.
@@ -206,7 +206,7 @@ impl TxOp {
             tag: self.tag,
             data: self.data,
             fault,
-            ..Completion::new(self.kind, self.ctx, self.flags)
+            ..Completion::new(self.kind, self.ctx, self.flags.into())
         }
     }
 
@@ -307,9 +307,15 @@ impl TxOp {
     /// Whether no part waits in the TX queue.
     pub(crate) fn all_sent(&self) -> bool {
         match self.kind {
-            Kind::Send => self.phase != Phase::Queued,
+            Kind::Send | Kind::Collective => self.phase != Phase::Queued,
             _ => self.next_part as usize >= self.remote.len(),
         }
+    }
+
+    /// Whether the operation accesses memory of the peer.
+    #[inline(always)]
+    pub(crate) fn is_access(&self) -> bool {
+        !matches!(self.kind, Kind::Send | Kind::Collective)
     }
 
     /// Whether this is a send that has left and waits for the peer's client.
@@ -334,7 +340,7 @@ impl TxOp {
     /// Whether the peer may be moving bulk data of this part.
     pub(crate) fn awaits(&self, part: u32) -> bool {
         match self.kind {
-            Kind::Send => self.phase == Phase::AwaitCts,
+            Kind::Send | Kind::Collective => self.phase == Phase::AwaitCts,
             Kind::Atomic | Kind::FetchAtomic => false,
             _ => part < self.next_part && self.pending > 0,
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use crate::api::{Addr, Completion, Config, Context, Fault, Kind, Matching, OpFlags, RecvOp};
+use crate::api::{Addr, Completion, CompletionFlags, Config, Context, Fault, Kind, Matching, RecvFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::shared_recv::{Pool, PooledReleases};
 use crate::matching::{Matcher, Posted, Wanted};
@@ -24,11 +24,22 @@ pub(crate) enum BufferId {
     Pooled(u32),
 }
 
+/// The kind of the receive that takes a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// A receive for one message.
+    Single,
+    /// A multi-receive.
+    Multi(BufferId),
+    /// A step of a collective, which is named by the context.
+    Collective,
+}
+
 /// The completion of a receive whose data has not arrived yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvInfo {
     ctx: Context,
-    flags: OpFlags,
+    flags: CompletionFlags,
     tag: u64,
     data: u64,
     buf: usize,
@@ -37,12 +48,12 @@ pub(crate) struct RecvInfo {
     excess: usize,
     /// The excess did not fit because a part of the buffer is not mapped.
     missing: bool,
-    buffer: Option<BufferId>,
+    receiver: Receiver,
 }
 
 impl RecvInfo {
     #[inline]
-    pub(crate) fn new(ctx: Context, flags: OpFlags, tag: u64, data: Option<u64>) -> Self {
+    pub(crate) fn new(ctx: Context, flags: CompletionFlags, tag: u64, data: Option<u64>) -> Self {
         let mut info = Self {
             ctx,
             flags,
@@ -52,10 +63,15 @@ impl RecvInfo {
             stored: 0,
             excess: 0,
             missing: false,
-            buffer: None,
+            receiver: Receiver::Single,
         };
-        info.flags.set(OpFlags::DATA, data.is_some());
+        info.flags.set(CompletionFlags::DATA, data.is_some());
         info
+    }
+
+    /// A receive of a collective. `ctx` names its step.
+    pub(crate) fn collective(ctx: Context) -> Self {
+        Self { receiver: Receiver::Collective, ..Self::new(ctx, CompletionFlags::empty(), 0, None) }
     }
 
     /// Sets the numbers of bytes of a message of `len` bytes that are stored and that are not.
@@ -92,17 +108,17 @@ impl RecvInfo {
         self.ctx
     }
 
-    /// The multi-receive buffer that the message is stored in.
+    /// The receive that takes the message.
     #[inline]
-    pub(crate) fn buffer(&self) -> Option<BufferId> {
-        self.buffer
+    pub(crate) fn receiver(&self) -> Receiver {
+        self.receiver
     }
 
     /// Makes the receive one of a pool. `user` is added to its context.
     pub(crate) fn pooled(mut self, user: u64) -> Self {
         self.ctx.user |= user;
-        if let Some(BufferId::Own(number)) = self.buffer {
-            self.buffer = Some(BufferId::Pooled(number));
+        if let Receiver::Multi(BufferId::Own(number)) = self.receiver {
+            self.receiver = Receiver::Multi(BufferId::Pooled(number));
         }
         self
     }
@@ -179,8 +195,8 @@ impl Receives {
 
     /// Posts a receive, single or multi. Returns its key.
     pub(crate) fn post(&mut self, op: &RecvOp<'_>) -> u32 {
-        let tagged = op.flags.contains(OpFlags::TAGGED);
-        let multi = op.flags.contains(OpFlags::MULTI);
+        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        let multi = op.flags.contains(RecvFlags::MULTI);
         let buffer = multi.then(|| self.multi.insert(MultiRecv::default()));
         self.matcher(tagged).post_pieces(wanted(op), op.iov, op.ctx, buffer)
     }
@@ -197,7 +213,7 @@ impl Receives {
         len: u64,
     ) -> (IovList, RecvInfo) {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        let flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+        let flags = if tagged { CompletionFlags::TAGGED } else { CompletionFlags::empty() };
         let mut info = RecvInfo::new(Context::default(), flags, tag, data);
         let Some(posted) = matcher.posted().get(key).copied() else { return (IovList::new(), info) };
         let mut iov = matcher.buffer(&posted);
@@ -205,8 +221,7 @@ impl Receives {
         if let Some(number) = posted.multi
             && let Some(multi) = self.multi.get_mut(number as usize)
         {
-            info.buffer = Some(BufferId::Own(number));
-            info.flags |= OpFlags::MULTI;
+            info.receiver = Receiver::Multi(BufferId::Own(number));
             let buffer = iov;
             let whole = mem::total_len(&buffer);
             iov = mem::slice(&buffer, multi.used, whole - multi.used);
@@ -228,15 +243,14 @@ impl Receives {
 
     /// Ends a receive that was posted, without a message.
     pub(crate) fn retire(&mut self, tagged: bool, posted: &Posted) -> RecvInfo {
-        let flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+        let flags = if tagged { CompletionFlags::TAGGED } else { CompletionFlags::empty() };
         let mut info = RecvInfo::new(posted.ctx, flags, posted.tag, None);
         if let Some(number) = posted.multi
             && let Some(multi) = self.multi.get_mut(number as usize)
         {
             multi.retired = true;
             multi.inflight += 1;
-            info.buffer = Some(BufferId::Own(number));
-            info.flags |= OpFlags::MULTI;
+            info.receiver = Receiver::Multi(BufferId::Own(number));
         }
         info
     }
@@ -256,7 +270,7 @@ impl Receives {
 
 /// The criteria of a receive.
 pub(crate) fn wanted(op: &RecvOp<'_>) -> Wanted {
-    let tagged = op.flags.contains(OpFlags::TAGGED);
+    let tagged = op.flags.contains(RecvFlags::TAGGED);
     Wanted::new(op.src, if tagged { op.tag } else { 0 }, op.ignore)
 }
 
@@ -321,7 +335,7 @@ impl Incoming {
     /// false if it has done nothing.
     #[inline(always)]
     pub(crate) fn post_fast(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
-        let tagged = op.flags.contains(OpFlags::TAGGED);
+        let tagged = op.flags.contains(RecvFlags::TAGGED);
         let fast_receives = self.fast_receives;
         let matcher = self.receives.matcher(tagged);
         if matcher.unexpected().len() > 0 || matcher.posted().len() >= fast_receives {

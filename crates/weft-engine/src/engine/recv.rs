@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
+use crate::api::{ADDR_NONE, Addr, Completion, CompletionFlags, Context, Error, Fault, Kind, RecvFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
@@ -17,7 +17,7 @@ use crate::engine::ops::{Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
 use crate::engine::peer::{Direction, WaitEvent};
 use crate::engine::prefetch::ShortAnnouncement;
-use crate::engine::receives::{self, RecvInfo};
+use crate::engine::receives::{self, Receiver, RecvInfo};
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::Violation;
 use crate::matching::{Body, Unexpected, Wanted};
@@ -36,7 +36,7 @@ impl<N: Nic> Engine<N> {
     /// message waits. Returns false if it has done nothing.
     #[inline(always)]
     pub fn post_now(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
-        let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
+        let other = RecvFlags::LOOKS | RecvFlags::MULTI | RecvFlags::TRIGGER;
         !op.flags.intersects(other) && self.state.incoming.post_fast(op, piece)
     }
 
@@ -51,14 +51,14 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         }
         self.state.follow_book();
-        let tagged = op.flags.contains(OpFlags::TAGGED);
-        let result = if op.flags.contains(OpFlags::PEEK) {
+        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        let result = if op.flags.contains(RecvFlags::PEEK) {
             // A client that peeks repeatedly reads the misses from the queue without progress, so a peek makes
             // progress itself.
             self.progress();
             self.state.peek(op, tagged);
             Ok(())
-        } else if op.flags.contains(OpFlags::CLAIM) {
+        } else if op.flags.contains(RecvFlags::CLAIM) {
             self.state.take_claimed(op, tagged)
         } else {
             self.state.post(op, tagged)
@@ -107,7 +107,7 @@ impl State {
             return self.post_beyond(op, tagged);
         }
         let wanted = receives::wanted(op);
-        let multi = op.flags.contains(OpFlags::MULTI);
+        let multi = op.flags.contains(RecvFlags::MULTI);
         let searches = planted!(Bug::UnexpectedOverlooked, !multi, !multi && op.tag != 1);
         if searches && let Some(key) = self.find_unexpected(tagged, wanted) {
             self.take_unexpected(tagged, key, op);
@@ -128,7 +128,7 @@ impl State {
     pub(crate) fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
         let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else { return };
         let iov = SmallVec::from_slice(op.iov);
-        let mut info = RecvInfo::new(op.ctx, op.flags & OpFlags::TAGGED, message.tag(), message.data());
+        let mut info = RecvInfo::new(op.ctx, (op.flags & RecvFlags::TAGGED).into(), message.tag(), message.data());
         info.fit(&iov, message.len());
         self.deliver_unexpected(message, iov, info);
     }
@@ -169,23 +169,26 @@ impl State {
 
     fn peek(&mut self, op: &RecvOp<'_>, tagged: bool) {
         let found = self.find_unexpected(tagged, receives::wanted(op));
-        let mut completion =
-            Completion { tag: op.tag, fault: Some(Fault::NoMessage), ..Completion::new(Kind::Recv, op.ctx, op.flags) };
+        let mut completion = Completion {
+            tag: op.tag,
+            fault: Some(Fault::NoMessage),
+            ..Completion::new(Kind::Recv, op.ctx, op.flags.into())
+        };
         if let Some(key) = found {
-            let claim = op.flags.contains(OpFlags::CLAIM);
+            let claim = op.flags.contains(RecvFlags::CLAIM);
             if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().get_mut(key) {
                 completion.fault = None;
                 completion.len = usize::try_from(message.len()).unwrap_or(usize::MAX);
                 completion.tag = message.tag();
                 completion.data = message.data().unwrap_or(0);
-                completion.flags.set(OpFlags::DATA, message.data().is_some());
+                completion.flags.set(CompletionFlags::DATA, message.data().is_some());
                 let peer_id = message.peer();
                 completion.src = self.peers[peer_id].addr();
             }
             if planted!(Bug::ClaimForgotten, claim, false) {
                 self.incoming.matcher(tagged).claim(key, op.ctx.ptr);
             }
-            if planted!(Bug::PeekTakes, op.flags.contains(OpFlags::DISCARD), true) {
+            if planted!(Bug::PeekTakes, op.flags.contains(RecvFlags::DISCARD), true) {
                 self.discard(tagged, key);
             }
         }
@@ -194,12 +197,12 @@ impl State {
 
     fn take_claimed(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
         let key = self.incoming.matcher(tagged).take_claim(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
-        if !op.flags.contains(OpFlags::DISCARD) {
+        if !op.flags.contains(RecvFlags::DISCARD) {
             self.take_unexpected(tagged, key, op);
             return Ok(());
         }
         let src = self.discard(tagged, key);
-        self.completions.push(Completion { tag: op.tag, src, ..Completion::new(Kind::Recv, op.ctx, op.flags) });
+        self.completions.push(Completion { tag: op.tag, src, ..Completion::new(Kind::Recv, op.ctx, op.flags.into()) });
         Ok(())
     }
 
@@ -307,11 +310,10 @@ impl State {
     #[inline]
     pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
         let mut completion = info.completion(src, fault);
-        if let Some(buffer) = info.buffer() {
-            completion.flags = (completion.flags - OpFlags::MULTI) | self.end_delivery(buffer);
-        }
-        if completion.flags.contains(OpFlags::COLLECTIVE) {
-            return self.end_transfer(completion.ctx, completion.fault);
+        match info.receiver() {
+            Receiver::Single => {}
+            Receiver::Multi(buffer) => completion.flags |= self.end_delivery(buffer),
+            Receiver::Collective => return self.end_transfer(completion.ctx, completion.fault),
         }
         self.completions.push(completion);
     }
@@ -353,9 +355,9 @@ impl State {
             return false;
         }
         posted.piece.write(rest);
-        let mut told = OpFlags::empty();
-        told.set(OpFlags::TAGGED, flags & F_TAGGED != 0);
-        told.set(OpFlags::DATA, flags & F_DATA != 0);
+        let mut told = CompletionFlags::empty();
+        told.set(CompletionFlags::TAGGED, flags & F_TAGGED != 0);
+        told.set(CompletionFlags::DATA, flags & F_DATA != 0);
         self.completions.push(Completion {
             len: rest.len(),
             buf: posted.piece.as_ptr() as usize,

@@ -11,7 +11,7 @@
 use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::api::{Completion, Context, Kind, OpFlags, Region};
+use crate::api::{Completion, CompletionFlags, Context, Kind, Region};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
@@ -29,7 +29,7 @@ pub(crate) struct RemoteAccess {
     /// `RemoteWrite` or `RemoteRead`.
     kind: Kind,
     /// ATOMIC for atomics, together with CHANGES for one that fetches and writes; otherwise empty.
-    family: OpFlags,
+    family: CompletionFlags,
     key: u64,
     data: Option<u64>,
     len: usize,
@@ -39,16 +39,16 @@ impl RemoteAccess {
     /// A part of a write of `len` bytes, with immediate data if it is the last part.
     #[inline(always)]
     pub(crate) fn write(key: u64, data: Option<u64>, len: usize) -> Self {
-        Self { kind: Kind::RemoteWrite, family: OpFlags::empty(), key, data, len }
+        Self { kind: Kind::RemoteWrite, family: CompletionFlags::empty(), key, data, len }
     }
 
     /// A part of a read of `len` bytes.
     pub(crate) fn read(key: u64, len: usize) -> Self {
-        Self { kind: Kind::RemoteRead, family: OpFlags::empty(), key, data: None, len }
+        Self { kind: Kind::RemoteRead, family: CompletionFlags::empty(), key, data: None, len }
     }
 
     /// A part of an atomic. `family` has ATOMIC, and CHANGES if a fetching atomic also writes.
-    pub(crate) fn atomic(kind: Kind, family: OpFlags, key: u64, data: Option<u64>, len: usize) -> Self {
+    pub(crate) fn atomic(kind: Kind, family: CompletionFlags, key: u64, data: Option<u64>, len: usize) -> Self {
         Self { kind, family, key, data, len }
     }
 }
@@ -206,11 +206,15 @@ impl State {
         let watched = |key| self.target.region(key).is_some_and(|region| region.events);
         let all = whole.data.is_some() || self.target.all_events || places.iter().any(|&(key, _)| watched(key));
         if all {
-            self.complete_remote_access(peer_id, whole, OpFlags::ENDPOINT);
+            self.complete_remote_access(peer_id, whole, CompletionFlags::ENDPOINT);
         }
         for &(key, len) in places {
             if self.target.region(key).is_some_and(|region| region.events) {
-                self.complete_remote_access(peer_id, &RemoteAccess { key, len, data: None, ..*whole }, OpFlags::REGION);
+                self.complete_remote_access(
+                    peer_id,
+                    &RemoteAccess { key, len, data: None, ..*whole },
+                    CompletionFlags::REGION,
+                );
             }
         }
     }
@@ -220,14 +224,14 @@ impl State {
     fn report(&mut self, peer_id: PeerId, access: &RemoteAccess) {
         let Some(region) = self.target.region(access.key) else { return };
         if access.data.is_some() || region.events || self.target.all_events {
-            self.complete_remote_access(peer_id, access, OpFlags::empty());
+            self.complete_remote_access(peer_id, access, CompletionFlags::empty());
         }
     }
 
-    fn complete_remote_access(&mut self, peer_id: PeerId, access: &RemoteAccess, whom: OpFlags) {
+    fn complete_remote_access(&mut self, peer_id: PeerId, access: &RemoteAccess, whom: CompletionFlags) {
         let Some(region) = self.target.region(access.key) else { return };
         let mut flags = access.family | whom;
-        flags.set(OpFlags::DATA, access.data.is_some());
+        flags.set(CompletionFlags::DATA, access.data.is_some());
         self.completions.push(Completion {
             len: access.len,
             data: access.data.unwrap_or(0),

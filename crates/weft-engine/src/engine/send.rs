@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::api::{Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
+use crate::api::{Addr, Completion, CompletionFlags, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::connection::Role;
@@ -193,7 +193,7 @@ impl<N: Nic> Engine<N> {
         };
         let eager = op.len() <= u64::from(peer.eager_bytes()) && cost <= peer.tx_credit();
         let unmatched = !eager || op.flags().contains(OpFlags::DELIVERY);
-        let allowed = if op.flags().contains(OpFlags::COLLECTIVE) {
+        let allowed = if op.kind() == Kind::Collective {
             true // Their number is limited where they are started.
         } else if unmatched {
             peer.may_announce()
@@ -203,7 +203,7 @@ impl<N: Nic> Engine<N> {
         let Some(link) = peer.link().filter(|_| allowed) else { return Started::Blocked };
         if eager {
             let mut head = EagerHead::new(op.flags(), op.tag(), op.data(), ack, peer.tx_seq());
-            if op.flags().contains(OpFlags::COLLECTIVE) {
+            if op.kind() == Kind::Collective {
                 head.mark_collective();
             }
             if self.nic.send(link, head.bytes(), op.iov()).is_err() {
@@ -265,7 +265,7 @@ fn rts_head<const ROOM: usize>(index: OpId, op: &TxOp, ack: bool, room: Option<u
     let mut bits = 0;
     bits |= if op.flags().contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
     bits |= if op.flags().contains(OpFlags::DATA) { F_DATA } else { 0 };
-    bits |= if op.flags().contains(OpFlags::COLLECTIVE) { F_COLLECTIVE } else { 0 };
+    bits |= if op.kind() == Kind::Collective { F_COLLECTIVE } else { 0 };
     bits |= if ack { F_ACK } else { 0 };
     let source = room.map_or_else(SmallVec::new, |mailbox_bytes| wire_iov(op.iov(), mailbox_bytes));
     let mut w = Writer::new(kind::RTS, bits);
@@ -289,7 +289,7 @@ impl State {
             len,
             tag: op.tag,
             data: op.data,
-            ..Completion::new(Kind::Send, op.ctx, op.flags)
+            ..Completion::new(Kind::Send, op.ctx, op.flags.into())
         });
     }
 
@@ -350,7 +350,7 @@ impl State {
         self.completions.push(Completion::failed(
             Kind::Write,
             crate::api::Context::default(),
-            OpFlags::empty(),
+            CompletionFlags::empty(),
             status.fault().unwrap_or(Fault::Revoked),
         ));
     }

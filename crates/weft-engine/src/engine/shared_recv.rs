@@ -21,11 +21,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Matching, OpFlags, RecvOp};
+use crate::api::{ADDR_NONE, Addr, Completion, CompletionFlags, Error, Fault, Matching, RecvFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::receives::{self, BufferId, Receives, RecvInfo};
+use crate::engine::receives::{self, BufferId, Receiver, Receives, RecvInfo};
 use crate::matching::Wanted;
 use crate::mem::IovList;
 use crate::nic::Nic;
@@ -70,7 +70,7 @@ impl Pool {
     ///
     /// Errors: `Again` if the queue is full.
     pub fn post(&self, op: &RecvOp<'_>) -> Result<bool, Error> {
-        let tagged = op.flags.contains(OpFlags::TAGGED);
+        let tagged = op.flags.contains(RecvFlags::TAGGED);
         let mut state = self.state();
         if state.receives.matcher(tagged).posted().len() >= state.depth {
             return Err(Error::Again);
@@ -105,14 +105,11 @@ impl Pool {
         let posted = planted!(Bug::PoolCancelLeaves, matcher.take_posted(key), matcher.posted().get(key).copied())?;
         let info = state.receives.retire(tagged, &posted);
         let mut completion = info.completion(ADDR_NONE, Some(Fault::Canceled));
-        let number = match info.buffer() {
-            Some(BufferId::Own(number) | BufferId::Pooled(number)) => Some(number),
-            None => None,
+        let Receiver::Multi(BufferId::Own(number) | BufferId::Pooled(number)) = info.receiver() else {
+            return Some((completion, None));
         };
-        if number.is_some() {
-            completion.flags = (completion.flags - OpFlags::MULTI) | OpFlags::POOLED;
-        }
-        Some((completion, number))
+        completion.flags |= CompletionFlags::POOLED;
+        Some((completion, Some(number)))
     }
 
     /// Returns the criteria of the oldest receive that matches such a message. None: the message must wait, and
@@ -148,7 +145,7 @@ impl Pool {
     }
 }
 
-/// Deliveries into multi-receives of the pool, in the order of their completions (`OpFlags::POOLED`).
+/// Deliveries into multi-receives of the pool, in the order of their completions (`CompletionFlags::POOLED`).
 pub struct PooledReleases<'a> {
     pool: Option<&'a (Arc<Pool>, u64)>,
     numbers: &'a mut VecDeque<u32>,
@@ -167,12 +164,12 @@ impl<'a> PooledReleases<'a> {
         self.numbers.is_empty()
     }
 
-    /// Sets or clears MULTI of the next pooled completion. The client must be able to see the completion before
+    /// Sets or clears RELEASED of the next pooled completion. The client must be able to see the completion before
     /// the returned guard is dropped.
     #[cold]
-    pub fn next(&mut self, flags: &mut OpFlags) -> Option<ReleaseGuard<'a>> {
+    pub fn next(&mut self, flags: &mut CompletionFlags) -> Option<ReleaseGuard<'a>> {
         let (mut state, number) = (self.pool?.0.state(), self.numbers.pop_front()?);
-        flags.set(OpFlags::MULTI, state.receives.leave(number));
+        flags.set(CompletionFlags::RELEASED, state.receives.leave(number));
         Some(ReleaseGuard(state))
     }
 }
@@ -196,7 +193,7 @@ impl<N: Nic> Engine<N> {
     pub fn feed(&mut self, op: &RecvOp<'_>) -> bool {
         let waiting = self.unexpected_messages();
         self.state.follow_book();
-        self.state.feed(op.flags.contains(OpFlags::TAGGED), receives::wanted(op));
+        self.state.feed(op.flags.contains(RecvFlags::TAGGED), receives::wanted(op));
         // An answer to a rendezvous, or an acknowledgement, may have become due.
         if self.state.peers.has_active() {
             self.run_active();
@@ -219,8 +216,8 @@ impl<N: Nic> Engine<N> {
     /// Whether a waiting message matches such a receive, or was reserved by its context.
     pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
         self.state.follow_book();
-        let tagged = op.flags.contains(OpFlags::TAGGED);
-        if op.flags.contains(OpFlags::CLAIM) && !op.flags.contains(OpFlags::PEEK) {
+        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        if op.flags.contains(RecvFlags::CLAIM) && !op.flags.contains(RecvFlags::PEEK) {
             return self.state.incoming.matcher(tagged).has_claim(op.ctx.ptr);
         }
         self.state.find_unexpected(tagged, receives::wanted(op)).is_some()
@@ -228,25 +225,25 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// Ends a delivery into a multi-receive. Returns MULTI if the buffer is released, POOLED if only its
+    /// Ends a delivery into a multi-receive. Returns RELEASED if the buffer is released, POOLED if only its
     /// delivery will tell.
-    pub(crate) fn end_delivery(&mut self, buffer: BufferId) -> OpFlags {
+    pub(crate) fn end_delivery(&mut self, buffer: BufferId) -> CompletionFlags {
         match buffer {
-            BufferId::Own(number) if self.incoming.receives().leave(number) => OpFlags::MULTI,
-            BufferId::Own(_) => OpFlags::empty(),
+            BufferId::Own(number) if self.incoming.receives().leave(number) => CompletionFlags::RELEASED,
+            BufferId::Own(_) => CompletionFlags::empty(),
             BufferId::Pooled(number) => {
                 planted!(Bug::PoolReleasedEarly, return self.release_pooled(number));
                 self.incoming.push_release(number);
-                OpFlags::POOLED
+                CompletionFlags::POOLED
             }
         }
     }
 
     /// The behaviour of the planted bug `PoolReleasedEarly`: the buffer is released before the client sees the
     /// completion.
-    fn release_pooled(&self, number: u32) -> OpFlags {
+    fn release_pooled(&self, number: u32) -> CompletionFlags {
         let last = self.incoming.pool().is_some_and(|(pool, _)| pool.state().receives.leave(number));
-        if last { OpFlags::MULTI } else { OpFlags::empty() }
+        if last { CompletionFlags::RELEASED } else { CompletionFlags::empty() }
     }
 
     /// Takes memory for a message of `len` bytes from the pool. None: the message must wait.
@@ -329,7 +326,7 @@ mod tests {
     fn no_receive_is_taken_but_the_one_that_was_found() {
         let pool = Pool::new(Matching::default(), 8, 64);
         let post = |ptr, tag, ignore| {
-            let (ctx, flags) = (Context { ptr, user: 0 }, OpFlags::TAGGED);
+            let (ctx, flags) = (Context { ptr, user: 0 }, RecvFlags::TAGGED);
             pool.post(&RecvOp { src: ADDR_NONE, iov: &[], tag, ignore, ctx, flags }).unwrap();
         };
         let find = || pool.find(true, 0, 2).unwrap();

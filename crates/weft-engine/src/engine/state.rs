@@ -72,7 +72,7 @@ impl State {
                 {
                     self.outgoing.linger(link, copy);
                 }
-                if op.flags().contains(OpFlags::COLLECTIVE) {
+                if op.kind() == Kind::Collective {
                     self.end_transfer(op.ctx(), Some(op.fault().unwrap_or(fault)));
                     continue;
                 }
@@ -198,8 +198,8 @@ impl State {
             }
             return;
         }
-        let (parts, access, unmatched) = (op.parts(), op.kind() != Kind::Send, op.is_unmatched());
-        if op.flags().contains(OpFlags::COLLECTIVE) {
+        let (parts, access, unmatched) = (op.parts(), op.is_access(), op.is_unmatched());
+        if op.kind() == Kind::Collective {
             let (ctx, fault) = (op.ctx(), op.fault());
             self.end_transfer(ctx, fault);
         } else {
@@ -348,7 +348,7 @@ impl State {
         if let Err(why) = result {
             op.fail(Fault::Link(why));
             op.await_nothing();
-        } else if op.kind() == Kind::Send && op.phase() == Phase::Pushing(false) {
+        } else if op.phase() == Phase::Pushing(false) {
             op.await_nothing();
         }
         self.finish_op(index);

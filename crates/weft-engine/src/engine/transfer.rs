@@ -355,7 +355,7 @@ impl State {
         let path = self.peers[peer_id].path();
         let op = self.op_of(peer_id, index)?;
         match op.kind() {
-            Kind::Send if op.phase() == Phase::AwaitCts && len <= op.len() => {
+            Kind::Send | Kind::Collective if op.phase() == Phase::AwaitCts && len <= op.len() => {
                 op.push_requested(Phase::Pushing(path.answer_to(op.flags()) != Answer::Nothing));
             }
             Kind::Write => {

@@ -10,7 +10,7 @@
 use weft_engine::Engine;
 use weft_engine::amo::{Amo, Form, Op, Type};
 use weft_engine::api::{
-    ADDR_NONE, Access, AtomicOp, Config, Context, Kind, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
+    ADDR_NONE, Access, AtomicOp, Config, Context, Kind, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
 };
 use weft_engine::mem::{self, Iov, IovList, Owned};
 use weft_engine::nic::{LinkError, LinkId, NicCaps};
@@ -124,7 +124,7 @@ impl World {
             4 => atomic(Form::Fetch, Op::Sum),
             5 => atomic(Form::Base, Op::Sum),
             _ => {
-                let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: OpFlags::empty() };
+                let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: RecvFlags::empty() };
                 self.case.engine.recv(&recv)
             }
         };

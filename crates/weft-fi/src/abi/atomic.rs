@@ -256,7 +256,7 @@ fn start_as(
     [iov, compare, result]: [&[Iov]; 3],
     target: Target,
     context: *mut c_void,
-    mode: Mode,
+    mode: Mode<OpFlags>,
     entry: bool,
 ) -> isize {
     let remote = [target.remote(total_len(if amo.sources() > 0 { iov } else { result }))];
@@ -388,7 +388,7 @@ pub(super) unsafe fn described<D: Destination>(
 }
 
 /// The mode of a call with flags.
-pub(crate) fn mode_of(flags: u64) -> Result<Mode, Errno> {
+pub(crate) fn mode_of(flags: u64) -> Result<Mode<OpFlags>, Errno> {
     if flags & sys::FI_TAGGED != 0 {
         return Err(Errno::OPNOTSUPP);
     }
@@ -404,7 +404,7 @@ pub(crate) unsafe fn with_msg<R>(
     form: Form,
     msg: &sys::fi_msg_atomic,
     [compare, result]: [(*const sys::fi_ioc, usize); 2],
-    mode: Mode,
+    mode: Mode<OpFlags>,
     entry: bool,
     start: impl FnOnce(Atomic<'_>) -> R,
 ) -> Result<R, Errno> {

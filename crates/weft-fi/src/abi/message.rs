@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use weft_engine::api::OpFlags;
+use weft_engine::api::{OpFlags, RecvFlags};
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
@@ -18,15 +18,15 @@ use crate::endpoint::{Ep, Recv, Send};
 
 /// The message structure of a call with flags.
 pub(super) trait Message {
-    /// [`OpFlags::TAGGED`], or nothing.
-    const FAMILY: OpFlags;
+    /// Whether the message is tagged.
+    const TAGGED: bool;
 
     /// The fields as those of a tagged message.
     fn tagged(&self) -> sys::fi_msg_tagged;
 }
 
 impl Message for sys::fi_msg {
-    const FAMILY: OpFlags = OpFlags::empty();
+    const TAGGED: bool = false;
 
     #[inline]
     fn tagged(&self) -> sys::fi_msg_tagged {
@@ -36,7 +36,7 @@ impl Message for sys::fi_msg {
 }
 
 impl Message for sys::fi_msg_tagged {
-    const FAMILY: OpFlags = OpFlags::TAGGED;
+    const TAGGED: bool = true;
 
     #[inline]
     fn tagged(&self) -> sys::fi_msg_tagged {
@@ -46,7 +46,7 @@ impl Message for sys::fi_msg_tagged {
 
 /// The endpoint's default mode for a send, or for a tagged one.
 #[inline(always)]
-fn tx_mode(ep: &Ep, tagged: bool, data: bool) -> Mode {
+fn tx_mode(ep: &Ep, tagged: bool, data: bool) -> Mode<OpFlags> {
     let mut mode = ep.tx_mode();
     if tagged {
         mode.ops |= OpFlags::TAGGED;
@@ -91,7 +91,7 @@ pub(super) unsafe fn send_described<D: Destination, M: Message>(
     flags: u64,
 ) -> Result<isize, Errno> {
     let mut mode = flags::transmit(flags)?;
-    mode.ops |= M::FAMILY;
+    mode.ops.set(OpFlags::TAGGED, M::TAGGED);
     // SAFETY: the caller's promise.
     let msg = unsafe { msg.as_ref() }.ok_or(Errno::INVAL)?.tagged();
     // SAFETY: the caller's promise.
@@ -118,7 +118,7 @@ pub(super) fn recv_tagged(
     context: *mut c_void,
 ) -> isize {
     let mut mode = ep.tagged_rx_mode();
-    mode.ops |= OpFlags::TAGGED;
+    mode.ops |= RecvFlags::TAGGED;
     ep.post_recv(&Recv { iov, src, tag, ignore, context, mode, entry: ep.rx_entry(mode) })
 }
 
@@ -129,11 +129,11 @@ pub(super) fn recv_tagged(
 #[inline]
 pub(super) unsafe fn recv_described<M: Message>(ep: &Ep, msg: *const M, flags: u64) -> Result<isize, Errno> {
     let mut mode = flags::receive(flags)?;
-    mode.ops |= M::FAMILY;
+    mode.ops.set(RecvFlags::TAGGED, M::TAGGED);
     // SAFETY: the caller's promise.
     let msg = unsafe { msg.as_ref() }.ok_or(Errno::INVAL)?.tagged();
     // A message that is discarded or only found needs no buffer.
-    let count = if mode.ops.intersects(OpFlags::PEEK | OpFlags::DISCARD) { 0 } else { msg.iov_count };
+    let count = if mode.ops.intersects(RecvFlags::PEEK | RecvFlags::DISCARD) { 0 } else { msg.iov_count };
     // SAFETY: the caller's promise.
     let iov = unsafe { recv_iovs(msg.msg_iov, count, ep.limits().iov) }?;
     let sys::fi_msg_tagged { addr, tag, ignore, context, .. } = msg;

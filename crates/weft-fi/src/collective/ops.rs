@@ -12,6 +12,7 @@ use std::ffi::{c_int, c_void};
 
 use weft_engine::Elements;
 use weft_engine::amo::{Op, Reduction, Type};
+use weft_engine::api::OpFlags;
 use weft_engine::collective::Operation;
 use weft_fi_sys as sys;
 
@@ -44,7 +45,7 @@ pub(crate) static OPS: sys::fi_ops_collective = sys::fi_ops_collective {
 /// # Safety
 /// `fid` is the client's endpoint. The buffers are as the operation and the count say, and left to weft until the
 /// operation completes.
-unsafe fn start(fid: *mut sys::fid_ep, call: &Call, mode: impl FnOnce(&Ep) -> Result<Mode, Errno>) -> isize {
+unsafe fn start(fid: *mut sys::fid_ep, call: &Call, mode: impl FnOnce(&Ep) -> Result<Mode<OpFlags>, Errno>) -> isize {
     object::guard_size("fi_collective", || {
         // SAFETY: the client's endpoint.
         let ep = unsafe { ep(fid) };
@@ -77,7 +78,7 @@ fn elements(
 
 /// The flags of a call that has no argument for them.
 #[allow(clippy::unnecessary_wraps)] // One shape with `flags::transmit`.
-fn default_mode(ep: &Ep) -> Result<Mode, Errno> {
+fn default_mode(ep: &Ep) -> Result<Mode<OpFlags>, Errno> {
     Ok(ep.tx_mode())
 }
 

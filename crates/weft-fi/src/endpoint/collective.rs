@@ -135,7 +135,13 @@ impl Ep {
     ///
     /// # Safety
     /// As for [`Call::to_engine`].
-    pub(crate) unsafe fn start_collective(&self, group: GroupId, elements: Elements, call: &Call, mode: Mode) -> isize {
+    pub(crate) unsafe fn start_collective(
+        &self,
+        group: GroupId,
+        elements: Elements,
+        call: &Call,
+        mode: Mode<OpFlags>,
+    ) -> isize {
         let entry = self.tx_entry(mode);
         let flags = mode.ops | self.completion_policy(entry, Class::Send);
         let user = User::new(sys::FI_COLLECTIVE, entry);

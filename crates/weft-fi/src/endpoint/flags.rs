@@ -8,18 +8,20 @@
 //!
 //! Errors: -FI_EOPNOTSUPP for flags that libfabric defines and weft does not support, -FI_EINVAL for the rest.
 
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use weft_engine::api::OpFlags;
+use bitflags::Flags;
+use weft_engine::api::{OpFlags, RecvFlags};
 use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
 
 /// The flags of one operation, and whether its success makes an entry with a selective binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mode {
+pub(crate) struct Mode<F> {
     /// The engine's flags.
-    pub(crate) ops: OpFlags,
+    pub(crate) ops: F,
     /// FI_COMPLETION.
     pub(crate) completion: bool,
 }
@@ -53,23 +55,23 @@ const TX: &[(u64, OpFlags)] = &[
 ];
 
 /// The flags of receives. Completion levels have no effect for host memory.
-const RX: &[(u64, OpFlags)] = &[
-    (sys::FI_MULTI_RECV, OpFlags::MULTI),
-    (sys::FI_PEEK, OpFlags::PEEK),
-    (sys::FI_CLAIM, OpFlags::CLAIM),
-    (sys::FI_DISCARD, OpFlags::DISCARD),
-    (sys::FI_TRANSMIT_COMPLETE, OpFlags::empty()),
-    (sys::FI_DELIVERY_COMPLETE, OpFlags::empty()),
-    (sys::FI_REMOTE_CQ_DATA, OpFlags::empty()),
-    (sys::FI_TRIGGER, OpFlags::TRIGGER),
+const RX: &[(u64, RecvFlags)] = &[
+    (sys::FI_MULTI_RECV, RecvFlags::MULTI),
+    (sys::FI_PEEK, RecvFlags::PEEK),
+    (sys::FI_CLAIM, RecvFlags::CLAIM),
+    (sys::FI_DISCARD, RecvFlags::DISCARD),
+    (sys::FI_TRANSMIT_COMPLETE, RecvFlags::empty()),
+    (sys::FI_DELIVERY_COMPLETE, RecvFlags::empty()),
+    (sys::FI_REMOTE_CQ_DATA, RecvFlags::empty()),
+    (sys::FI_TRIGGER, RecvFlags::TRIGGER),
 ];
 
-fn translate(flags: u64, table: &[(u64, OpFlags)]) -> Result<Mode, Errno> {
+fn translate<F: Flags + Copy>(flags: u64, table: &[(u64, F)]) -> Result<Mode<F>, Errno> {
     let mut rest = flags & !(IGNORED | sys::FI_COMPLETION);
-    let mut ops = OpFlags::empty();
+    let mut ops = F::empty();
     for &(bit, op) in table {
         if rest & bit != 0 {
-            ops |= op;
+            ops.insert(op);
             rest &= !bit;
         }
     }
@@ -81,19 +83,19 @@ fn translate(flags: u64, table: &[(u64, OpFlags)]) -> Result<Mode, Errno> {
 
 /// Flags of a transmit call.
 #[inline]
-pub(crate) fn transmit(flags: u64) -> Result<Mode, Errno> {
+pub(crate) fn transmit(flags: u64) -> Result<Mode<OpFlags>, Errno> {
     translate(flags, TX)
 }
 
 /// Flags of a receive call.
 #[inline]
-pub(crate) fn receive(flags: u64) -> Result<Mode, Errno> {
+pub(crate) fn receive(flags: u64) -> Result<Mode<RecvFlags>, Errno> {
     let mode = translate(flags, RX)?;
-    let peek = mode.ops.contains(OpFlags::PEEK);
-    let claim = mode.ops.contains(OpFlags::CLAIM);
-    let discard = mode.ops.contains(OpFlags::DISCARD);
+    let peek = mode.ops.contains(RecvFlags::PEEK);
+    let claim = mode.ops.contains(RecvFlags::CLAIM);
+    let discard = mode.ops.contains(RecvFlags::DISCARD);
     // A discard needs either a message that a peek finds, or one that was claimed before.
-    if (discard && peek == claim) || (mode.ops.contains(OpFlags::MULTI) && (peek || claim)) {
+    if (discard && peek == claim) || (mode.ops.contains(RecvFlags::MULTI) && (peek || claim)) {
         return Err(Errno::INVAL);
     }
     Ok(mode)
@@ -102,36 +104,41 @@ pub(crate) fn receive(flags: u64) -> Result<Mode, Errno> {
 /// The default flags of one direction: libfabric's word, and its translation. Clients serialize changes with all other
 /// calls.
 #[derive(Debug)]
-pub(crate) struct Defaults {
+pub(crate) struct Defaults<F> {
     word: AtomicU64,
-    /// `OpFlags` in the low half, FI_COMPLETION in bit 32.
+    /// The engine's flags in the low half, FI_COMPLETION in bit 32.
     mode: AtomicU64,
-    /// The mode of tagged operations, without [`OpFlags::TAGGED`].
+    /// The mode of tagged operations, without the flag `TAGGED`.
     tagged: AtomicU64,
+    flags: PhantomData<F>,
 }
 
 const COMPLETION_BIT: u64 = 1 << 32;
 
-impl Defaults {
+impl Defaults<OpFlags> {
     /// The defaults from the attribute `op_flags` of the transmit side.
     pub(crate) fn transmit(word: u64) -> Result<Self, Errno> {
         Ok(Self::with(word, transmit(word)?, OpFlags::empty()))
     }
+}
 
+impl Defaults<RecvFlags> {
     /// The defaults from the attribute `op_flags` of the receive side, for an endpoint with these capabilities.
     /// FI_MULTI_RECV applies to tagged receives only with FI_TAGGED_MULTI_RECV.
     pub(crate) fn receive(word: u64, caps: u64, api: u32) -> Result<Self, Errno> {
         let several = api >= sys::v2::V2_0 && caps & sys::v2::FI_TAGGED_MULTI_RECV != 0;
-        Ok(Self::with(word, receive(word)?, if several { OpFlags::empty() } else { OpFlags::MULTI }))
+        Ok(Self::with(word, receive(word)?, if several { RecvFlags::empty() } else { RecvFlags::MULTI }))
     }
+}
 
-    fn with(word: u64, mode: Mode, untagged: OpFlags) -> Self {
-        let tagged = Mode { ops: mode.ops - untagged, ..mode };
+impl<F: Flags<Bits = u32> + Copy> Defaults<F> {
+    fn with(word: u64, mode: Mode<F>, untagged: F) -> Self {
+        let tagged = Mode { ops: mode.ops.difference(untagged), ..mode };
         let [mode, tagged] = [mode, tagged].map(|mode| AtomicU64::new(Self::pack(mode)));
-        Self { word: AtomicU64::new(word), mode, tagged }
+        Self { word: AtomicU64::new(word), mode, tagged, flags: PhantomData }
     }
 
-    fn pack(mode: Mode) -> u64 {
+    fn pack(mode: Mode<F>) -> u64 {
         u64::from(mode.ops.bits()) | if mode.completion { COMPLETION_BIT } else { 0 }
     }
 
@@ -149,21 +156,21 @@ impl Defaults {
 
     /// The mode of an untagged operation.
     #[inline]
-    pub(crate) fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> Mode<F> {
         Self::unpack(self.mode.load(Ordering::Relaxed))
     }
 
     /// The mode of a tagged operation.
     #[inline]
-    pub(crate) fn tagged(&self) -> Mode {
+    pub(crate) fn tagged(&self) -> Mode<F> {
         Self::unpack(self.tagged.load(Ordering::Relaxed))
     }
 
     #[inline]
-    fn unpack(packed: u64) -> Mode {
+    fn unpack(packed: u64) -> Mode<F> {
         // `pack` has put the flags into the low half.
         #[allow(clippy::cast_possible_truncation)]
-        let ops = OpFlags::from_bits_retain(packed as u32);
+        let ops = F::from_bits_retain(packed as u32);
         Mode { ops, completion: packed & COMPLETION_BIT != 0 }
     }
 }
@@ -211,13 +218,13 @@ mod tests {
         assert_eq!(defaults.word(), sys::FI_INJECT);
         let (several, new) = (sys::v2::FI_TAGGED_MULTI_RECV, sys::v2::V2_0);
         for (caps, api, tagged) in [
-            (several, new, OpFlags::MULTI),
-            (0, new, OpFlags::empty()),
+            (several, new, RecvFlags::MULTI),
+            (0, new, RecvFlags::empty()),
             // The bit has another meaning in this version.
-            (several, sys::version(1, 20), OpFlags::empty()),
+            (several, sys::version(1, 20), RecvFlags::empty()),
         ] {
             let defaults = Defaults::receive(sys::FI_MULTI_RECV, caps, api).unwrap();
-            assert_eq!((defaults.mode().ops, defaults.tagged().ops), (OpFlags::MULTI, tagged));
+            assert_eq!((defaults.mode().ops, defaults.tagged().ops), (RecvFlags::MULTI, tagged));
         }
     }
 }

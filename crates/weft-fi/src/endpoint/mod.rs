@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
-use weft_engine::api::OpFlags;
+use weft_engine::api::{OpFlags, RecvFlags};
 use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
@@ -86,8 +86,8 @@ impl Limits {
 pub(crate) struct Ep {
     head: Head<sys::fid_ep>,
     cell: CellRef,
-    tx: Defaults,
-    rx: Defaults,
+    tx: Defaults<OpFlags>,
+    rx: Defaults<RecvFlags>,
     /// The flags of sends that keep the promised order ([`order::AFTER_ACCESSES`](crate::info::order::AFTER_ACCESSES)).
     send_order: OpFlags,
     limits: Limits,
@@ -171,31 +171,31 @@ impl Ep {
 
     /// The default mode of transmit operations.
     #[inline]
-    pub(crate) fn tx_mode(&self) -> Mode {
+    pub(crate) fn tx_mode(&self) -> Mode<OpFlags> {
         self.tx.mode()
     }
 
     /// The default mode of untagged receives.
     #[inline]
-    pub(crate) fn rx_mode(&self) -> Mode {
+    pub(crate) fn rx_mode(&self) -> Mode<RecvFlags> {
         self.rx.mode()
     }
 
     /// The default mode of tagged receives.
     #[inline]
-    pub(crate) fn tagged_rx_mode(&self) -> Mode {
+    pub(crate) fn tagged_rx_mode(&self) -> Mode<RecvFlags> {
         self.rx.tagged()
     }
 
     /// Whether a transmit operation of this mode makes a queue entry when it succeeds.
     #[inline]
-    pub(crate) fn tx_entry(&self, mode: Mode) -> bool {
+    pub(crate) fn tx_entry(&self, mode: Mode<OpFlags>) -> bool {
         mode.completion || !self.cell.bound.tx_selective()
     }
 
     /// Whether a receive of this mode makes a queue entry when it succeeds.
     #[inline]
-    pub(crate) fn rx_entry(&self, mode: Mode) -> bool {
+    pub(crate) fn rx_entry(&self, mode: Mode<RecvFlags>) -> bool {
         mode.completion || !self.cell.bound.rx_selective()
     }
 

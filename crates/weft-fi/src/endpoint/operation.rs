@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use weft_engine::amo::Amo;
-use weft_engine::api::{ADDR_NONE, AtomicOp, Context, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
+use weft_engine::api::{ADDR_NONE, AtomicOp, Context, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
@@ -26,7 +26,7 @@ pub(crate) struct Send<'a> {
     pub(crate) tag: u64,
     pub(crate) data: u64,
     pub(crate) context: *mut c_void,
-    pub(crate) mode: Mode,
+    pub(crate) mode: Mode<OpFlags>,
     /// Whether a success makes a queue entry.
     pub(crate) entry: bool,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Recv<'a> {
     pub(crate) tag: u64,
     pub(crate) ignore: u64,
     pub(crate) context: *mut c_void,
-    pub(crate) mode: Mode,
+    pub(crate) mode: Mode<RecvFlags>,
     /// Whether a success makes a queue entry.
     pub(crate) entry: bool,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Rma<'a> {
     pub(crate) remote: &'a [RmaIov],
     pub(crate) data: u64,
     pub(crate) context: *mut c_void,
-    pub(crate) mode: Mode,
+    pub(crate) mode: Mode<OpFlags>,
     /// Whether a success makes a queue entry.
     pub(crate) entry: bool,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Atomic<'a> {
     pub(crate) remote: &'a [RmaIov],
     pub(crate) data: u64,
     pub(crate) context: *mut c_void,
-    pub(crate) mode: Mode,
+    pub(crate) mode: Mode<OpFlags>,
     /// Whether a success makes a queue entry.
     pub(crate) entry: bool,
 }
@@ -129,7 +129,7 @@ impl Ep {
     pub(crate) fn checked_recv_op<'a>(&self, recv: &Recv<'a>) -> Result<RecvOp<'a>, Errno> {
         let Sources { exact, .. } = self.sources;
         if recv.src == ADDR_NONE {
-            if exact && self.sources.honoured(recv.mode.ops.contains(OpFlags::TAGGED)) {
+            if exact && self.sources.honoured(recv.mode.ops.contains(RecvFlags::TAGGED)) {
                 return Err(Errno::INVAL);
             }
             return Ok(self.recv_op(recv));
@@ -142,15 +142,13 @@ impl Ep {
     /// The engine's operation of a receive, without a check of its source.
     #[inline(always)]
     fn recv_op<'a>(&self, recv: &Recv<'a>) -> RecvOp<'a> {
-        let mut flags = recv.mode.ops;
-        let tagged = flags.contains(OpFlags::TAGGED);
+        let flags = recv.mode.ops;
+        let tagged = flags.contains(RecvFlags::TAGGED);
         let family = if tagged { sys::FI_TAGGED } else { sys::FI_MSG };
         let mut user = User::new(sys::FI_RECV | family, recv.entry);
-        if flags.contains(OpFlags::PEEK) {
+        if flags.contains(RecvFlags::PEEK) {
             // A peek is reported by an entry only, and is not counted: it receives nothing.
             user = User::new(sys::FI_RECV | family, true).uncounted();
-        } else if !recv.entry && !self.cell.bound.counts(Class::Recv) && !flags.contains(OpFlags::MULTI) {
-            flags |= OpFlags::QUIET;
         }
         RecvOp {
             src: if self.sources.honoured(tagged) { recv.src } else { ADDR_NONE },

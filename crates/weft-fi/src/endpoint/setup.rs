@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use weft_engine::api::Matching;
+use weft_engine::api::{Matching, RecvFlags};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 
@@ -93,7 +93,7 @@ impl Ep {
                 let word = NonNull::new(arg.cast::<u64>()).ok_or(Errno::INVAL)?;
                 // SAFETY: the client's flags.
                 let direction = unsafe { word.read() };
-                let flags = self.defaults(direction)?.word();
+                let flags = self.default_flags(direction)?;
                 // SAFETY: the client's flags.
                 unsafe { word.write(flags) };
                 Ok(())
@@ -119,23 +119,25 @@ impl Ep {
     }
 
     /// The default flags of the direction that `word` names.
-    fn defaults(&self, word: u64) -> Result<&Defaults, Errno> {
+    fn default_flags(&self, word: u64) -> Result<u64, Errno> {
         match (word & sys::FI_TRANSMIT != 0, word & sys::FI_RECV != 0) {
-            (true, false) => Ok(&self.tx),
-            (false, true) => Ok(&self.rx),
+            (true, false) => Ok(self.tx.word()),
+            (false, true) => Ok(self.rx.word()),
             _ => Err(Errno::INVAL),
         }
     }
 
     fn set_defaults(&self, word: u64) -> Result<(), Errno> {
         let flags = word & !(sys::FI_TRANSMIT | sys::FI_RECV);
-        let defaults = self.defaults(word)?;
-        let new = if word & sys::FI_TRANSMIT != 0 { Defaults::transmit(flags) } else { self.receive_defaults(flags) }?;
-        defaults.set(&new);
+        match (word & sys::FI_TRANSMIT != 0, word & sys::FI_RECV != 0) {
+            (true, false) => self.tx.set(&Defaults::transmit(flags)?),
+            (false, true) => self.rx.set(&self.receive_defaults(flags)?),
+            _ => return Err(Errno::INVAL),
+        }
         Ok(())
     }
 
-    fn receive_defaults(&self, flags: u64) -> Result<Defaults, Errno> {
+    fn receive_defaults(&self, flags: u64) -> Result<Defaults<RecvFlags>, Errno> {
         Defaults::receive(flags, self.caps, self.domain.api_version())
     }
 

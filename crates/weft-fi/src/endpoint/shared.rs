@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use weft_engine::Pool;
-use weft_engine::api::{OpFlags, RecvOp};
+use weft_engine::api::{RecvFlags, RecvOp};
 use weft_fi_sys as sys;
 
 use super::cell::{CellRef, EndpointCell, Eng};
@@ -29,9 +29,6 @@ use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::av::Av;
 use crate::domain::Domain;
 use crate::info::hints::Hints;
-
-/// The flags of receives that add no buffer to the pool.
-const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD);
 
 /// The receives of a shared context, and the endpoints that use them.
 pub(crate) struct Receives {
@@ -74,10 +71,10 @@ impl Receives {
 
     /// Posts a receive, or peeks at, claims or discards a message.
     fn post(&self, op: &RecvOp<'_>) -> Result<(), Errno> {
-        if op.flags.contains(OpFlags::TRIGGER) {
+        if op.flags.contains(RecvFlags::TRIGGER) {
             return Err(Errno::OPNOTSUPP);
         }
-        if op.flags.intersects(LOOKS) {
+        if op.flags.intersects(RecvFlags::LOOKS) {
             return self.look(op);
         }
         if self.pool.post(op)? {

@@ -8,37 +8,45 @@
 use smallvec::SmallVec;
 use weft_engine::amo::Amo;
 use weft_engine::api::{
-    ADDR_NONE, Addr, AtomicOp, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp, RmaIov, RmaOp, SendOp,
+    Addr, AtomicOp, Completion, Context, Error, Fault, Kind, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp,
 };
 use weft_engine::mem::{self, IovList};
 
+use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
 use crate::cntr::Cntr;
 use crate::endpoint::cell::{EndpointCell, Eng};
 
 /// The arguments of an engine's call.
 pub(crate) struct Op {
-    /// Any kind except remote events.
-    kind: Kind,
     /// The target of the operation, or the source of a receive.
     peer: Addr,
     iov: IovList,
-    remote: SmallVec<[RmaIov; 1]>,
-    /// The additional arguments of atomic operations.
-    atomic: Option<Box<AtomicPart>>,
-    tag: u64,
-    ignore: u64,
-    data: u64,
     /// Returned with the completion.
     pub(crate) ctx: Context,
-    /// The flags of the operation.
-    pub(crate) flags: OpFlags,
+    call: Call,
+}
+
+/// The call, with the arguments that others do not have.
+enum Call {
+    Send { tag: u64, data: u64, flags: OpFlags },
+    Recv { tag: u64, ignore: u64, flags: RecvFlags },
+    Write(Remote),
+    Read(Remote),
+    Atomic(Box<AtomicPart>),
+}
+
+struct Remote {
+    iov: SmallVec<[RmaIov; 1]>,
+    data: u64,
+    flags: OpFlags,
 }
 
 struct AtomicPart {
     amo: Amo,
     compare: IovList,
     result: IovList,
+    remote: Remote,
 }
 
 /// The effects of deferred work when its operation has completed.
@@ -56,86 +64,77 @@ pub(crate) struct Report {
 impl Op {
     /// Copies the arguments of a send.
     pub(crate) fn send(op: &SendOp<'_>) -> Self {
-        Self {
-            kind: Kind::Send,
-            peer: op.dest,
-            iov: op.iov.into(),
-            remote: SmallVec::new(),
-            atomic: None,
-            tag: op.tag,
-            ignore: 0,
-            data: op.data,
-            ctx: op.ctx,
-            flags: op.flags,
-        }
+        let call = Call::Send { tag: op.tag, data: op.data, flags: op.flags };
+        Self { peer: op.dest, iov: op.iov.into(), ctx: op.ctx, call }
     }
 
     /// Copies the arguments of a receive.
     pub(crate) fn recv(op: &RecvOp<'_>) -> Self {
-        Self {
-            kind: Kind::Recv,
-            peer: op.src,
-            iov: op.iov.into(),
-            remote: SmallVec::new(),
-            atomic: None,
-            tag: op.tag,
-            ignore: op.ignore,
-            data: 0,
-            ctx: op.ctx,
-            flags: op.flags,
-        }
+        let call = Call::Recv { tag: op.tag, ignore: op.ignore, flags: op.flags };
+        Self { peer: op.src, iov: op.iov.into(), ctx: op.ctx, call }
     }
 
     /// Copies the arguments of an RMA write.
     pub(crate) fn write(op: &RmaOp<'_>) -> Self {
-        Self::rma(op, Kind::Write)
+        Self::rma(op, Call::Write)
     }
 
     /// Copies the arguments of an RMA read.
     pub(crate) fn read(op: &RmaOp<'_>) -> Self {
-        Self::rma(op, Kind::Read)
+        Self::rma(op, Call::Read)
     }
 
-    fn rma(op: &RmaOp<'_>, kind: Kind) -> Self {
-        Self {
-            kind,
-            peer: op.dest,
-            iov: op.iov.into(),
-            remote: op.remote.into(),
-            atomic: None,
-            tag: 0,
-            ignore: 0,
-            data: op.data,
-            ctx: op.ctx,
-            flags: op.flags,
-        }
+    fn rma(op: &RmaOp<'_>, call: fn(Remote) -> Call) -> Self {
+        let call = call(Remote { iov: op.remote.into(), data: op.data, flags: op.flags });
+        Self { peer: op.dest, iov: op.iov.into(), ctx: op.ctx, call }
     }
 
     /// Copies the arguments of an atomic operation.
     pub(crate) fn atomic(op: &AtomicOp<'_>) -> Self {
-        Self {
-            kind: if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic },
-            peer: op.dest,
-            iov: op.iov.into(),
-            remote: op.remote.into(),
-            atomic: Some(Box::new(AtomicPart { amo: op.amo, compare: op.compare.into(), result: op.result.into() })),
-            tag: 0,
-            ignore: 0,
-            data: op.data,
-            ctx: op.ctx,
-            flags: op.flags,
+        let remote = Remote { iov: op.remote.into(), data: op.data, flags: op.flags };
+        let part = AtomicPart { amo: op.amo, compare: op.compare.into(), result: op.result.into(), remote };
+        Self { peer: op.dest, iov: op.iov.into(), ctx: op.ctx, call: Call::Atomic(Box::new(part)) }
+    }
+
+    /// The flags of an operation that transmits.
+    fn tx_flags(&mut self) -> Option<&mut OpFlags> {
+        match &mut self.call {
+            Call::Send { flags, .. } => Some(flags),
+            Call::Recv { .. } => None,
+            Call::Write(remote) | Call::Read(remote) => Some(&mut remote.flags),
+            Call::Atomic(part) => Some(&mut part.remote.flags),
         }
     }
 
-    /// Removes flags from the operation.
-    pub(crate) fn without(mut self, flags: OpFlags) -> Self {
-        self.flags -= flags;
+    /// The operation to start when its trigger has fired. Fails if the operation cannot be deferred.
+    pub(super) fn triggered(mut self) -> Result<Self, Errno> {
+        if let Call::Recv { flags, .. } = &mut self.call {
+            if flags.intersects(RecvFlags::LOOKS) {
+                return Err(Errno::NOSYS);
+            }
+            *flags -= RecvFlags::TRIGGER;
+        }
+        if let Some(flags) = self.tx_flags() {
+            if flags.contains(OpFlags::INJECT) {
+                // The client may reuse the buffer after the call, but it would be read later.
+                return Err(Errno::INVAL);
+            }
+            *flags -= OpFlags::TRIGGER;
+        }
+        Ok(self)
+    }
+
+    /// The operation with a completion in any case.
+    pub(super) fn reported(mut self) -> Self {
+        if let Some(flags) = self.tx_flags() {
+            *flags -= OpFlags::QUIET | OpFlags::COUNTED;
+        }
         self
     }
 
     /// Whether the operation is a receive.
     pub(crate) fn receives(&self) -> bool {
-        self.kind == Kind::Recv
+        matches!(self.call, Call::Recv { .. })
     }
 
     /// The lane of the endpoint's queue in which the operation needs room.
@@ -146,36 +145,24 @@ impl Op {
 
     /// The completion of an operation that fails before the engine has seen it.
     pub(crate) fn ended(&self, fault: Fault) -> Completion {
-        Completion {
-            kind: self.kind,
-            ctx: self.ctx,
-            flags: self.flags,
-            len: 0,
-            buf: 0,
-            tag: self.tag,
-            data: 0,
-            src: ADDR_NONE,
-            fault: Some(fault),
-        }
+        let (kind, flags) = match &self.call {
+            Call::Send { flags, .. } => (Kind::Send, (*flags).into()),
+            Call::Recv { flags, .. } => (Kind::Recv, (*flags).into()),
+            Call::Write(remote) => (Kind::Write, remote.flags.into()),
+            Call::Read(remote) => (Kind::Read, remote.flags.into()),
+            Call::Atomic(part) if part.amo.fetches() => (Kind::FetchAtomic, part.remote.flags.into()),
+            Call::Atomic(part) => (Kind::Atomic, part.remote.flags.into()),
+        };
+        let tag = match self.call {
+            Call::Send { tag, .. } | Call::Recv { tag, .. } => tag,
+            _ => 0,
+        };
+        Completion { tag, ..Completion::failed(kind, self.ctx, flags, fault) }
     }
 
-    fn as_send(&self) -> SendOp<'_> {
-        SendOp { dest: self.peer, iov: &self.iov, tag: self.tag, data: self.data, ctx: self.ctx, flags: self.flags }
-    }
-
-    fn as_recv(&self) -> RecvOp<'_> {
-        RecvOp { src: self.peer, iov: &self.iov, tag: self.tag, ignore: self.ignore, ctx: self.ctx, flags: self.flags }
-    }
-
-    fn as_rma(&self) -> RmaOp<'_> {
-        RmaOp {
-            dest: self.peer,
-            iov: &self.iov,
-            remote: &self.remote,
-            data: self.data,
-            ctx: self.ctx,
-            flags: self.flags,
-        }
+    fn as_rma<'a>(&'a self, remote: &'a Remote) -> RmaOp<'a> {
+        let &Remote { ref iov, data, flags } = remote;
+        RmaOp { dest: self.peer, iov: &self.iov, remote: iov, data, ctx: self.ctx, flags }
     }
 
     fn as_atomic<'a>(&'a self, part: &'a AtomicPart) -> AtomicOp<'a> {
@@ -185,31 +172,32 @@ impl Op {
             iov: &self.iov,
             compare: &part.compare,
             result: &part.result,
-            remote: &self.remote,
-            data: self.data,
+            remote: &part.remote.iov,
+            data: part.remote.data,
             ctx: self.ctx,
-            flags: self.flags,
+            flags: part.remote.flags,
         }
     }
 
     /// Checks whether the engine would accept the operation, as far as that is known now.
     pub(crate) fn admit(&self, engine: &mut Eng) -> Result<(), Error> {
-        match (self.kind, &self.atomic) {
-            (_, Some(part)) => engine.check_atomic(&self.as_atomic(part)),
-            (Kind::Send, None) => engine.check_send(self.peer, mem::total_len(&self.iov)),
-            (Kind::Recv, None) => Ok(()),
-            _ => engine.check_rma(&self.as_rma()),
+        match &self.call {
+            Call::Send { .. } => engine.check_send(self.peer, mem::total_len(&self.iov)),
+            Call::Recv { .. } => Ok(()),
+            Call::Write(remote) | Call::Read(remote) => engine.check_rma(&self.as_rma(remote)),
+            Call::Atomic(part) => engine.check_atomic(&self.as_atomic(part)),
         }
     }
 
     /// Passes the operation to the engine.
     pub(crate) fn start(&self, engine: &mut Eng) -> Result<(), Error> {
-        match (self.kind, &self.atomic) {
-            (_, Some(part)) => engine.atomic(&self.as_atomic(part)),
-            (Kind::Send, None) => engine.send(&self.as_send()),
-            (Kind::Recv, None) => engine.recv(&self.as_recv()),
-            (Kind::Write, None) => engine.write(&self.as_rma()),
-            _ => engine.read(&self.as_rma()),
+        let &Self { peer, ref iov, ctx, ref call } = self;
+        match *call {
+            Call::Send { tag, data, flags } => engine.send(&SendOp { dest: peer, iov, tag, data, ctx, flags }),
+            Call::Recv { tag, ignore, flags } => engine.recv(&RecvOp { src: peer, iov, tag, ignore, ctx, flags }),
+            Call::Write(ref remote) => engine.write(&self.as_rma(remote)),
+            Call::Read(ref remote) => engine.read(&self.as_rma(remote)),
+            Call::Atomic(ref part) => engine.atomic(&self.as_atomic(part)),
         }
     }
 }

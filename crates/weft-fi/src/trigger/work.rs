@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use weft_engine::amo::Form;
-use weft_engine::api::OpFlags;
+use weft_engine::api::{OpFlags, RecvFlags};
 use weft_engine::program::FREE_LANE;
 use weft_fi_sys as sys;
 
@@ -35,21 +35,22 @@ use crate::endpoint::{Ep, Recv, Rma, Send};
 use crate::trigger::op::{Op, Report};
 use crate::trigger::{Act, Origin, Start};
 
-/// Flags that deferred receives may not have: their result is an entry, or several entries.
-const NOT_DEFERRED: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD).union(OpFlags::MULTI);
-
 /// Checks that a client's pointer is not null.
 fn required<T>(pointer: *mut T) -> Result<NonNull<T>, Errno> {
     NonNull::new(pointer).ok_or(Errno::INVAL)
 }
 
-/// The mode of a deferred operation. FI_TRIGGER has no further meaning here.
-fn mode_of(flags: u64, translate: fn(u64) -> Result<Mode, Errno>) -> Result<Mode, Errno> {
+/// The mode of a deferred operation that transmits. FI_TRIGGER has no further meaning here.
+fn tx_mode(flags: u64, translate: fn(u64) -> Result<Mode<OpFlags>, Errno>) -> Result<Mode<OpFlags>, Errno> {
     let mode = translate(flags & !sys::FI_TRIGGER)?;
-    if mode.ops.contains(OpFlags::INJECT) {
-        return Err(Errno::INVAL);
-    }
-    if mode.ops.intersects(NOT_DEFERRED) { Err(Errno::NOSYS) } else { Ok(mode) }
+    if mode.ops.contains(OpFlags::INJECT) { Err(Errno::INVAL) } else { Ok(mode) }
+}
+
+/// The mode of a deferred receive. The result of one with certain flags is an entry, or several entries, so it cannot
+/// be deferred.
+fn rx_mode(flags: u64) -> Result<Mode<RecvFlags>, Errno> {
+    let mode = flags::receive(flags & !sys::FI_TRIGGER)?;
+    if mode.ops.intersects(RecvFlags::LOOKS | RecvFlags::MULTI) { Err(Errno::NOSYS) } else { Ok(mode) }
 }
 
 impl Domain {
@@ -143,7 +144,7 @@ impl Domain {
             _ => return Err(Errno::NOSYS),
         };
         // The end of the operation is always needed: for the counter, and for a cancellation.
-        Ok((ep, op.without(OpFlags::QUIET | OpFlags::COUNTED), completion))
+        Ok((ep, op.reported(), completion))
     }
 
     /// Parses FI_OP_RECV and FI_OP_SEND.
@@ -160,7 +161,7 @@ impl Domain {
         // SAFETY: the client's endpoint.
         let ep = unsafe { self.endpoint(ep) }?;
         // SAFETY: the client's vector and buffers.
-        unsafe { message(ep, &tagged, flags, OpFlags::empty(), request.op_type == sys::FI_OP_SEND) }
+        unsafe { message(ep, &tagged, flags, false, request.op_type == sys::FI_OP_SEND) }
     }
 
     /// Parses FI_OP_TRECV and FI_OP_TSEND.
@@ -175,7 +176,7 @@ impl Domain {
         // SAFETY: the client's endpoint.
         let ep = unsafe { self.endpoint(ep) }?;
         // SAFETY: the client's vector and buffers.
-        unsafe { message(ep, &msg, flags, OpFlags::TAGGED, request.op_type == sys::FI_OP_TSEND) }
+        unsafe { message(ep, &msg, flags, true, request.op_type == sys::FI_OP_TSEND) }
     }
 
     /// Parses FI_OP_READ and FI_OP_WRITE.
@@ -281,22 +282,26 @@ unsafe fn message<'a>(
     ep: &'a Ep,
     msg: &sys::fi_msg_tagged,
     flags: u64,
-    family: OpFlags,
+    tagged: bool,
     send: bool,
 ) -> Result<Parsed<'a>, Errno> {
-    let mut mode = mode_of(flags, if send { flags::transmit } else { flags::receive })?;
-    mode.ops |= family;
-    let translate = if send { iovs } else { recv_iovs };
-    // SAFETY: the caller's promise.
-    let iov = unsafe { translate(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
     let sys::fi_msg_tagged { addr, tag, ignore, context, data, .. } = *msg;
+    if send {
+        let mut mode = tx_mode(flags, flags::transmit)?;
+        mode.ops.set(OpFlags::TAGGED, tagged);
+        // SAFETY: the caller's promise.
+        let iov = unsafe { iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
+        let entry = mode.completion;
+        let op = ep.send_op(&Send { iov: &iov, dest: addr, tag, data, context, mode, entry });
+        return Ok((ep, Op::send(&op), entry));
+    }
+    let mut mode = rx_mode(flags)?;
+    mode.ops.set(RecvFlags::TAGGED, tagged);
+    // SAFETY: the caller's promise.
+    let iov = unsafe { recv_iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
     let entry = mode.completion;
-    let op = if send {
-        Op::send(&ep.send_op(&Send { iov: &iov, dest: addr, tag, data, context, mode, entry }))
-    } else {
-        Op::recv(&ep.checked_recv_op(&Recv { iov: &iov, src: addr, tag, ignore, context, mode, entry })?)
-    };
-    Ok((ep, op, entry))
+    let op = ep.checked_recv_op(&Recv { iov: &iov, src: addr, tag, ignore, context, mode, entry })?;
+    Ok((ep, Op::recv(&op), entry))
 }
 
 /// Makes an RMA write or read.
@@ -304,7 +309,7 @@ unsafe fn message<'a>(
 /// # Safety
 /// The vectors have the lengths given in `msg`, and the buffers belong to the operation until it completes.
 unsafe fn access<'a>(ep: &'a Ep, msg: &sys::fi_msg_rma, flags: u64, write: bool) -> Result<Parsed<'a>, Errno> {
-    let mode = mode_of(flags, flags::transmit)?;
+    let mode = tx_mode(flags, flags::transmit)?;
     // SAFETY: the caller's promise.
     let iov = unsafe { iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
     // SAFETY: the caller's promise.
@@ -327,7 +332,7 @@ unsafe fn atomic<'a>(
     vectors: [(*const sys::fi_ioc, usize); 2],
     flags: u64,
 ) -> Result<Parsed<'a>, Errno> {
-    let mode = mode_of(flags, crate::abi::atomic::mode_of)?;
+    let mode = tx_mode(flags, crate::abi::atomic::mode_of)?;
     let entry = mode.completion;
     // SAFETY: the caller's promise.
     let op = unsafe { with_msg(ep, form, msg, vectors, mode, entry, |atomic| Op::atomic(&ep.atomic_op(&atomic))) }?;

@@ -4,13 +4,10 @@
 use std::sync::Arc;
 
 use weft_engine::Pool;
-use weft_engine::api::{Error, OpFlags, RecvOp};
+use weft_engine::api::{Error, RecvFlags, RecvOp};
 
 use crate::harness::Harness;
 use crate::oracle::{Op, context};
-
-/// Flags of operations that put no buffer into the pool.
-const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD);
 
 impl Harness {
     /// The live endpoints of a rank's process.
@@ -21,7 +18,7 @@ impl Harness {
     /// Posts a receive for all endpoints of a rank's process, or a peek, claim or discard.
     pub(super) fn post_shared(&mut self, pool: &Arc<Pool>, rank: usize, op: &RecvOp<'_>) -> Result<(), Error> {
         let siblings = self.siblings(rank);
-        if op.flags.intersects(LOOKS) {
+        if op.flags.intersects(RecvFlags::LOOKS) {
             return self.look(&siblings, op);
         }
         if !pool.post(op)? {

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use weft_engine::amo::Amo;
-use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+use weft_engine::api::{Completion, CompletionFlags, Fault, Kind, OpFlags};
 use weft_engine::mem::Owned;
 
 use super::{Op, Oracle, Record, expect};
@@ -176,7 +176,7 @@ impl Oracle {
         };
         let problem = if c.kind != atomic.remote_kind() {
             "the wrong kind of a remote event"
-        } else if c.flags.contains(OpFlags::CHANGES) != (atomic.amo.fetches() && atomic.amo.changes()) {
+        } else if c.flags.contains(CompletionFlags::CHANGES) != (atomic.amo.fetches() && atomic.amo.changes()) {
             "a remote event that hides or feigns a change"
         } else if atomic.must_fail.is_some() {
             "a refused operation left data"

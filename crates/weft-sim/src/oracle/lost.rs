@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use weft_engine::api::{Fault, OpFlags};
+use weft_engine::api::{Fault, RecvFlags};
 use weft_engine::nic::LinkError;
 
 use super::matching::Message;
@@ -105,7 +105,7 @@ impl Oracle {
                 (lost && recv.order <= order).then_some(&recv.want)
             }
             Record::Peek(peek) => {
-                let claimed = peek.flags.contains(OpFlags::CLAIM) && matches!(peek.found, Some(Some(_)));
+                let claimed = peek.flags.contains(RecvFlags::CLAIM) && matches!(peek.found, Some(Some(_)));
                 (claimed || peek.discarded).then_some(&peek.want)
             }
             _ => None,

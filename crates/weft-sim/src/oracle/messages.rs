@@ -1,6 +1,6 @@
 //! Checks the completions of sends, receives and peeks against the posted operations and the sent messages.
 
-use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+use weft_engine::api::{Completion, CompletionFlags, Fault, Kind, OpFlags, RecvFlags};
 
 use super::lost::Loss;
 use super::{
@@ -28,7 +28,7 @@ impl Oracle {
         }
         expect(c.kind == Kind::Send, "kind")?;
         expect(c.len == send.len, "length")?;
-        expect(c.flags.contains(OpFlags::TAGGED) == send.tag.is_some(), "tagged flag")?;
+        expect(c.flags.contains(CompletionFlags::TAGGED) == send.tag.is_some(), "tagged flag")?;
         expect(send.tag.is_none_or(|tag| c.tag == tag), "tag")?;
         if !self.datagrams {
             self.check_target_alive(op, send.dest)?;
@@ -79,12 +79,12 @@ impl Oracle {
         if recv.state != RecvState::Posted {
             return Err("completed twice".into());
         }
-        let multi = recv.flags.contains(OpFlags::MULTI);
+        let multi = recv.flags.contains(RecvFlags::MULTI);
         let shared = multi && self.shares();
-        let released = !multi || (!shared && c.flags.contains(OpFlags::MULTI));
+        let released = !multi || (!shared && c.flags.contains(CompletionFlags::RELEASED));
         expect(c.kind == Kind::Recv, "kind")?;
-        expect(c.flags.contains(OpFlags::TAGGED) == recv.want.tag.is_some(), "tagged flag")?;
-        expect(multi || !c.flags.contains(OpFlags::MULTI), "a plain receive has the released flag")?;
+        expect(c.flags.contains(CompletionFlags::TAGGED) == recv.want.tag.is_some(), "tagged flag")?;
+        expect(multi || !c.flags.contains(CompletionFlags::RELEASED), "a plain receive has the released flag")?;
         if shared {
             self.report_shared(dest, op, c.flags);
             recv.failed = c.fault.filter(|fault| !matches!(fault, Fault::Truncated(_))).map(|fault| (fault, at));
@@ -106,7 +106,7 @@ impl Oracle {
             expect(beyond.is_filled(CANARY), "written beyond what was received")?;
             expect(excess == 0 || beyond.is_empty(), "truncated although there was room")?;
         }
-        let data = c.flags.contains(OpFlags::DATA).then_some(c.data);
+        let data = c.flags.contains(CompletionFlags::DATA).then_some(c.data);
         let tag = recv.want.tag.map(|_| c.tag);
         let stored = recv.buffer.part(offset, c.len);
         let mut head = [0; ID_BYTES];
@@ -219,7 +219,7 @@ pub(super) fn peek_completed(
     at: u64,
 ) -> Result<Option<Buffer>, String> {
     expect(c.kind == Kind::Recv, "kind")?;
-    expect(c.flags.contains(OpFlags::TAGGED) == peek.want.tag.is_some(), "tagged flag")?;
+    expect(c.flags.contains(CompletionFlags::TAGGED) == peek.want.tag.is_some(), "tagged flag")?;
     if peek.discarding {
         peek.discarding = false;
         peek.discarded = true;
@@ -234,10 +234,10 @@ pub(super) fn peek_completed(
         Some(fault) => return Err(format!("a peek failed: {fault}")),
         None => {}
     }
-    let (tag, data) = (peek.want.tag.map(|_| c.tag), c.flags.contains(OpFlags::DATA).then_some(c.data));
+    let (tag, data) = (peek.want.tag.map(|_| c.tag), c.flags.contains(CompletionFlags::DATA).then_some(c.data));
     let got = Got { src, dest, tag, data, len: 0, head: [0; ID_BYTES], full_len: c.len, offset: 0, send: None, at };
     peek.found = Some(Some(got));
-    peek.discarded = peek.flags.contains(OpFlags::DISCARD);
+    peek.discarded = peek.flags.contains(RecvFlags::DISCARD);
     let wanted = src.is_some_and(|src| peek.want.accept(src, tag));
     expect(wanted, "a peek reported a message that it does not match")?;
     Ok(None)

@@ -22,7 +22,7 @@ mod shared;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+use weft_engine::api::{Completion, Fault, Kind, RecvFlags};
 use weft_engine::nic::LinkError;
 
 use crate::memory::Buffer;
@@ -331,7 +331,7 @@ impl Oracle {
     }
 
     /// Records a claim of the message that a peek reserved: a receive replaces the peek's record.
-    pub fn claim(&mut self, op: Op, buffer: Buffer, flags: OpFlags) {
+    pub fn claim(&mut self, op: Op, buffer: Buffer, flags: RecvFlags) {
         let Record::Peek(peek) = &self.ops[op] else { return };
         let claimed = peek.found.clone().flatten();
         let (rank, want, order) = (peek.rank, peek.want, peek.order);
@@ -368,7 +368,7 @@ impl Oracle {
     #[must_use]
     pub fn reserved(&self, rank: usize) -> Vec<Op> {
         let holds = |record: &Record| {
-            matches!(record, Record::Peek(peek) if peek.flags.contains(OpFlags::CLAIM)
+            matches!(record, Record::Peek(peek) if peek.flags.contains(RecvFlags::CLAIM)
                 && matches!(peek.found, Some(Some(_)))
                 && !peek.discarded
                 && !peek.discarding)

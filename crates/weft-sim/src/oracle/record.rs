@@ -1,6 +1,6 @@
 //! The oracle's record of each operation of a run, and the content of messages.
 
-use weft_engine::api::{Context, Fault, OpFlags};
+use weft_engine::api::{Context, Fault, OpFlags, RecvFlags};
 
 use super::{AtomicRecord, RmaRecord, atomic, rma};
 use crate::memory::Buffer;
@@ -130,7 +130,7 @@ pub struct RecvRecord {
     /// Its criteria.
     pub want: Criteria,
     /// Flags as posted.
-    pub flags: OpFlags,
+    pub flags: RecvFlags,
     /// The buffer.
     pub buffer: Buffer,
     /// When it was posted; for a claim, when its peek was posted.
@@ -155,7 +155,7 @@ pub struct PeekRecord {
     /// The criteria.
     pub want: Criteria,
     /// Flags as posted.
-    pub flags: OpFlags,
+    pub flags: RecvFlags,
     /// When it was posted.
     pub order: u64,
     /// The report: `Some(None)` for no message.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+use weft_engine::api::{Completion, CompletionFlags, Fault, Kind, OpFlags};
 
 use super::{Op, Oracle, Record, expect, payload};
 use crate::memory::Buffer;
@@ -77,10 +77,10 @@ impl Oracle {
 
     pub(super) fn remote_event(&mut self, rank: usize, c: &Completion, src: Option<usize>) {
         *self.events.entry((rank, c.ctx.user, c.kind == Kind::RemoteWrite)).or_insert(0) += 1;
-        if !c.flags.contains(OpFlags::DATA) {
+        if !c.flags.contains(CompletionFlags::DATA) {
             return;
         }
-        if c.flags.contains(OpFlags::ATOMIC) {
+        if c.flags.contains(CompletionFlags::ATOMIC) {
             return self.atomic_event(rank, c, src);
         }
         let found = self.ops.iter().enumerate().find_map(|(op, record)| match record {

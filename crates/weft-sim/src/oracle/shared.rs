@@ -4,7 +4,7 @@
 //! each sender to each endpoint: a receive may take from any endpoint at which messages wait. Only events at
 //! one endpoint therefore explain a matching (file `matching`).
 
-use weft_engine::api::OpFlags;
+use weft_engine::api::CompletionFlags;
 
 use super::{Op, Oracle, Record, RecvState, messages};
 use crate::memory::Buffer;
@@ -13,7 +13,7 @@ use crate::memory::Buffer;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unread {
     op: Op,
-    flags: OpFlags,
+    flags: CompletionFlags,
 }
 
 impl Oracle {
@@ -27,7 +27,7 @@ impl Oracle {
         !self.processes.is_empty()
     }
 
-    pub(super) fn report_shared(&mut self, rank: usize, op: Op, flags: OpFlags) {
+    pub(super) fn report_shared(&mut self, rank: usize, op: Op, flags: CompletionFlags) {
         self.unread.entry(rank).or_default().push_back(Unread { op, flags });
     }
 
@@ -37,7 +37,7 @@ impl Oracle {
     }
 
     /// The flags of the completion that a rank's client will read next.
-    pub(crate) fn next_unread(&self, rank: usize) -> Option<OpFlags> {
+    pub(crate) fn next_unread(&self, rank: usize) -> Option<CompletionFlags> {
         Some(self.unread.get(&rank)?.front()?.flags)
     }
 
@@ -46,11 +46,11 @@ impl Oracle {
         self.unread.remove(&rank);
     }
 
-    /// A rank's client reads the next completion. With MULTI it gets the buffer back, so all completions of
+    /// A rank's client reads the next completion. With RELEASED it gets the buffer back, so all completions of
     /// that buffer must have been read.
-    pub(crate) fn seen(&mut self, rank: usize, flags: OpFlags) -> Option<Buffer> {
+    pub(crate) fn seen(&mut self, rank: usize, flags: CompletionFlags) -> Option<Buffer> {
         let op = self.unread.get_mut(&rank)?.pop_front()?.op;
-        if !flags.contains(OpFlags::MULTI) {
+        if !flags.contains(CompletionFlags::RELEASED) {
             return None;
         }
         if let Some((other, _)) = self.unread.iter().find(|(_, unread)| unread.iter().any(|unread| unread.op == op)) {

@@ -11,7 +11,7 @@
 use std::ops::DerefMut;
 use std::sync::Arc;
 
-use weft_engine::api::{Error, OpFlags, RecvOp, SendOp};
+use weft_engine::api::{Error, OpFlags, RecvFlags, RecvOp, SendOp};
 
 use super::{EndpointCell, Eng, State};
 use crate::abi::errno::Errno;
@@ -81,7 +81,7 @@ impl EndpointCell {
     #[cold]
     #[inline(never)]
     fn post_later(self: &Arc<Self>, mut state: Guard<'_, State>, op: RecvOp<'_>) -> isize {
-        if op.flags.contains(OpFlags::TRIGGER) {
+        if op.flags.contains(RecvFlags::TRIGGER) {
             drop(state);
             return self.trigger(Op::recv(&op));
         }

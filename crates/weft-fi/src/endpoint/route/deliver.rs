@@ -2,9 +2,9 @@
 //!
 //! Place in the data flow: [`Routes::deliver`] follows every call into the engine. The `user` word of the operation's
 //! context says which reports it wants ([`User`]). Delivery combines it with the bindings and the outcome. Successes
-//! that make neither an entry nor a count have [`OpFlags::QUIET`], and never get here.
+//! that make neither an entry nor a count have `OpFlags::QUIET`, and never get here.
 
-use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags, SendOp};
+use weft_engine::api::{ADDR_NONE, Completion, CompletionFlags, Fault, Kind, SendOp};
 use weft_engine::mem;
 use weft_engine::{PeerNames, PooledReleases};
 use weft_fi_sys as sys;
@@ -83,7 +83,7 @@ impl Routes {
         let plain = |completion: &&Completion| {
             completion.kind == kind
                 && completion.fault.is_none()
-                && !completion.flags.intersects(OpFlags::MULTI.union(OpFlags::POOLED))
+                && !completion.flags.intersects(CompletionFlags::RELEASED.union(CompletionFlags::POOLED))
                 && User::of(completion.ctx).is_plain()
         };
         if completions.first().is_none_or(|completion| !plain(&completion)) {
@@ -131,8 +131,11 @@ impl Routes {
     ) -> Delivered {
         let mut sum = Delivered::default();
         for completion in completions {
-            let left =
-                completion.flags.contains(OpFlags::POOLED).then(|| releases.next(&mut completion.flags)).flatten();
+            let left = completion
+                .flags
+                .contains(CompletionFlags::POOLED)
+                .then(|| releases.next(&mut completion.flags))
+                .flatten();
             let one = self.deliver_all(std::slice::from_ref(completion), peers);
             drop(left);
             sum.released |= one.released;
@@ -153,18 +156,18 @@ impl Routes {
                     (&self.tx, user.wants_entry(), user.is_counted())
                 }
                 Kind::Recv => {
-                    let wanted = user.wants_entry() || completion.flags.contains(OpFlags::MULTI);
+                    let wanted = user.wants_entry() || completion.flags.contains(CompletionFlags::RELEASED);
                     (&self.rx, wanted, user.is_counted())
                 }
                 // The context of these has the region's key in the place of a `User`.
                 Kind::RemoteWrite | Kind::RemoteRead => {
-                    if !completion.flags.contains(OpFlags::ENDPOINT) {
+                    if !completion.flags.contains(CompletionFlags::ENDPOINT) {
                         delivered.released |= self.count_remote(completion);
                     }
-                    if completion.flags.contains(OpFlags::REGION) {
+                    if completion.flags.contains(CompletionFlags::REGION) {
                         continue;
                     }
-                    (&self.rx, completion.flags.contains(OpFlags::DATA), true)
+                    (&self.rx, completion.flags.contains(CompletionFlags::DATA), true)
                 }
                 Kind::Connection => {
                     delivered.connection = true;
@@ -229,7 +232,7 @@ impl Routes {
     fn count_remote(&self, completion: &Completion) -> bool {
         let Some(RegionCounters { read, write }) = self.regions.get(&completion.ctx.user) else { return false };
         let read = read.as_ref().filter(|_| completion.kind == Kind::RemoteRead);
-        let wrote = completion.kind == Kind::RemoteWrite || completion.flags.contains(OpFlags::CHANGES);
+        let wrote = completion.kind == Kind::RemoteWrite || completion.flags.contains(CompletionFlags::CHANGES);
         let write = write.as_ref().filter(|cntr| wrote && !read.is_some_and(|read| read.same(cntr)));
         let mut released = false;
         for cntr in read.into_iter().chain(write) {
@@ -245,7 +248,7 @@ impl Routes {
                 transmitted(completion.ctx.ptr, User::of(completion.ctx))
             }
             Kind::Recv => {
-                let multi = if completion.flags.contains(OpFlags::MULTI) { sys::FI_MULTI_RECV } else { 0 };
+                let multi = if completion.flags.contains(CompletionFlags::RELEASED) { sys::FI_MULTI_RECV } else { 0 };
                 received(completion, completion.ctx.ptr, User::of(completion.ctx).flags() | multi)
             }
             // No operation was posted for a peer's write.
@@ -277,7 +280,7 @@ fn transmitted(context: usize, user: User) -> Entry {
 /// The entry of a receive or of a peer's access.
 #[inline(always)]
 fn received(completion: &Completion, context: usize, flags: u64) -> Entry {
-    let data = completion.flags.contains(OpFlags::DATA);
+    let data = completion.flags.contains(CompletionFlags::DATA);
     Entry {
         context,
         flags: flags | if data { sys::FI_REMOTE_CQ_DATA } else { 0 },
@@ -298,7 +301,7 @@ pub(super) const fn is_failure(fault: Fault) -> bool {
 
 /// The family of operations of a peer's access.
 const fn remote_family(completion: &Completion) -> u64 {
-    if completion.flags.contains(OpFlags::ATOMIC) { sys::FI_ATOMIC } else { sys::FI_RMA }
+    if completion.flags.contains(CompletionFlags::ATOMIC) { sys::FI_ATOMIC } else { sys::FI_RMA }
 }
 
 const _: () = assert!(ADDR_NONE == sys::FI_ADDR_NOTAVAIL);

@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
-use weft_engine::api::{OpFlags, RecvOp};
+use weft_engine::api::{RecvFlags, RecvOp};
 
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
@@ -213,7 +213,7 @@ impl Routes {
             Some(cq) if !cq.is_full() => None,
             // Messages that wait for a buffer go into the queue in any case, and clients that post the next
             // multi-receive while they read (GASNet) do not handle a refusal.
-            Some(cq) if op.flags.contains(OpFlags::MULTI) && !cq.is_flooded() => None,
+            Some(cq) if op.flags.contains(RecvFlags::MULTI) && !cq.is_flooded() => None,
             Some(_) => Some(Errno::AGAIN.size()),
             // The receive could not complete anywhere (fi_endpoint(3): -FI_ENOCQ).
             None => Some(Errno::NOCQ.size()),
