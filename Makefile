@@ -1,6 +1,6 @@
 # The targets of this project. Each installs its dependencies (scripts/deps.sh) and can be repeated.
 #
-#   make            builds the provider and the weft command in target/dist
+#   make            builds the provider, the MPI profiling library and the weft command in target/dist
 #   make demo       runs an MPI program over weft and over libfabric's shm and tcp, and prints one table
 #   make test       runs every check and test, as CI does
 #   make check      runs the checks without tests: format, clippy, rustdoc, bindings
@@ -40,11 +40,12 @@ test-deps deps:
 # libfabric loads files named *fi.so. A new file replaces the old one by a rename, so that a process keeps the file
 # that it has mapped.
 dist: build-deps
-	cargo build --release -p weft-fi -p weft-cli
+	cargo build --release -p weft-fi -p weft-cli -p weft-coll
 	@mkdir -p $(DIST)
 	@cp $(TARGET)/release/libweft_fi.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-fi.so
+	@cp $(TARGET)/release/libweft_coll.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-coll.so
 	@cp $(TARGET)/release/weft $(DIST)/.new && mv $(DIST)/.new $(DIST)/weft
-	@echo "$(DIST)/libweft-fi.so $(DIST)/weft"
+	@echo "$(DIST)/libweft-fi.so $(DIST)/libweft-coll.so $(DIST)/weft"
 
 man: dist
 	@$(DIST)/weft man > man/fi_weft.7

@@ -1,0 +1,120 @@
+//! The completion calls of MPI, for libraries that do not poll generalized requests (Open MPI).
+//!
+//! Place in the data flow: each function first makes progress, or waits for this library's requests, and then calls the
+//! MPI library, which finds them complete. In libraries that poll themselves ([`requests::are_polled`]) and in programs
+//! without such requests, the call goes on at once.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use crate::exports::export;
+use crate::mpi::SUCCESS;
+use crate::requests;
+use crate::run::{Op, Runtime, runtime};
+
+/// The runtime, if requests of this library are under way that the MPI library does not poll.
+fn polling() -> Option<&'static Runtime> {
+    let runtime = runtime()?;
+    (!requests::are_polled(runtime) && !runtime.state.lock().requests.is_empty()).then_some(runtime)
+}
+
+/// This library's operations among the program's requests.
+fn operations(runtime: &Runtime, count: c_int, array: *mut c_void) -> Vec<Arc<Op>> {
+    let state = runtime.state.lock();
+    let places = 0..usize::try_from(count).unwrap_or(0);
+    let handle = |place| {
+        // SAFETY: the program passes an array of `count` requests.
+        unsafe { runtime.pmpi.mpi.read(array, place) }
+    };
+    places.filter_map(|place| state.requests.get(&handle(place)).cloned()).collect()
+}
+
+/// Waits for this library's requests among those of the program.
+fn wait_for_all(count: c_int, array: *mut c_void) {
+    let Some(runtime) = polling() else { return };
+    for op in operations(runtime, count, array) {
+        runtime.wait(|| op.is_complete());
+    }
+}
+
+fn make_progress() {
+    if let Some(runtime) = polling() {
+        runtime.progress();
+    }
+}
+
+/// Repeats `test` until it returns an error or finds something complete, if the array has requests of this library.
+/// `None`: it has none.
+fn repeat(count: c_int, array: *mut c_void, mut test: impl FnMut() -> (c_int, bool)) -> Option<c_int> {
+    let runtime = polling()?;
+    if operations(runtime, count, array).is_empty() {
+        return None;
+    }
+    let mut result = SUCCESS;
+    runtime.wait(|| {
+        let (code, found) = test();
+        result = code;
+        code != SUCCESS || found
+    });
+    Some(result)
+}
+
+export! {
+    [c_int] MPI_Wait(request: pointer, status: pointer)
+    |library| { wait_for_all(1, request); library() }
+}
+export! {
+    [c_int] MPI_Waitall(count: int, requests: pointer, statuses: pointer)
+    |library| { wait_for_all(count, requests); library() }
+}
+export! {
+    [c_int] MPI_Waitany(count: int, requests: pointer, index: pointer, status: pointer)
+    |library| repeat(count, requests, || {
+        let mut flag: c_int = 0;
+        let code = crate::mpi::pmpi!(
+            "PMPI_Testany",
+            count => c_int,
+            requests => *mut c_void,
+            index => *mut c_void,
+            &raw mut flag => *mut c_int,
+            status => *mut c_void,
+        );
+        (code, flag != 0)
+    }).unwrap_or_else(library)
+}
+export! {
+    [c_int] MPI_Waitsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
+    |library| repeat(count, requests, || {
+        let code = crate::mpi::pmpi!(
+            "PMPI_Testsome",
+            count => c_int,
+            requests => *mut c_void,
+            found => *mut c_void,
+            indices => *mut c_void,
+            statuses => *mut c_void,
+        );
+        // SAFETY: the program's place for the number.
+        let found = unsafe { found.cast::<c_int>().read() };
+        (code, found != 0)
+    }).unwrap_or_else(library)
+}
+export! {
+    [c_int] MPI_Test(request: pointer, flag: pointer, status: pointer)
+    |library| { make_progress(); library() }
+}
+export! {
+    [c_int] MPI_Testall(count: int, requests: pointer, flag: pointer, statuses: pointer)
+    |library| { make_progress(); library() }
+}
+export! {
+    [c_int] MPI_Testany(count: int, requests: pointer, index: pointer, flag: pointer, status: pointer)
+    |library| { make_progress(); library() }
+}
+export! {
+    [c_int] MPI_Testsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
+    |library| { make_progress(); library() }
+}
+export! {
+    [c_int] MPI_Request_get_status(request: handle, flag: pointer, status: pointer)
+    |library| { make_progress(); library() }
+}

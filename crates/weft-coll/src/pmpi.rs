@@ -1,0 +1,294 @@
+//! The functions of the MPI library that this library calls for itself, with Rust's types.
+//!
+//! Place in the data flow: between the modules of this crate and [`pmpi!`]. A function that fails returns `None`. The
+//! MPI library has then called the error handler of the communicator.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use crate::mpi::{ANY_TAG, Handle, Mpi, SUCCESS, UNDEFINED, pmpi};
+
+/// The handle constants that this library needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Constants {
+    pub(crate) world: Handle,
+    pub(crate) no_communicator: Handle,
+    byte: Handle,
+    long: Handle,
+    min: Handle,
+}
+
+impl Constants {
+    /// The constants, or `None` for an unknown ABI.
+    pub(crate) fn of(mpi: &Mpi) -> Option<Self> {
+        Some(Self {
+            world: mpi.constant(0x4400_0000, c"ompi_mpi_comm_world")?,
+            no_communicator: mpi.constant(0x0400_0000, c"ompi_mpi_comm_null")?,
+            byte: mpi.constant(0x4c00_010d, c"ompi_mpi_byte")?,
+            long: mpi.constant(0x4c00_0807, c"ompi_mpi_long")?,
+            min: mpi.constant(0x5800_0002, c"ompi_mpi_op_min")?,
+        })
+    }
+}
+
+/// The MPI library with its constants.
+#[derive(Clone, Copy)]
+pub(crate) struct Pmpi {
+    pub(crate) mpi: &'static Mpi,
+    pub(crate) constants: Constants,
+}
+
+fn succeeded(code: c_int) -> Option<()> {
+    (code == SUCCESS).then_some(())
+}
+
+impl Pmpi {
+    fn number(code: c_int, number: c_int) -> Option<usize> {
+        succeeded(code)?;
+        usize::try_from(number).ok()
+    }
+
+    pub(crate) fn size(&self, comm: Handle) -> Option<usize> {
+        let mut size: c_int = 0;
+        Self::number(pmpi!("PMPI_Comm_size", comm => Handle, &raw mut size => *mut c_int), size)
+    }
+
+    pub(crate) fn rank(&self, comm: Handle) -> Option<usize> {
+        let mut rank: c_int = 0;
+        Self::number(pmpi!("PMPI_Comm_rank", comm => Handle, &raw mut rank => *mut c_int), rank)
+    }
+
+    pub(crate) fn is_inter(&self, comm: Handle) -> Option<bool> {
+        let mut flag: c_int = 0;
+        succeeded(pmpi!("PMPI_Comm_test_inter", comm => Handle, &raw mut flag => *mut c_int))?;
+        Some(flag != 0)
+    }
+
+    pub(crate) fn duplicate(&self, comm: Handle) -> Option<Handle> {
+        let mut new: Handle = 0;
+        succeeded(pmpi!("PMPI_Comm_dup", comm => Handle, &raw mut new => *mut Handle))?;
+        Some(self.mpi.handle(new))
+    }
+
+    pub(crate) fn free_communicator(&self, mut comm: Handle) {
+        pmpi!("PMPI_Comm_free", &raw mut comm => *mut Handle);
+    }
+
+    /// The group of a communicator.
+    pub(crate) fn group(&self, comm: Handle) -> Option<Handle> {
+        let mut group: Handle = 0;
+        succeeded(pmpi!("PMPI_Comm_group", comm => Handle, &raw mut group => *mut Handle))?;
+        Some(self.mpi.handle(group))
+    }
+
+    pub(crate) fn free_group(&self, mut group: Handle) {
+        pmpi!("PMPI_Group_free", &raw mut group => *mut Handle);
+    }
+
+    /// The ranks in `other` of the first `count` members of a group, or `None` if one of them is not in there.
+    pub(crate) fn translate(&self, group: Handle, count: usize, other: Handle) -> Option<Vec<usize>> {
+        let count = c_int::try_from(count).ok()?;
+        let from: Vec<c_int> = (0..count).collect();
+        let mut into = vec![UNDEFINED; from.len()];
+        succeeded(pmpi!(
+            "PMPI_Group_translate_ranks",
+            group => Handle,
+            count => c_int,
+            from.as_ptr() => *const c_int,
+            other => Handle,
+            into.as_mut_ptr() => *mut c_int,
+        ))?;
+        into.into_iter().map(|rank| usize::try_from(rank).ok()).collect()
+    }
+
+    /// The smallest of all members' numbers, place by place.
+    pub(crate) fn smallest<const N: usize>(&self, comm: Handle, numbers: [i64; N]) -> Option<[i64; N]> {
+        let mut all = [0; N];
+        let count = c_int::try_from(N).ok()?;
+        succeeded(pmpi!(
+            "PMPI_Allreduce",
+            numbers.as_ptr() => *const i64,
+            all.as_mut_ptr() => *mut i64,
+            count => c_int,
+            self.constants.long => Handle,
+            self.constants.min => Handle,
+            comm => Handle,
+        ))?;
+        Some(all)
+    }
+
+    /// Whether all members say yes.
+    pub(crate) fn all_agree(&self, comm: Handle, yes: bool) -> bool {
+        self.smallest(comm, [i64::from(yes)]) == Some([1])
+    }
+
+    /// The bytes of all members, in rank order.
+    pub(crate) fn gather_bytes(&self, comm: Handle, own: &[u8], members: usize) -> Option<Vec<u8>> {
+        let count = c_int::try_from(own.len()).ok()?;
+        let mut all = vec![0; own.len() * members];
+        succeeded(pmpi!(
+            "PMPI_Allgather",
+            own.as_ptr() => *const u8,
+            count => c_int,
+            self.constants.byte => Handle,
+            all.as_mut_ptr() => *mut u8,
+            count => c_int,
+            self.constants.byte => Handle,
+            comm => Handle,
+        ))?;
+        Some(all)
+    }
+
+    pub(crate) fn barrier(&self, comm: Handle) {
+        pmpi!("PMPI_Barrier", comm => Handle);
+    }
+
+    /// Lets the MPI library make progress.
+    pub(crate) fn progress(&self, comm: Handle) {
+        let mut flag: c_int = 0;
+        pmpi!(
+            "PMPI_Iprobe",
+            self.mpi.any_source() => c_int,
+            ANY_TAG => c_int,
+            comm => Handle,
+            &raw mut flag => *mut c_int,
+            self.mpi.status_ignore() => usize,
+        );
+    }
+
+    /// Bytes of one element's data.
+    pub(crate) fn type_size(&self, datatype: Handle) -> Option<usize> {
+        let mut size: c_int = 0;
+        Self::number(pmpi!("PMPI_Type_size", datatype => Handle, &raw mut size => *mut c_int), size)
+    }
+
+    /// Bytes from one element to the next.
+    pub(crate) fn type_extent(&self, datatype: Handle) -> Option<isize> {
+        let (mut lower, mut extent): (isize, isize) = (0, 0);
+        succeeded(pmpi!(
+            "PMPI_Type_get_extent",
+            datatype => Handle,
+            &raw mut lower => *mut isize,
+            &raw mut extent => *mut isize,
+        ))?;
+        Some(extent)
+    }
+
+    /// A handle of the type that stays valid when the program frees its own.
+    pub(crate) fn duplicate_type(&self, datatype: Handle) -> Option<Handle> {
+        let mut new: Handle = 0;
+        succeeded(pmpi!("PMPI_Type_dup", datatype => Handle, &raw mut new => *mut Handle))?;
+        Some(self.mpi.handle(new))
+    }
+
+    pub(crate) fn free_type(&self, mut datatype: Handle) {
+        pmpi!("PMPI_Type_free", &raw mut datatype => *mut Handle);
+    }
+
+    /// Copies elements into contiguous memory, which they fill exactly.
+    pub(crate) fn pack(
+        &self,
+        from: *const c_void,
+        count: usize,
+        datatype: Handle,
+        into: &mut [u8],
+        comm: Handle,
+    ) -> bool {
+        let (Ok(count), Ok(len)) = (c_int::try_from(count), c_int::try_from(into.len())) else { return false };
+        let mut place: c_int = 0;
+        let code = pmpi!(
+            "PMPI_Pack",
+            from => *const c_void,
+            count => c_int,
+            datatype => Handle,
+            into.as_mut_ptr() => *mut u8,
+            len => c_int,
+            &raw mut place => *mut c_int,
+            comm => Handle,
+        );
+        code == SUCCESS && place == len
+    }
+
+    /// Copies contiguous data into elements.
+    pub(crate) fn unpack(&self, from: &[u8], into: *mut c_void, count: usize, datatype: Handle, comm: Handle) -> bool {
+        let (Ok(count), Ok(len)) = (c_int::try_from(count), c_int::try_from(from.len())) else { return false };
+        let mut place: c_int = 0;
+        let code = pmpi!(
+            "PMPI_Unpack",
+            from.as_ptr() => *const u8,
+            len => c_int,
+            &raw mut place => *mut c_int,
+            into => *mut c_void,
+            count => c_int,
+            datatype => Handle,
+            comm => Handle,
+        );
+        code == SUCCESS
+    }
+
+    /// Whether packed data are the elements' bytes alone.
+    pub(crate) fn packs_plainly(&self, comm: Handle) -> bool {
+        let (from, mut into) = (0x0123_4567_89ab_cdef_i64, [0; 8]);
+        self.pack((&raw const from).cast(), 1, self.constants.long, &mut into, comm) && into == from.to_ne_bytes()
+    }
+
+    /// Says in a status that nothing was received and nothing cancelled.
+    pub(crate) fn clear_status(&self, status: *mut c_void) {
+        pmpi!(
+            "PMPI_Status_set_elements",
+            status => *mut c_void,
+            self.constants.byte => Handle,
+            0 => c_int,
+        );
+        pmpi!("PMPI_Status_set_cancelled", status => *mut c_void, 0 => c_int);
+    }
+
+    /// Calls the error handler of a communicator. Returns the error.
+    pub(crate) fn fail(&self, comm: Handle) -> c_int {
+        let code = self.mpi.err_other();
+        pmpi!("PMPI_Comm_call_errhandler", comm => Handle, code => c_int);
+        code
+    }
+
+    /// Creates a keyval whose attributes call `delete` when their communicator is freed.
+    pub(crate) fn keyval(&self, delete: DeleteFunction) -> Option<c_int> {
+        let mut keyval: c_int = 0;
+        // MPI_COMM_NULL_COPY_FN: null in MPICH, a function in Open MPI. Ours does the same in both.
+        succeeded(pmpi!(
+            "PMPI_Comm_create_keyval",
+            copy_nothing as CopyFunction => CopyFunction,
+            delete => DeleteFunction,
+            &raw mut keyval => *mut c_int,
+            null_mut::<c_void>() => *mut c_void,
+        ))?;
+        Some(keyval)
+    }
+
+    pub(crate) fn free_keyval(&self, mut keyval: c_int) {
+        pmpi!("PMPI_Comm_free_keyval", &raw mut keyval => *mut c_int);
+    }
+
+    /// Sets the attribute of a communicator.
+    pub(crate) fn set_attribute(&self, comm: Handle, keyval: c_int) -> bool {
+        let none = null_mut::<c_void>();
+        pmpi!("PMPI_Comm_set_attr", comm => Handle, keyval => c_int, none => *mut c_void) == SUCCESS
+    }
+}
+
+/// `MPI_Comm_delete_attr_function`.
+pub(crate) type DeleteFunction = unsafe extern "C" fn(Handle, c_int, *mut c_void, *mut c_void) -> c_int;
+type CopyFunction = unsafe extern "C" fn(Handle, c_int, *mut c_void, *mut c_void, *mut c_void, *mut c_int) -> c_int;
+
+/// Says that a duplicate of the communicator has no such attribute.
+unsafe extern "C" fn copy_nothing(
+    _comm: Handle,
+    _keyval: c_int,
+    _extra: *mut c_void,
+    _from: *mut c_void,
+    _into: *mut c_void,
+    flag: *mut c_int,
+) -> c_int {
+    // SAFETY: the MPI library passes a place for the answer.
+    unsafe { *flag = 0 };
+    SUCCESS
+}

@@ -1,0 +1,392 @@
+//! Operations under way: the endpoint, its groups, and the one lock around them.
+//!
+//! Place in the data flow: [`Runtime::submit`] passes an operation to the provider. [`Runtime::progress`] reads
+//! completions. An operation that finds no room waits in a queue, and all later ones behind it, so that the order of a
+//! group's operations is kept.
+//!
+//! The provider has automatic progress: operations advance while the program computes. A member that waits here polls
+//! the provider, and also lets the MPI library make progress: other members may need that before they join in.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use weft_client::{Address, Collective, Endpoint, Error, Group, Posted};
+
+use crate::mpi::{Handle, SUCCESS, pmpi};
+use crate::plan::{Call, Context, Member, Staged, decide};
+use crate::pmpi::Pmpi;
+use crate::requests;
+use crate::types::Types;
+
+/// Operations that the provider has at a time.
+pub(crate) const SLOTS: u32 = 256;
+/// Polls without a completion after which the MPI library makes progress and another process may run.
+const IDLE_POLLS: u32 = 32;
+
+/// Collectives that weft has run in this process.
+pub(crate) static BY_WEFT: AtomicU64 = AtomicU64::new(0);
+/// Collectives of this process that were left to the MPI library.
+pub(crate) static BY_LIBRARY: AtomicU64 = AtomicU64::new(0);
+
+/// The state of this library, once `MPI_Init` has found weft.
+pub(crate) struct Runtime {
+    parts: Parts,
+    /// Operations that have not ended.
+    under_way: AtomicUsize,
+    closed: AtomicBool,
+    pub(crate) state: Mutex<State>,
+}
+
+/// The parts of a runtime that do not change.
+pub(crate) struct Parts {
+    pub(crate) pmpi: Pmpi,
+    pub(crate) types: Types,
+    /// A communicator of this library alone, with the members of the world.
+    pub(crate) own: Handle,
+    /// The group of the world.
+    pub(crate) world: Handle,
+    /// The world's members, by rank.
+    pub(crate) addresses: Vec<Address>,
+    /// The key of the attribute by which this library notices that a communicator is freed.
+    pub(crate) keyval: c_int,
+}
+
+/// The part under the lock.
+pub(crate) struct State {
+    /// `None` after `MPI_Finalize`.
+    pub(crate) endpoint: Option<Endpoint>,
+    /// Communicators that have been agreed upon. `None`: the MPI library runs their collectives.
+    pub(crate) communicators: FxHashMap<Handle, Option<Communicator>>,
+    pub(crate) groups: FxHashMap<usize, Joined>,
+    /// Joins that have ended, by the group's number, and whether they succeeded.
+    pub(crate) joins: FxHashMap<usize, bool>,
+    /// Requests of the program that the MPI library does not poll.
+    pub(crate) requests: FxHashMap<Handle, Arc<Op>>,
+    started: Vec<Option<Arc<Op>>>,
+    free: Vec<u32>,
+    waiting: VecDeque<Arc<Op>>,
+}
+
+/// A communicator whose collectives weft runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Communicator {
+    pub(crate) group: usize,
+    pub(crate) member: Member,
+}
+
+/// A group of the provider.
+pub(crate) struct Joined {
+    pub(crate) group: Group,
+    /// Operations of the group that have not ended.
+    pub(crate) operations: usize,
+    /// The communicator has been freed.
+    pub(crate) leaving: bool,
+}
+
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+const FAILED: u8 = 2;
+
+/// One operation.
+pub(crate) struct Op {
+    call: Collective,
+    group: usize,
+    pub(crate) comm: Handle,
+    outcome: AtomicU8,
+    staged: Mutex<Option<Staged>>,
+    /// The program's request, or [`NO_REQUEST`] for a blocking call.
+    request: AtomicUsize,
+}
+
+/// No request has this handle.
+const NO_REQUEST: Handle = 0;
+
+// SAFETY: the pointers in `call` and `staged` are the program's buffers. The MPI standard leaves them to the library
+// until the operation is complete, and they are only used under a lock.
+unsafe impl Send for Op {}
+// SAFETY: as above.
+unsafe impl Sync for Op {}
+
+impl Op {
+    pub(crate) fn new(call: Collective, group: usize, comm: Handle, staged: Staged) -> Self {
+        Self {
+            call,
+            group,
+            comm,
+            outcome: AtomicU8::new(PENDING),
+            staged: Mutex::new(Some(staged)),
+            request: AtomicUsize::new(NO_REQUEST),
+        }
+    }
+
+    /// Names the request that completes with the operation. It has not started.
+    pub(crate) fn set_request(&self, request: Handle) {
+        self.request.store(request, Ordering::Release);
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.outcome.load(Ordering::Acquire) != PENDING
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.outcome.load(Ordering::Acquire) == FAILED
+    }
+
+    /// The result of the operation as a code of MPI.
+    pub(crate) fn code(&self, pmpi: &Pmpi) -> c_int {
+        if self.has_failed() { pmpi.mpi.err_other() } else { SUCCESS }
+    }
+
+    pub(crate) fn request(&self) -> Handle {
+        self.request.load(Ordering::Acquire)
+    }
+}
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+/// The state of this library, between `MPI_Init` and `MPI_Finalize`, if weft was found.
+pub(crate) fn runtime() -> Option<&'static Runtime> {
+    RUNTIME.get().filter(|runtime| !runtime.closed.load(Ordering::Acquire))
+}
+
+/// Makes the state known to all functions.
+pub(crate) fn install(runtime: Runtime) -> Option<&'static Runtime> {
+    RUNTIME.set(runtime).ok()?;
+    RUNTIME.get()
+}
+
+impl State {
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint: Some(endpoint),
+            communicators: FxHashMap::default(),
+            groups: FxHashMap::default(),
+            joins: FxHashMap::default(),
+            requests: FxHashMap::default(),
+            started: (0..SLOTS).map(|_| None).collect(),
+            free: (0..SLOTS).rev().collect(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Passes an operation to the provider. False: there is no room now.
+    fn post(&mut self, op: &Arc<Op>) -> Result<bool, Error> {
+        let (Some(endpoint), Some(joined)) = (self.endpoint.as_mut(), self.groups.get(&op.group)) else {
+            return Err(Error::Misuse("the group does not exist"));
+        };
+        let Some(&slot) = self.free.last() else { return Ok(false) };
+        // SAFETY: the program leaves its buffers to the operation until it is complete; `op` owns the others, and is
+        // kept in `started` until then.
+        let posted = unsafe { endpoint.start(slot, &joined.group, &op.call) }?;
+        if posted == Posted::Again {
+            return Ok(false);
+        }
+        self.free.pop();
+        self.started[slot as usize] = Some(Arc::clone(op));
+        Ok(true)
+    }
+
+    fn take(&mut self, slot: Option<u32>) -> Option<Arc<Op>> {
+        let slot = slot?;
+        let op = self.started.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
+        Some(op)
+    }
+
+    /// Reads completions into `ended`, with whether each operation succeeded.
+    fn poll(&mut self, ended: &mut Vec<(Arc<Op>, bool)>) {
+        let Some(endpoint) = self.endpoint.as_mut() else { return };
+        let mut slots = Vec::new();
+        match endpoint.poll(|completion| slots.push(completion.slot)) {
+            Ok(_) => {}
+            Err(Error::Completion { slot, .. }) => {
+                ended.extend(self.take(slot).map(|op| (op, false)));
+            }
+            Err(_) => {}
+        }
+        for slot in slots {
+            ended.extend(self.take(slot).map(|op| (op, true)));
+        }
+        while let Some(op) = self.waiting.pop_front() {
+            match self.post(&op) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.waiting.push_front(op);
+                    break;
+                }
+                Err(_) => ended.push((op, false)),
+            }
+        }
+        for (op, _) in &*ended {
+            self.end_in_group(op.group);
+        }
+    }
+
+    fn end_in_group(&mut self, number: usize) {
+        if let Some(joined) = self.groups.get_mut(&number) {
+            joined.operations -= 1;
+            if joined.leaving {
+                self.leave(number);
+            }
+        }
+    }
+
+    /// Leaves a group, at once or after its last operation.
+    pub(crate) fn leave(&mut self, number: usize) {
+        let Some(mut joined) = self.groups.remove(&number) else { return };
+        joined.leaving = true;
+        if joined.operations == 0 {
+            let Some(endpoint) = self.endpoint.as_mut() else { return };
+            match endpoint.leave(joined.group) {
+                Ok(()) => return,
+                Err(group) => joined.group = group,
+            }
+        }
+        self.groups.insert(number, joined);
+    }
+}
+
+impl Deref for Runtime {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}
+
+impl Runtime {
+    pub(crate) fn new(parts: Parts, endpoint: Endpoint) -> Self {
+        Self {
+            parts,
+            under_way: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            state: Mutex::new(State::new(endpoint)),
+        }
+    }
+
+    /// Starts an operation.
+    pub(crate) fn submit(&self, op: &Arc<Op>) {
+        self.under_way.fetch_add(1, Ordering::AcqRel);
+        let mut state = self.state.lock();
+        if let Some(joined) = state.groups.get_mut(&op.group) {
+            joined.operations += 1;
+        }
+        let posted = if state.waiting.is_empty() { state.post(op) } else { Ok(false) };
+        match posted {
+            Ok(true) => {}
+            Ok(false) => state.waiting.push_back(Arc::clone(op)),
+            Err(_) => {
+                state.end_in_group(op.group);
+                drop(state);
+                self.end(op, false);
+            }
+        }
+    }
+
+    /// The end of an operation: its data reach the program, and its request completes.
+    fn end(&self, op: &Op, success: bool) {
+        let staged = op.staged.lock().take();
+        let success = staged.map_or(success, |staged| staged.finish(&self.pmpi, self.own, success));
+        op.outcome.store(if success { DONE } else { FAILED }, Ordering::Release);
+        self.under_way.fetch_sub(1, Ordering::AcqRel);
+        let request = op.request();
+        if request != NO_REQUEST {
+            pmpi!("PMPI_Grequest_complete", request => Handle);
+        }
+    }
+
+    /// Takes completions of the provider. Returns whether there were any.
+    pub(crate) fn progress(&self) -> bool {
+        if self.under_way.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut ended = Vec::new();
+        self.state.lock().poll(&mut ended);
+        for (op, success) in &ended {
+            self.end(op, *success);
+        }
+        !ended.is_empty()
+    }
+
+    /// Waits until `done` returns true, and lets everything make progress meanwhile.
+    pub(crate) fn wait(&self, mut done: impl FnMut() -> bool) {
+        let mut idle = 0;
+        while !done() {
+            idle = if self.progress() { 0 } else { idle + 1 };
+            if idle % IDLE_POLLS == IDLE_POLLS - 1 {
+                self.pmpi.progress(self.own);
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Ends the use of weft: after this no function finds the runtime.
+    pub(crate) fn close(&self) {
+        self.wait(|| self.under_way.load(Ordering::Acquire) == 0);
+        // No member needs this endpoint any more when all members have come here.
+        self.pmpi.barrier(self.own);
+        self.closed.store(true, Ordering::Release);
+        let mut state = self.state.lock();
+        let groups: Vec<usize> = state.groups.keys().copied().collect();
+        groups.into_iter().for_each(|number| state.leave(number));
+        let endpoint = state.endpoint.take();
+        drop(state);
+        drop(endpoint);
+        self.pmpi.free_keyval(self.keyval);
+        self.pmpi.free_group(self.world);
+        self.pmpi.free_communicator(self.own);
+    }
+}
+
+/// The operation for a call of the program and its buffers, if weft runs it. An error is one of MPI.
+fn accept(runtime: &Runtime, call: &Call, blocking: bool) -> Option<Result<Op, c_int>> {
+    let comm = runtime.pmpi.mpi.handle(call.comm);
+    let Communicator { group, member } = runtime.communicator(comm, blocking)?;
+    let Parts { pmpi, types, own, .. } = &**runtime;
+    let shape = decide(call, &Context { pmpi, types, member })?;
+    let prepared = shape.prepare(pmpi, *own).ok_or_else(|| pmpi.fail(comm));
+    Some(prepared.map(|(call, staged)| Op::new(call, group, comm, staged)))
+}
+
+/// Runs a blocking collective. `None`: the MPI library does.
+pub(crate) fn blocking(call: &Call) -> Option<c_int> {
+    let Some((runtime, op)) = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, true)?))) else {
+        BY_LIBRARY.fetch_add(1, Ordering::Relaxed);
+        return None;
+    };
+    BY_WEFT.fetch_add(1, Ordering::Relaxed);
+    let op = match op {
+        Ok(op) => Arc::new(op),
+        Err(code) => return Some(code),
+    };
+    runtime.submit(&op);
+    runtime.wait(|| op.is_complete());
+    Some(if op.has_failed() { runtime.pmpi.fail(op.comm) } else { SUCCESS })
+}
+
+/// Starts a non-blocking collective and writes its request. `None`: the MPI library does.
+pub(crate) fn nonblocking(call: &Call, request: *mut c_void) -> Option<c_int> {
+    let Some((runtime, op)) = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, false)?))) else {
+        BY_LIBRARY.fetch_add(1, Ordering::Relaxed);
+        return None;
+    };
+    BY_WEFT.fetch_add(1, Ordering::Relaxed);
+    let op = match op {
+        Ok(op) => Arc::new(op),
+        Err(code) => return Some(code),
+    };
+    Some(match requests::open(runtime, &op) {
+        Some(handle) => {
+            // SAFETY: the program's place for the request.
+            unsafe { runtime.pmpi.mpi.write(request, handle) };
+            runtime.submit(&op);
+            SUCCESS
+        }
+        None => runtime.pmpi.fail(op.comm),
+    })
+}

@@ -1,0 +1,199 @@
+//! `MPI_Init` and `MPI_Finalize`: weft is found, and all ranks agree to use it.
+//!
+//! Place in the data flow: after the MPI library has started, each rank opens an endpoint of weft in the libfabric that
+//! the MPI library has loaded. The ranks exchange names by `PMPI_Allgather`. If one rank has no endpoint, the MPI
+//! library runs all collectives, and rank 0 says why.
+
+use std::ffi::{CStr, OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use weft_client::{Caps, Domain, Endpoint, Library, Progress, Requirements};
+
+use crate::exports::export;
+use crate::groups;
+use crate::mpi::{self, Handle, SUCCESS};
+use crate::pmpi::{Constants, Pmpi};
+use crate::run::{self, BY_LIBRARY, BY_WEFT, Parts, Runtime, SLOTS};
+use crate::types::Types;
+
+export! {
+    [c_int] MPI_Init(argc: pointer, argv: pointer)
+    |library| started(library())
+}
+export! {
+    [c_int] MPI_Init_thread(argc: pointer, argv: pointer, required: int, provided: pointer)
+    |library| started(library())
+}
+export! {
+    [c_int] MPI_Finalize()
+    |library| { finish(); library() }
+}
+
+/// A rank's part in the exchange of names: whether it has an endpoint, the length of the text, and the text: the
+/// endpoint's name or the reason of the failure.
+const CARD_BYTES: usize = 256;
+
+fn card(endpoint: &Result<Endpoint, String>) -> [u8; CARD_BYTES] {
+    let mut card = [0; CARD_BYTES];
+    let text = endpoint.as_ref().map_or_else(|reason| reason.as_bytes(), |endpoint| endpoint.name());
+    let len = text.len().min(CARD_BYTES - 2);
+    card[0] = u8::from(endpoint.is_ok());
+    card[1] = u8::try_from(len).unwrap_or(u8::MAX);
+    card[2..2 + len].copy_from_slice(&text[..len]);
+    card
+}
+
+/// The text of a card.
+fn text(card: &[u8]) -> &[u8] {
+    &card[2..2 + usize::from(card[1])]
+}
+
+/// Starts the runtime after a successful start of the MPI library. Returns `code`.
+fn started(code: c_int) -> c_int {
+    if code == SUCCESS && run::runtime().is_none() {
+        start();
+    }
+    code
+}
+
+fn start() {
+    let Some(mpi) = mpi::loaded() else { return };
+    let Some(constants) = Constants::of(mpi) else {
+        return say("this MPI library has another binary interface than MPICH, Intel MPI and Open MPI");
+    };
+    let pmpi = Pmpi { mpi, constants };
+    let Some((own, ranks)) = pmpi.duplicate(constants.world).and_then(|own| Some((own, pmpi.size(own)?))) else {
+        return;
+    };
+    if let Err(reason) = start_with(pmpi, own, ranks) {
+        if pmpi.rank(own) == Some(0) && !reason.is_empty() {
+            say(&reason);
+        }
+        pmpi.free_communicator(own);
+    }
+}
+
+/// Prints the reason for which the MPI library runs the collectives.
+fn say(reason: &str) {
+    eprintln!("weft-coll: collectives are left to the MPI library: {reason}");
+}
+
+/// Starts the runtime, at all ranks or at none. An empty reason is not worth a line.
+fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
+    const LOST: &str = "the MPI library could not exchange names";
+    if ranks < 2 {
+        return Err(String::new());
+    }
+    let endpoint = open(pmpi, own, ranks);
+    let cards = pmpi.gather_bytes(own, &card(&endpoint), ranks).ok_or(LOST)?;
+    let cards: Vec<&[u8]> = cards.chunks_exact(CARD_BYTES).collect();
+    if let Some(rank) = cards.iter().position(|card| card[0] == 0) {
+        let reason = String::from_utf8_lossy(text(cards[rank]));
+        let place = if rank == 0 { String::new() } else { format!("rank {rank}: ") };
+        return Err(if reason.is_empty() { String::new() } else { format!("{place}{reason}") });
+    }
+    let mut endpoint = endpoint?;
+    let names: Vec<u8> = cards.iter().flat_map(|card| text(card).iter().copied()).collect();
+    let addresses = endpoint.insert(&names, ranks);
+    let world = pmpi.group(own);
+    let keyval = pmpi.keyval(groups::freed);
+    if !pmpi.all_agree(own, addresses.is_ok() && world.is_some() && keyval.is_some()) {
+        let reason = addresses.err().map_or_else(|| LOST.to_owned(), |error| error.to_string());
+        return Err(reason);
+    }
+    let (Ok(addresses), Some(world), Some(keyval)) = (addresses, world, keyval) else { return Err(LOST.to_owned()) };
+    let types = Types::of(&pmpi);
+    let runtime = Runtime::new(Parts { pmpi, types, own, world, addresses, keyval }, endpoint);
+    if let Some(runtime) = run::install(runtime) {
+        runtime.communicator(pmpi.constants.world, true);
+    }
+    Ok(())
+}
+
+/// Opens this rank's endpoint. The error is a reason for users; an empty one is not worth a line.
+fn open(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<Endpoint, String> {
+    if std::env::var_os("FI_WEFT_COLL").is_some_and(|value| value == "0") {
+        return Err(String::new());
+    }
+    if !pmpi.packs_plainly(own) {
+        return Err("the MPI library packs data in a form of its own".to_owned());
+    }
+    name_provider_path();
+    let domain = open_domain()?;
+    Endpoint::open(&domain, 0, SLOTS, ranks).map_err(|error| error.to_string())
+}
+
+fn open_domain() -> Result<Domain, String> {
+    let requirements = Requirements {
+        provider: "weft".to_owned(),
+        caps: Caps { collective: true, ..Caps::default() },
+        progress: Some(Progress::Auto),
+        ..Requirements::default()
+    };
+    let try_in = |library: Result<&'static Library, weft_client::Error>| {
+        library.and_then(|library| Domain::open(library, &requirements)).map_err(|error| error.to_string())
+    };
+    let loaded = Library::loaded("libfabric.so.1").map(try_in);
+    if let Some(Ok(domain)) = loaded {
+        return Ok(domain);
+    }
+    let named = std::env::var_os("FI_WEFT_LIBFABRIC").map(PathBuf::from);
+    let first = match (&named, &loaded) {
+        (Some(path), _) => try_in(Library::load(path)),
+        (None, None) => try_in(Library::load(Path::new("libfabric.so.1"))),
+        (None, Some(_)) => Err(String::new()),
+    };
+    first.map_err(|second| {
+        let reason = loaded.and_then(Result::err).unwrap_or(second);
+        format!(
+            "weft is not within reach ({reason}). Set FI_PROVIDER_PATH to the directory of libweft-fi.so, and let \
+             FI_PROVIDER allow weft."
+        )
+    })
+}
+
+/// Names the directory of this library as that of providers, if `libweft-fi.so` lies there and the user named none. A
+/// libfabric that the MPI library uses has found its providers already; one that it does not use finds weft.
+fn name_provider_path() {
+    const VARIABLE: &str = "FI_PROVIDER_PATH";
+    let Some(directory) = own_directory().filter(|directory| directory.join("libweft-fi.so").exists()) else { return };
+    if std::env::var_os(VARIABLE).is_none() {
+        // SAFETY: `MPI_Init` is under way, in which the program must not use its environment in other threads.
+        unsafe { std::env::set_var(VARIABLE, directory) };
+    }
+}
+
+/// The directory of this library.
+fn own_directory() -> Option<PathBuf> {
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: any address may be asked for, and the answer goes to a local.
+    let found = unsafe { libc::dladdr((own_directory as fn() -> Option<PathBuf> as *const ()).cast(), &mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's name of this library, which stays loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Path::new(OsStr::from_bytes(name.to_bytes())).canonicalize().ok()?.parent().map(Path::to_owned)
+}
+
+/// Ends the runtime before the MPI library ends.
+fn finish() {
+    let wanted = std::env::var_os("FI_WEFT_COLL_REPORT").is_some_and(|value| value == "1");
+    let runtime = run::runtime();
+    let pmpi = mpi::loaded().and_then(|mpi| Some(Pmpi { mpi, constants: Constants::of(mpi)? }));
+    let reports = wanted && pmpi.is_some_and(|pmpi| pmpi.rank(pmpi.constants.world) == Some(0));
+    if let Some(runtime) = runtime {
+        runtime.close();
+    }
+    if reports {
+        let [weft, library] = [&BY_WEFT, &BY_LIBRARY].map(|count| count.load(Ordering::Relaxed));
+        eprintln!("weft-coll: {weft} collectives by weft, {library} by the MPI library");
+    }
+}
