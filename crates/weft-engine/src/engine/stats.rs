@@ -51,6 +51,8 @@ pub struct PeerReport {
     pub addr: Addr,
     /// The state of the link.
     pub state: LinkStatus,
+    /// Whether the link is in memory that the peer shares. Without a link, whether the last one was.
+    pub in_memory: bool,
     /// Traffic from this engine to the peer.
     pub sent: Flow,
     /// Traffic from the peer to this engine.
@@ -131,6 +133,7 @@ impl<N: Nic> Engine<N> {
             name: peer.name(),
             addr: peer.addr(),
             state,
+            in_memory: peer.is_in_memory(),
             sent,
             received,
             matched_on_arrival: received.messages.saturating_sub(waited),

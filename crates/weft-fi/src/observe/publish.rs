@@ -330,6 +330,7 @@ mod tests {
             name: peer_name(),
             addr: 1,
             state: LinkStatus::Up(LinkId(77)),
+            in_memory: true,
             sent: Flow { messages: 3, bytes: 4, rendezvous: 5, accesses: 6, access_bytes: 7 },
             received: Flow { messages: 8, bytes: 9, rendezvous: 10, accesses: 11, access_bytes: 12 },
             matched_on_arrival: 13,

@@ -4,7 +4,7 @@
 //! they overflow they are added to [`PeerCounters`], which peers with few messages do not have.
 //! [`crate::engine::stats`] reports both.
 
-use super::{Peer, PeerState};
+use super::{PathFlags, Peer, PeerState};
 use crate::engine::send::EAGER_COST;
 use crate::engine::stats::Flow;
 
@@ -40,6 +40,8 @@ pub(crate) struct PeerCounters {
     /// Number of links that have ended, and of failed attempts to make one.
     links_ended: u64,
     calls_failed: u64,
+    /// Whether the last link that has ended was in shared memory.
+    in_memory: bool,
 }
 
 impl Peer {
@@ -137,9 +139,18 @@ impl Peer {
         }
     }
 
+    /// Whether the link is in memory that the peer shares. Without a link, whether the last one was.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        match self.state() {
+            PeerState::Greeting(_) | PeerState::Up(_) => self.has(PathFlags::SURVIVES),
+            _ => self.extra.as_ref().is_some_and(|extra| extra.counters.in_memory),
+        }
+    }
+
     /// Takes the counters of a peer whose link, or attempt to make one, has ended.
     pub(crate) fn take_counters(&mut self) -> PeerCounters {
         self.fold_counters();
+        let in_memory = self.is_in_memory();
         let (carried, called) = match self.state() {
             PeerState::Idle | PeerState::Vacant => (false, false),
             PeerState::Connecting(_) => (false, true),
@@ -148,6 +159,7 @@ impl Peer {
         let counters = self.counters();
         counters.links_ended += u64::from(carried);
         counters.calls_failed += u64::from(called);
+        counters.in_memory = in_memory;
         std::mem::take(counters)
     }
 }
@@ -197,5 +209,21 @@ mod tests {
         let counters = peer.take_counters();
         let [sent, _] = counters.flows;
         assert_eq!((sent.messages, sent.bytes, counters.calls_failed, counters.links_ended), (1, 9, 1, 0));
+    }
+
+    #[test]
+    fn a_peer_remembers_that_its_last_link_was_in_memory() {
+        let mut peer = peer();
+        assert!(!peer.is_in_memory());
+        peer.set_state(PeerState::Up(LinkId(1)));
+        peer.path = PathFlags::SURVIVES;
+        assert!(peer.is_in_memory());
+        peer.reset();
+        assert!(peer.is_in_memory());
+        peer.set_state(PeerState::Up(LinkId(2)));
+        peer.path = PathFlags::ORDERED;
+        assert!(!peer.is_in_memory());
+        peer.reset();
+        assert!(!peer.is_in_memory());
     }
 }
