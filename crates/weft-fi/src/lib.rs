@@ -161,6 +161,7 @@ unsafe extern "C" fn cleanup<const SLOT: usize>() {
     abi::object::guard("cleanup", || {
         let Some(host) = host::enter_slot(SLOT) else { return Ok(0) };
         domain::stop_all(Some(host));
+        observe::report::at_end(host);
         host.detach();
         if host::attached().next().is_none() {
             sleep::flusher::stop();

@@ -197,6 +197,8 @@ params! {
         "Observe unmapping of memory by userfaultfd(2), which unused registrations depend on. Without it none are kept.";
     stats: bool = "yes", "yes/no", "STATS",
         "Publish the counters of endpoints for the commands weft stat and weft top. It takes one file descriptor per endpoint.";
+    report: Option<String> = "", "text", "REPORT",
+        "1: when its last endpoint closes, each process prints one line on standard error: messages and bytes sent by shared memory and by TCP, and errors. The command weft run sets another value, to collect the lines of a job.";
     job_key: JobKey = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. If it is set, only peers that know it can connect. An empty value is an error: no domain opens.";
     tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",

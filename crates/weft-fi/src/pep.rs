@@ -206,7 +206,7 @@ pub(crate) fn take_devices(handle: usize) -> Result<(Option<Box<Devices>>, Optio
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.get_mut().take() {
-            finish(&Mutex::new(engine), self.close_timeout, |engine| engine.completions().clear());
+            finish(&Mutex::new(engine), self.close_timeout, |engine| engine.completions().clear(), |_| {});
         }
     }
 }

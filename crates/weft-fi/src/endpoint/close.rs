@@ -17,6 +17,7 @@ use weft_nic::Device;
 use crate::endpoint::Ep;
 use crate::endpoint::cell::Eng;
 use crate::endpoint::connection::OpenedFrom;
+use crate::observe::report;
 use crate::sleep::flusher;
 
 /// Fruitless rounds before the closing thread starts to sleep between them.
@@ -29,6 +30,7 @@ impl Ep {
     pub(super) fn shut(&self) {
         self.dismantle();
         flusher::leave(&self.cell);
+        report::closed(&self.cell, self.domain.params());
     }
 
     fn dismantle(&self) {
@@ -64,8 +66,10 @@ impl Ep {
                 engine.leave_pool();
             }
             let limit = Duration::from_millis(self.domain.params().close_timeout_ms);
+            let failures = routes.failures();
+            let sent = |engine: &mut Eng| report::sent(engine, failures, self.domain.params());
             if srx.is_none() {
-                finish(&engine, limit, |engine| engine.completions().clear());
+                finish(&engine, limit, |engine| engine.completions().clear(), sent);
                 self.domain.closed(&engine);
                 return;
             }
@@ -73,7 +77,7 @@ impl Ep {
             routes.visited = true;
             let mut fired = false;
             let mut deliver = |engine: &mut Eng| fired |= routes.deliver_received(engine);
-            finish(&engine, limit, &mut deliver);
+            finish(&engine, limit, &mut deliver, sent);
             self.domain.closed(&engine);
             // The close of a region may have completed receives.
             deliver(&mut engine.lock());
@@ -88,10 +92,15 @@ impl Ep {
 }
 
 /// Makes progress until all accepted operations have left, then shuts the engine down, so that it can be
-/// dropped. Each of the two takes at most `limit`. `deliver` empties the list of completions. Other threads
-/// may enter the engine between two rounds. In a forked child, which must not use its parent's devices,
-/// nothing is done.
-pub(crate) fn finish(engine: &Mutex<Box<Eng>>, limit: Duration, mut deliver: impl FnMut(&mut Eng)) {
+/// dropped. Each of the two takes at most `limit`. `deliver` empties the list of completions; `sent` gets the engine
+/// before its links are closed. Other threads may enter the engine between two rounds. In a forked child, which must
+/// not use its parent's devices, nothing is done.
+pub(crate) fn finish(
+    engine: &Mutex<Box<Eng>>,
+    limit: Duration,
+    mut deliver: impl FnMut(&mut Eng),
+    sent: impl FnOnce(&mut Eng),
+) {
     if !engine.lock().nic().is_ours() {
         return;
     }
@@ -105,6 +114,7 @@ pub(crate) fn finish(engine: &Mutex<Box<Eng>>, limit: Duration, mut deliver: imp
     }
     {
         let mut engine = engine.lock();
+        sent(&mut engine);
         engine.shutdown();
         deliver(&mut engine);
     }

@@ -25,6 +25,7 @@ use crate::endpoint::setup::Setup;
 use crate::endpoint::{Ep, Kind};
 use crate::info::EpType;
 use crate::observe::publish::{INTERVAL, Publisher};
+use crate::observe::report;
 use crate::sleep::flusher;
 
 /// The error number for devices that could not be opened.
@@ -147,6 +148,7 @@ impl Ep {
             eq.drive(Arc::clone(&self.cell) as _);
         }
         self.place().inspect(|place| place.join(&self.cell));
+        report::opened(&self.cell, self.domain.params());
         flusher::join(&self.cell);
         // A thread that already sleeps on a queue or counter has not parked these devices.
         self.cell.state().routes.notify();

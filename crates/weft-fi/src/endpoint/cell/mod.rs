@@ -274,6 +274,13 @@ impl State {
         std::mem::take(&mut self.routes)
     }
 
+    /// Passes the engine and the number of failed operations to `count`, if the endpoint is open.
+    pub(crate) fn count_traffic(&mut self, count: impl FnOnce(&mut Eng, u64)) {
+        if let Some(engine) = &mut self.engine {
+            count(engine, self.routes.failures());
+        }
+    }
+
     /// Delivers the engine's completions. The programs that this releases are due, and so are stalled ones, for
     /// which there may be room now.
     pub(super) fn deliver(&mut self) {

@@ -259,10 +259,11 @@ impl Routes {
         }
     }
 
-    /// The error data of a fault. Counts it.
+    /// The error data of a fault. Counts it, unless the client expected it.
     #[cold]
     fn failure(&self, fault: Fault, peers: PeerNames<'_>) -> Failure {
-        self.failures.update(|failures| failures + u64::from(is_failure(fault)));
+        let expected = matches!(fault, Fault::Canceled | Fault::NoMessage);
+        self.failures.update(|failures| failures + u64::from(is_failure(fault) && !expected));
         let olen = if let Fault::Truncated(bytes) = fault { bytes } else { 0 };
         let source = if let Fault::Stranger(number) = fault { peers.name(number) } else { None };
         // The address is left out if it cannot be written in the client's format.

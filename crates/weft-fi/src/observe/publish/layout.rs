@@ -78,7 +78,7 @@ block! {
         unexpected: "Unexpected messages that are queued.",
         unexpected_most: "Largest number of unexpected messages in one queue so far.",
         unexpected_total: "Unexpected messages so far: they arrived before their receive was posted.",
-        failures: "Failed operations.",
+        failures: "Failed operations, except cancelled ones and peeks that found no message.",
         again: "Operations that were refused with -FI_EAGAIN after a round of progress.",
         datagrams_dropped: "Datagrams that were dropped before they left.",
         lock_waits: "Calls that waited at a lock of the domain for another thread.",
