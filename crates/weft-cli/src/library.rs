@@ -13,6 +13,10 @@ use std::process::{Command, Stdio};
 /// The library's file name. libfabric takes only names that end in `fi.so`.
 pub(crate) const FILE_NAME: &str = "libweft-fi.so";
 
+/// A name that libfabric searches along the loader's path. libfabric has no provider of that name any more, so no other
+/// package has such a file.
+const KNOWN_NAME: &str = "libusnic-fi.so";
+
 /// The default directories of distributions' libfabrics.
 const DEFAULT_DIRECTORIES: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu/libfabric",
@@ -43,10 +47,30 @@ pub(crate) fn find(places: &[PathBuf]) -> Option<PathBuf> {
     })
 }
 
-/// The library beside this program, where `make` and packages put it.
+/// The library that belongs to this program: beside it after `make`, otherwise where a package puts it. PyPI's package
+/// has it in `lib/weft`, `make install` in `lib/libfabric`, and Debian's package in the directory of the architecture.
 pub(crate) fn beside_us() -> Option<PathBuf> {
     let directory = std::env::current_exe().ok()?.parent()?.to_owned();
-    find(&[directory.clone(), directory.join("../lib/libfabric"), directory.join("../lib")])
+    let prefix = directory.parent()?.to_owned();
+    let libs = ["weft", "libfabric", "x86_64-linux-gnu/libfabric", "aarch64-linux-gnu/libfabric"];
+    let packaged = libs.iter().map(|lib| prefix.join("lib").join(lib)).chain([prefix.join("lib64/libfabric")]);
+    find(&std::iter::once(directory).chain(packaged).collect::<Vec<_>>())
+}
+
+/// The providers that a libfabric in this directory finds with no variable set. It searches a directory `libfabric` at
+/// its side, by its build or its run path. With the directory in the loader's path, it also finds the names of its own
+/// providers beside itself.
+pub(crate) fn found_without_variable(directory: &Path) -> Vec<PathBuf> {
+    let below = directory.join("libfabric");
+    let entries = std::fs::read_dir(below).into_iter().flatten().flatten().map(|entry| entry.path());
+    let providers = entries.filter(|path| path.to_string_lossy().ends_with("-fi.so"));
+    providers.chain([directory.join(KNOWN_NAME)]).collect()
+}
+
+/// Whether two files have the same content.
+pub(crate) fn is_copy(one: &Path, other: &Path) -> bool {
+    let len = |path: &Path| path.metadata().map(|meta| meta.len()).ok();
+    len(one).is_some() && len(one) == len(other) && std::fs::read(one).ok() == std::fs::read(other).ok()
 }
 
 /// Has the dynamic loader load the library into a child that does nothing else. The error is the loader's message.

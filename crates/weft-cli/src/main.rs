@@ -4,8 +4,9 @@
 //! query the same code as an endpoint does (host identity, choice of address, the devices' probes, the table of
 //! variables). Each prints tables for people, or JSON for programs with `--json`.
 //!
-//! Exit status: 0 for success, 2 for wrong usage, and 1 if
+//! Exit status: that of the job for `weft run`, otherwise 0 for success, 2 for wrong usage, and 1 if
 //! - `weft doctor` found a condition that keeps weft from working,
+//! - `weft run --require` found a rank that did not use weft,
 //! - `weft stat` could not inspect the process,
 //! - a simulated run failed, or
 //! - output failed.
@@ -18,6 +19,7 @@ mod info;
 mod library;
 mod man;
 mod render;
+mod run;
 mod sim;
 mod stat;
 
@@ -73,6 +75,7 @@ enum Command {
     /// Prints the man page fi_weft(7), in roff.
     Man,
     Bench(Box<bench::Options>),
+    Run(run::Options),
     /// Runs the engine on a simulated fabric in virtual time.
     #[command(subcommand)]
     Sim(sim::Command),
@@ -117,6 +120,7 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
         Command::Top { once, interval } => return stat::run_top(Duration::from_secs_f64(*interval), *once, out),
         Command::Man => out.write_all(man::page().as_bytes())?,
         Command::Bench(options) => return bench::run(options, out),
+        Command::Run(options) => return run::run(options, out),
         Command::Sim(command) => return sim::run(command, out),
         Command::BenchChild { task } => return Ok(bench::run_child(task)),
     }

@@ -1,0 +1,273 @@
+//! The reports of a job's processes, and the signals of its launcher.
+//!
+//! Place in the data flow: `weft_fi::observe::report` in each rank → a memfd of this process, or the standard error that
+//! the launcher forwards → here → `verdict.rs`.
+//!
+//! Trust: the reports come from the user's own processes. Text that only resembles a report is passed on as it is. The
+//! token is random, so programs do not print it by chance.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::process::ChildStderr;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::SignalFd;
+use nix::unistd::Pid;
+use rustix::fs::MemfdFlags;
+use weft_fi::observe::report::line::Line;
+
+/// Time for the output of processes that outlive the launcher.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+/// Longest line that may be a report.
+const LINE_BYTES: usize = 4096;
+/// `si_code` of a signal that a process has sent, instead of the terminal.
+const SI_USER: i32 = 0;
+
+/// Gathers the reports of one job.
+pub(crate) struct Collector {
+    token: String,
+    file: File,
+    /// Reports from standard error.
+    forwarded: Arc<Mutex<Vec<Line>>>,
+}
+
+impl Collector {
+    /// Makes the memfd.
+    pub(crate) fn new() -> io::Result<Self> {
+        let random = weft_nic::handshake::random().map_err(|error| io::Error::other(error.to_string()))?;
+        let token = format!("weft-{:016x}", u64::from_ne_bytes(random));
+        let file = rustix::fs::memfd_create(format!("weft-report-{token}"), MemfdFlags::CLOEXEC)?;
+        Ok(Self { token, file: file.into(), forwarded: Arc::default() })
+    }
+
+    /// The value of FI_WEFT_REPORT for the ranks.
+    pub(crate) fn value(&self) -> String {
+        format!("{}@/proc/{}/fd/{}", self.token, std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// Passes the launcher's standard error on, without reports.
+    pub(crate) fn filter(&self, pipe: ChildStderr) -> Filter {
+        let (token, forwarded) = (self.token.clone(), Arc::clone(&self.forwarded));
+        let (end, ended) = channel();
+        std::thread::spawn(move || {
+            let mut separator = Separator::new(token);
+            pass_on(pipe, &mut separator, &forwarded);
+            // The receiver may have given up.
+            let _ = end.send(());
+        });
+        Filter(ended)
+    }
+
+    /// All reports so far, those of one process added up.
+    pub(crate) fn reports(&self) -> Vec<Line> {
+        let mut text = Vec::new();
+        let mut bytes = [0; 4096];
+        while let Ok(len @ 1..) = self.file.read_at(&mut bytes, text.len() as u64) {
+            text.extend_from_slice(&bytes[..len]);
+        }
+        let text = String::from_utf8_lossy(&text);
+        let written = text.lines().filter_map(|line| Line::parse(line.strip_prefix(&self.token)?.trim_start()));
+        let forwarded = self.forwarded.lock().unwrap_or_else(PoisonError::into_inner);
+        merged(written.chain(forwarded.iter().cloned()))
+    }
+}
+
+/// Adds the reports of one process.
+fn merged(reports: impl Iterator<Item = Line>) -> Vec<Line> {
+    let mut merged: Vec<Line> = Vec::new();
+    for report in reports {
+        match merged.iter_mut().find(|known| (&known.host, known.pid) == (&report.host, report.pid)) {
+            Some(known) => known.add(&report),
+            None => merged.push(report),
+        }
+    }
+    merged
+}
+
+/// The thread that passes standard error on.
+pub(crate) struct Filter(Receiver<()>);
+
+impl Filter {
+    /// Waits until all output was passed on. A process that outlives the launcher keeps the pipe open, so the wait is
+    /// bounded.
+    pub(crate) fn finish(self) {
+        // The output of such a process is passed on until this program ends.
+        let _ = self.0.recv_timeout(LAST_OUTPUT);
+    }
+}
+
+fn pass_on(mut pipe: ChildStderr, separator: &mut Separator, forwarded: &Mutex<Vec<Line>>) {
+    let mut bytes = [0; 16 << 10];
+    let mut output = Vec::new();
+    loop {
+        let len = match pipe.read(&mut bytes) {
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => 0,
+        };
+        output.clear();
+        if len == 0 {
+            separator.end(&mut output);
+        } else {
+            let reports = separator.take(&bytes[..len], &mut output);
+            forwarded.lock().unwrap_or_else(PoisonError::into_inner).extend(reports);
+        }
+        // The job goes on when our own standard error is closed.
+        let _ = io::stderr().write_all(&output);
+        if len == 0 {
+            return;
+        }
+    }
+}
+
+/// Separates reports from other text, which it keeps in order and delays only where it may be part of a report.
+struct Separator {
+    token: String,
+    /// Bytes of a line that may contain a report.
+    kept: Vec<u8>,
+}
+
+impl Separator {
+    const fn new(token: String) -> Self {
+        Self { token, kept: Vec::new() }
+    }
+
+    /// Takes arrived bytes, appends those of other text to `output`, and returns the reports.
+    fn take(&mut self, bytes: &[u8], output: &mut Vec<u8>) -> Vec<Line> {
+        self.kept.extend_from_slice(bytes);
+        let mut reports = Vec::new();
+        let kept = std::mem::take(&mut self.kept);
+        let mut rest = &kept[..];
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let (line, after) = rest.split_at(end + 1);
+            match self.report(line) {
+                Some((before, report)) => {
+                    output.extend_from_slice(before);
+                    reports.push(report);
+                }
+                None => output.extend_from_slice(line),
+            }
+            rest = after;
+        }
+        // A launcher writes a line in pieces only if it is long, but a pipe may split it anywhere.
+        if self.may_become_report(rest) {
+            rest.clone_into(&mut self.kept);
+        } else {
+            output.extend_from_slice(rest);
+        }
+        reports
+    }
+
+    /// The report in a line, and the text before it that is not the launcher's own mark, such as `[1]` or `0:`.
+    fn report<'a>(&self, line: &'a [u8]) -> Option<(&'a [u8], Line)> {
+        let at = memchr::memmem::find(line, self.token.as_bytes())?;
+        let text = std::str::from_utf8(&line[at + self.token.len()..]).ok()?;
+        let report = Line::parse(text.trim())?;
+        let before = &line[..at];
+        Some((if is_mark(before) { &[] } else { before }, report))
+    }
+
+    /// Whether the beginning of a line contains the token, or ends in a part of it.
+    fn may_become_report(&self, line: &[u8]) -> bool {
+        let token = self.token.as_bytes();
+        line.len() < LINE_BYTES
+            && (memchr::memmem::find(line, token).is_some()
+                || (1..token.len()).any(|len| line.ends_with(&token[..len])))
+    }
+
+    /// No more bytes arrive.
+    fn end(&mut self, output: &mut Vec<u8>) {
+        output.append(&mut self.kept);
+    }
+}
+
+/// Whether a launcher has put this text before a rank's line: `[1] `, `[1,0]<stderr>: `, `0: `.
+fn is_mark(text: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(text);
+    let text = text.trim();
+    let numbered = !text.is_empty() && text.trim_end_matches(':').chars().all(|char| char.is_ascii_digit());
+    text.is_empty() || numbered || (text.starts_with('[') && text.ends_with([']', ':']))
+}
+
+/// Signals that end a job. While they are blocked, this process outlives the launcher and can still report.
+pub(crate) struct Signals(SignalFd);
+
+impl Signals {
+    /// Blocks the signals in this thread, and in those that it starts. The launcher starts with none blocked.
+    pub(crate) fn block() -> io::Result<Self> {
+        let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect();
+        set.thread_block()?;
+        Ok(Self(SignalFd::new(&set)?))
+    }
+
+    /// Passes signals of other processes on to the launcher. The terminal sends its own to the launcher, too: Hydra
+    /// kills a job on the second one.
+    pub(crate) fn forward_to(self, pid: u32) {
+        let Ok(pid) = i32::try_from(pid) else { return };
+        std::thread::spawn(move || {
+            while let Ok(Some(info)) = self.0.read_signal() {
+                let signal = i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
+                if let Some(signal) = signal.filter(|_| info.ssi_code == SI_USER) {
+                    // The launcher may have ended.
+                    let _ = kill(Pid::from_raw(pid), signal);
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "weft-0123";
+
+    fn report(rank: u64) -> Line {
+        Line { host: "h".to_owned(), pid: rank, rank: Some(rank), ..Line::default() }
+    }
+
+    #[test]
+    fn reports_are_separated_at_any_split() {
+        let text = format!("hello\n{TOKEN} {}\n[1] {TOKEN} {}\npart{TOKEN} {}\nend", report(0), report(1), report(2));
+        for split in 0..text.len() {
+            let mut separator = Separator::new(TOKEN.to_owned());
+            let mut output = Vec::new();
+            let mut reports = separator.take(&text.as_bytes()[..split], &mut output);
+            reports.extend(separator.take(&text.as_bytes()[split..], &mut output));
+            separator.end(&mut output);
+            assert_eq!(reports, [report(0), report(1), report(2)], "split at {split}");
+            // A launcher's mark whose line arrived later was passed on.
+            let output = String::from_utf8_lossy(&output);
+            let unmarked = output.replacen("[1] ", "", 1).replacen("[1]", "", 1).replacen('[', "", 1);
+            assert!(["hello\npartend", "hello\n1partend"].contains(&unmarked.as_str()), "split at {split}: {output:?}");
+        }
+    }
+
+    #[test]
+    fn other_text_is_not_delayed() {
+        let mut separator = Separator::new(TOKEN.to_owned());
+        let mut output = Vec::new();
+        assert!(separator.take(b"password: ", &mut output).is_empty());
+        assert_eq!(output, b"password: ");
+        let broken = format!("{TOKEN} host=h pid=\n");
+        separator.take(broken.as_bytes(), &mut output);
+        assert!(output.ends_with(broken.as_bytes()));
+    }
+
+    #[test]
+    fn the_reports_of_a_process_are_added() {
+        let sums = merged([report(1), report(2), report(1)].map(|line| Line { endpoints: 1, ..line }).into_iter());
+        assert_eq!(sums.iter().map(|line| line.endpoints).collect::<Vec<_>>(), [2, 1]);
+    }
+
+    #[test]
+    fn marks_of_launchers_are_known() {
+        assert!([&b"[1] "[..], b"[1,0]<stderr>: ", b"0: ", b"", b"[node1:00001] "].into_iter().all(is_mark));
+        assert!(![&b"step 1 "[..], b"x"].into_iter().any(is_mark));
+    }
+}

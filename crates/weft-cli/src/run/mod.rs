@@ -1,0 +1,103 @@
+//! `weft run`: starts a job with the settings by which its MPI library uses weft, and says afterwards which ranks did.
+//!
+//! Place in the data flow: beside it. `launcher.rs` recognises the launcher, `mpi.rs` finds the MPI library and its
+//! libfabric, and `settings.rs` derives variables and options from both. The launcher runs as a child. Each rank reports
+//! its traffic when it ends (`weft_fi::observe::report`); `collect.rs` gathers the reports, and `verdict.rs` puts them
+//! into one line.
+//!
+//! Exit status: that of the launcher, or 128 plus the number of the signal that ended it. With `--require`, 1 if the
+//! launcher succeeded and a rank did not use weft.
+
+mod collect;
+mod launcher;
+mod mpi;
+mod settings;
+mod verdict;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus, Stdio};
+
+use clap::Args;
+
+use collect::Collector;
+use launcher::Launcher;
+use mpi::Mpi;
+use settings::Settings;
+
+/// Runs an MPI or OpenSHMEM job over weft, and prints afterwards how many ranks used it, and their traffic.
+///
+/// Recognised launchers: mpiexec and mpirun of MPICH, Intel MPI and Open MPI (4.1 and 5), prterun, srun, and oshrun.
+/// Another command is run as a program without launcher.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Exit with status 1 if a rank did not use weft, or if nothing was sent over it.
+    #[arg(long)]
+    require: bool,
+    /// Preload weft's collectives (libweft-coll.so) into the ranks.
+    #[arg(long)]
+    collectives: bool,
+    /// Leave the messages inside a host to the MPI library's own shared memory, where it has one.
+    #[arg(long)]
+    own_shm: bool,
+    /// Print the command with its variables, and run nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// The launcher with its arguments, such as `mpiexec -n 2 ./a.out`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs a job. An error means that it was not started.
+pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCode> {
+    let launcher = Launcher::recognise(&options.command[0])?;
+    let mpi = Mpi::find(&launcher, &options.command);
+    let settings = Settings::new(&launcher, mpi.as_ref(), options)?;
+    if options.dry_run {
+        writeln!(out, "{}", settings.shell_line())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(refusal) = mpi.as_ref().filter(|mpi| mpi.is_certain()).and_then(Mpi::refusal) {
+        if options.require {
+            return Err(io::Error::other(refusal));
+        }
+        eprintln!("weft: {refusal}");
+    }
+    let collector = Collector::new()?;
+    let status = start(&settings, &launcher, &collector)?;
+    let reports = collector.reports();
+    let verdict = verdict::Verdict::new(&reports, &launcher, mpi.as_ref(), &settings);
+    eprintln!("weft: {}", verdict.text());
+    Ok(match code(status) {
+        0 if options.require && !verdict.is_complete() => ExitCode::FAILURE,
+        code => ExitCode::from(code),
+    })
+}
+
+/// Runs the command to its end. Lines of reports are removed from its standard error.
+fn start(settings: &Settings, launcher: &Launcher, collector: &Collector) -> io::Result<ExitStatus> {
+    let signals = collect::Signals::block()?;
+    let mut command = settings.command();
+    command.env("FI_WEFT_REPORT", collector.value());
+    // A program without launcher writes its report into the memfd, and keeps its terminal.
+    if launcher.starts_ranks() {
+        command.stderr(Stdio::piped());
+    }
+    let mut child = command.spawn().map_err(|error| {
+        io::Error::new(error.kind(), format!("{} cannot be started: {error}", command.get_program().display()))
+    })?;
+    let filter = child.stderr.take().map(|pipe| collector.filter(pipe));
+    signals.forward_to(child.id());
+    let status = child.wait()?;
+    if let Some(filter) = filter {
+        filter.finish();
+    }
+    Ok(status)
+}
+
+/// The exit status of a shell for this end of a process.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    u8::try_from(code).unwrap_or(u8::MAX)
+}
