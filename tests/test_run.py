@@ -1,0 +1,95 @@
+"""`weft run` and the reports of the ranks, under the launchers of three MPI libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import harness
+import jobs
+import pytest
+
+WEFT = str(jobs.DIST / "weft")
+PINGPONG = ["-m", "mpi4py.bench", "pingpong", "-n", "64", "--loop", "2", "--skip", "0"]
+OPEN_MPI_START = ["--allow-run-as-root", "--oversubscribe"]
+CARRIED = re.compile(r"^weft: 2 of 2 ranks used weft: ([\d,]+) messages? \(.*\) by shm, nothing by TCP, no errors$", re.M)
+
+pytestmark = pytest.mark.skipif(harness.PROVIDER != "weft", reason="the command runs jobs over weft only")
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment of a newcomer: no variable of libfabric or of an MPI library is set."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(jobs.FOREIGN_PREFIXES)}
+    return {**env, **extra}
+
+
+LAUNCHES = {
+    "mpich": (jobs.MPICH, "mpiexec", [], PINGPONG),
+    "open-mpi": (jobs.OPEN_MPI, "mpirun", OPEN_MPI_START, PINGPONG),
+    "intel-mpi": (jobs.INTEL_MPI, "mpiexec.hydra", [], ["IMB-MPI1", "PingPong", "-iter", "20", "-time", "0.1"]),
+}
+
+
+def job(name: str, *options: str) -> list[str]:
+    """The command of a 2-rank job; `options` go to the launcher."""
+    directory, launcher, start, program = LAUNCHES[name]
+    if not (directory / ".stamp").exists():
+        pytest.skip(f"{directory} is missing: make deps")
+    command = [str(directory / "bin" / (program[0] if name == "intel-mpi" else "python")), *program]
+    if name == "intel-mpi":
+        command.pop(1)
+    return [str(directory / "bin" / launcher), *start, *options, "-n", "2", *command]
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_weft_run_needs_no_variables(runner: harness.Runner, name: str) -> None:
+    """The command sets everything, counts the ranks and their messages, and removes the reports from the output."""
+    outcome = runner.run([WEFT, "run", "--require", "--", *job(name)], clean_environment(), 60).check()
+    carried = CARRIED.search(outcome.output)
+    assert carried and int(carried[1].replace(",", "")) >= 40, outcome.output[-3000:]
+    assert "shm_messages=" not in outcome.output, outcome.output[-3000:]
+    if outcome.left is not None:
+        assert not [file for file in outcome.left.files if "weft" in file] and not outcome.left.processes, outcome.left
+
+
+def test_own_shared_memory_is_named(runner: harness.Runner) -> None:
+    """Where MPICH carries the messages of a host itself, the command says so, and --require fails."""
+    run = [WEFT, "run", "--require", "--own-shm", *job("mpich")]
+    outcome = runner.run(run, clean_environment(), 60)
+    assert outcome.status == 1
+    assert "weft: nothing was sent over weft: all ranks are on one host, and MPICH carried" in outcome.output
+
+
+def test_another_transport_is_named(runner: harness.Runner) -> None:
+    """An option of the user that selects another transport is kept, and named as a possible cause."""
+    run = [WEFT, "run", "--require", *job("open-mpi", "--mca", "pml", "ob1", "--mca", "btl", "self,sm")]
+    outcome = runner.run(run, clean_environment(), 60)
+    assert outcome.status == 1
+    assert "weft: nothing was sent over weft" in outcome.output and "--mca pml" in outcome.output, outcome.output
+
+
+def test_status_and_output_are_those_of_the_job(runner: harness.Runner) -> None:
+    """A program without launcher: its exit status, its output, and the reason why weft was not used."""
+    run = [WEFT, "run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]
+    outcome = runner.run(run, clean_environment(), 20)
+    assert outcome.status == 7
+    lines = outcome.output.splitlines()
+    assert "out" in lines and "err" in lines and "no process loaded weft" in lines[-1], lines
+    assert runner.run([WEFT, "run", "/nonexistent"], clean_environment(), 20).status == 1
+
+
+def test_missing_collectives_are_an_error(runner: harness.Runner) -> None:
+    """--collectives without the library fails before the job starts, and names the file."""
+    if (jobs.DIST / "libweft-coll.so").exists():
+        pytest.skip("the collectives are built")
+    outcome = runner.run([WEFT, "run", "--collectives", *job("mpich")], clean_environment(), 20)
+    assert outcome.status == 1 and "libweft-coll.so does not exist" in outcome.output, outcome.output
+
+
+@pytest.mark.parametrize("value", ["1", "token@/proc/self/fd/0"])
+def test_ranks_report_without_the_command(runner: harness.Runner, value: str) -> None:
+    """FI_WEFT_REPORT=1 makes each rank print one line. A line for a program on another host takes the same way."""
+    env = jobs.mpich_environment("weft", FI_WEFT_REPORT=value)
+    outcome = runner.run(jobs.mpich(2, [harness.PYTHON, *PINGPONG]), env, 60).check()
+    pattern = r"^weft: rank \d of 2, .* sent [\d,]+ messages .* by shm" if value == "1" else r"^token host=.* shm_messages=\d\d"
+    assert len(re.findall(pattern, outcome.output, re.M)) == 2, outcome.output[-3000:]
