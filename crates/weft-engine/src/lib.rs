@@ -9,6 +9,7 @@
 
 pub mod amo;
 pub mod api;
+pub mod board;
 #[cfg(feature = "mutants")]
 pub mod bugs;
 #[cfg(not(feature = "mutants"))]

@@ -26,6 +26,7 @@
 //! Where `caps.registered` is set, the engine registers all memory that a get or put may touch, here or at the
 //! peer. A registration lasts until `done`, or until the end of the operation that announced the memory.
 
+use crate::board::Board;
 use crate::mem::Iov;
 use crate::name::EpName;
 
@@ -312,6 +313,26 @@ pub trait Nic: Registrar {
         0
     }
 
+    /// Makes memory that [`Nic::share_board`] can pass to peers of this host. `None`: the device cannot, or memory ran
+    /// out.
+    fn make_board(&mut self, _bytes: usize) -> Option<Board> {
+        None
+    }
+
+    /// Whether boards can be passed over a link that is up. Both sides of a link give the same answer.
+    fn shares_boards(&self, _link: LinkId) -> bool {
+        false
+    }
+
+    /// Passes a board to the peer of a link, or the news that there is none, under a key of the engine's choice. Ends
+    /// in [`Sink::board`] there. Only where [`Nic::shares_boards`].
+    fn share_board(&mut self, _link: LinkId, _key: u64, _board: Option<&Board>) -> Result<(), Full> {
+        Ok(())
+    }
+
+    /// Wakes the peer of a link if it sleeps, because a word of a board has changed.
+    fn wake_peer(&mut self, _link: LinkId) {}
+
     /// Whether all accepted data has left this process, so that the device may be dropped.
     fn drained(&self) -> bool;
 }
@@ -355,6 +376,8 @@ pub trait Sink {
     fn spare_link(&mut self, _candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
         None
     }
+    /// The peer has passed a board under a key. `None`: the peer has none, or it cannot be used here.
+    fn board(&mut self, _link: LinkId, _key: u64, _board: Option<Board>) {}
     /// A push, put, get or assist has finished, and its local memory is free.
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>);
 }

@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use weft_engine::board::Board;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
@@ -94,6 +95,10 @@ impl<S: Sink> Sink for Relay<'_, S> {
 
     fn holds_more(&mut self, link: LinkId) {
         self.sink.holds_more(self.table.ours(self.via, link));
+    }
+
+    fn board(&mut self, link: LinkId, key: u64, board: Option<Board>) {
+        self.sink.board(self.table.ours(self.via, link), key, board);
     }
 
     fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
@@ -408,6 +413,30 @@ impl Nic for Devices {
             calls += tcp.poll(&mut Relay { table: &mut self.table, via: Via::Tcp, sink });
         }
         calls
+    }
+
+    fn make_board(&mut self, bytes: usize) -> Option<Board> {
+        self.shm.as_mut()?.make_board(bytes)
+    }
+
+    fn shares_boards(&self, link: LinkId) -> bool {
+        let (via, inner) = self.table.way(link);
+        via == Via::Shm && self.shm.as_ref().is_some_and(|shm| shm.shares_boards(inner))
+    }
+
+    fn share_board(&mut self, link: LinkId, key: u64, board: Option<&Board>) -> Result<(), Full> {
+        let (via, inner) = self.table.way(link);
+        match &mut self.shm {
+            Some(shm) if via == Via::Shm => shm.share_board(inner, key, board),
+            _ => Ok(()),
+        }
+    }
+
+    fn wake_peer(&mut self, link: LinkId) {
+        let (via, inner) = self.table.way(link);
+        if let Some(shm) = self.shm.as_mut().filter(|_| via == Via::Shm) {
+            shm.wake_peer(inner);
+        }
     }
 
     fn close(&mut self, link: LinkId) {

@@ -95,6 +95,10 @@ pub struct FabricConfig {
     pub copy_ps_per_byte: u64,
     /// Gets and puts need registered memory; `caps.registered` follows from this.
     pub registration: Option<Registration>,
+    /// Endpoints per host, in the order of their numbers.
+    pub per_host: usize,
+    /// Endpoints of a host can share boards.
+    pub boards: bool,
     /// The faults that strike.
     pub faults: Faults,
 }
@@ -131,6 +135,8 @@ impl FabricConfig {
             poll_ns: 0,
             copy_ps_per_byte: 0,
             registration: None,
+            per_host: usize::MAX,
+            boards: false,
             faults: Faults::default(),
         }
     }

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use weft_engine::board::Board;
 use weft_engine::nic::LinkError;
 
 use crate::wire::EndId;
@@ -21,6 +22,10 @@ pub(crate) enum Event {
     Message { to: EndId, bytes: Vec<u8> },
     /// A piece of a push arrives.
     Segment { to: EndId, window: u64, offset: u64, bytes: Vec<u8> },
+    /// A board, or the news that there is none, arrives.
+    Board { to: EndId, key: u64, board: Option<Board> },
+    /// A word of a board has changed.
+    WakeUp { to: EndId },
     /// A link ends.
     Down { to: EndId, why: LinkError },
     /// A transfer moves its next segment.

@@ -140,7 +140,7 @@ impl State {
         capability.copy_from_slice(&rng.bytes(16));
         let name = EpName::full(&NameParts {
             socket: SocketAddr::from((Ipv4Addr::new(10, 0, octet, 1), port)),
-            host_id: 1,
+            host_id: 1 + (ep / self.config.per_host) as u64,
             ep_id: endpoint_id(&capability),
             capability,
             context: None,
@@ -318,6 +318,13 @@ impl State {
         agenda.schedule(at_ns, Event::Message { to: from.other(), bytes });
     }
 
+    /// Sends an event that is no message to the other end of a link.
+    pub(crate) fn notify(&mut self, from: EndId, event: Event) {
+        let Self { config, wires, agenda, now_ns, .. } = self;
+        let end = &mut wires[from.wire].ends[from.side.index()];
+        agenda.schedule(end.arrival_ns(config, *now_ns, 1), event);
+    }
+
     /// Sends everything that waits for `flush`.
     pub(crate) fn flush(&mut self, ep: usize) {
         for id in std::mem::take(&mut self.endpoints[ep].dirty) {
@@ -346,7 +353,11 @@ impl State {
             Event::ConnectRequest { wire } => self.connect_request(wire),
             Event::Step { transfer } => self.step(transfer),
             Event::Land { transfer, offset, bytes } => self.land(transfer, offset, &bytes),
-            Event::Up { to } | Event::Message { to, .. } | Event::Segment { to, .. } => self.arrive(to, event),
+            Event::Up { to }
+            | Event::Message { to, .. }
+            | Event::Segment { to, .. }
+            | Event::Board { to, .. }
+            | Event::WakeUp { to } => self.arrive(to, event),
             Event::Down { to, why } => {
                 let end = self.end(to);
                 if end.alive() {

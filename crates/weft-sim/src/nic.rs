@@ -8,7 +8,10 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
+use weft_engine::board::{Board, SharedWords};
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sink};
@@ -50,6 +53,16 @@ enum Handover {
     Segment { link: LinkId, window: u64, offset: u64, bytes: Vec<u8>, short_permille: u32 },
     Down { link: LinkId, why: LinkError, dones: Vec<(u64, Result<(), LinkError>)> },
     Done(LinkId, u64, Result<(), LinkError>),
+    Board(LinkId, u64, Option<Board>),
+}
+
+/// A board in the memory of the simulation.
+struct SimWords(Vec<AtomicU64>);
+
+impl SharedWords for SimWords {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
 }
 
 impl SimNic {
@@ -84,6 +97,10 @@ impl SimNic {
                 }
                 sink.down(link, why);
                 has_work
+            }
+            Handover::Board(link, key, board) => {
+                sink.board(link, key, board);
+                1
             }
             Handover::Done(link, ctx, result) => {
                 sink.done(link, ctx, result);
@@ -249,6 +266,37 @@ impl Nic for SimNic {
         }
     }
 
+    fn make_board(&mut self, bytes: usize) -> Option<Board> {
+        let words = || (0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        self.state.borrow().config.boards.then(|| Arc::new(SimWords(words())) as Board)
+    }
+
+    fn shares_boards(&self, link: LinkId) -> bool {
+        let mut state = self.state.borrow_mut();
+        let Some(id) = state.lookup(self.ep, link) else { return false };
+        let peer = state.end(id.other()).ep;
+        let host = |ep: usize| state.endpoints[ep].name.host_id();
+        state.config.boards && host(self.ep) == host(peer)
+    }
+
+    fn share_board(&mut self, link: LinkId, key: u64, board: Option<&Board>) -> Result<(), Full> {
+        let mut state = self.state.borrow_mut();
+        let Some(id) = state.lookup(self.ep, link) else { return Ok(()) };
+        let full_permille = state.config.faults.full_permille;
+        if state.end(id).rng.chance(full_permille) {
+            return Err(Full);
+        }
+        state.notify(id, Event::Board { to: id.other(), key, board: board.cloned() });
+        Ok(())
+    }
+
+    fn wake_peer(&mut self, link: LinkId) {
+        let mut state = self.state.borrow_mut();
+        if let Some(id) = state.lookup(self.ep, link) {
+            state.notify(id, Event::WakeUp { to: id.other() });
+        }
+    }
+
     fn drained(&self) -> bool {
         let state = self.state.borrow();
         let endpoint = &state.endpoints[self.ep];
@@ -265,10 +313,21 @@ impl State {
             Event::Up { to } => self.take_up(to),
             Event::Message { to, bytes } => self.take_message(to, bytes),
             Event::Segment { to, window, offset, bytes } => self.take_segment(to, window, offset, bytes),
+            Event::Board { to, key, board } => match self.link_of(to) {
+                Some(link) => Handover::Board(link, key, board),
+                None => Handover::Nothing,
+            },
             Event::Down { to, why } => self.take_down(to, why),
             Event::Finish { transfer, result } => self.take_finish(ep, transfer, result),
+            Event::WakeUp { .. } => Handover::Nothing,
             Event::ConnectRequest { .. } | Event::Step { .. } | Event::Land { .. } | Event::Tick => Handover::Nothing,
         })
+    }
+
+    /// The number of a link that is up.
+    fn link_of(&mut self, end: EndId) -> Option<LinkId> {
+        let end = self.end(end);
+        end.link.filter(|_| end.phase == Phase::Up)
     }
 
     fn take_up(&mut self, to: EndId) -> Handover {

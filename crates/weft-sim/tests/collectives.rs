@@ -102,9 +102,13 @@ fn bytes(values: impl Iterator<Item = f64>) -> Vec<u8> {
 }
 
 impl Run {
+    /// Ranks on a fabric with faults. Two of three seeds give hosts that share boards.
     fn new(seed: u64, ranks: usize) -> Self {
-        let rng = Stream::new(seed, Entity::Test(7));
-        let cluster = Cluster::new(FabricConfig::swarm(seed), Config::default(), ranks);
+        let mut rng = Stream::new(seed, Entity::Test(7));
+        let mut config = FabricConfig::swarm(seed);
+        config.boards = rng.chance(667);
+        config.per_host = if rng.chance(500) { ranks } else { rng.between(1, 4) };
+        let cluster = Cluster::new(config, Config::default(), ranks);
         Self { cluster, rng, groups: Vec::new(), pending: BTreeMap::new(), next: 0, good: 0, failed: 0 }
     }
 

@@ -125,12 +125,12 @@ pub struct Request {
 
 impl Request {
     /// Bytes of one block.
-    const fn block(&self) -> usize {
+    pub(crate) const fn block(&self) -> usize {
         self.count.saturating_mul(self.element)
     }
 
     /// Bytes of one block for each member.
-    const fn blocks(&self) -> usize {
+    pub(crate) const fn blocks(&self) -> usize {
         self.block().saturating_mul(self.members as usize)
     }
 

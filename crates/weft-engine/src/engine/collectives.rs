@@ -1,10 +1,11 @@
 //! Groups of endpoints, and the collectives that run in them.
 //!
-//! Place in the data flow: [`Engine::join_group`] and [`Engine::start_collective`] accept requests of the client.
-//! Each becomes a run of a schedule ([`crate::collective`]). [`Engine::run_collectives`] starts transfers, copies and
-//! reduces until all runs wait. Transfers are messages with the flag COLLECTIVE. They have a matcher of their own and
-//! pass the queued messages of the client, so that no message of the client blocks them. [`State::end_transfer`]
-//! records the end of each transfer.
+//! Place in the data flow: [`Engine::join_group`] (`join.rs`) and [`Engine::start_collective`] accept
+//! requests of the client. Each becomes a run of a schedule ([`crate::collective`]).
+//! [`Engine::run_collectives`] starts transfers, copies and reduces until all runs wait. Transfers are
+//! messages with the flag COLLECTIVE. They have a matcher of their own and pass the queued messages of the
+//! client, so that no message of the client blocks them. [`State::end_transfer`] records the end of each
+//! transfer.
 //!
 //! A group's *number* is chosen by each member for itself and announced to the others by the join, which is an
 //! allgather. A message's tag consists of the receiver's number of the group, the operation's sequence number and the
@@ -17,6 +18,9 @@
 //!
 //! Invariants: a run is complete only when no transfer refers to its memory; a collective is accepted whole or not at
 //! all. A repeated collective allocates nothing, except for messages that arrive before their receive.
+
+mod boards;
+mod join;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,9 +40,10 @@ use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
 use crate::engine::receives::RecvInfo;
 use crate::engine::state::Violation;
 use crate::mem::{Iov, IovList, Owned};
-use crate::name::EpName;
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::wire::{F_ACK, F_DATA, Reader, Rts};
+use boards::{BoardRun, Host};
+use join::Joined;
 
 /// Bits of a tag for the message's number in its schedule.
 const NUMBER_BITS: u32 = 14;
@@ -49,14 +54,15 @@ const GROUP_BITS: u32 = 23;
 /// The tag belongs to a join.
 const JOIN: u64 = 1 << 63;
 
+/// The sequence number of the vote that ends a join. Operations have later ones.
+const VOTE_SEQUENCE: u64 = 0;
+
 /// Collectives that may be under way at a time in one endpoint.
 const RUN_LIMIT: usize = 256;
 /// Schedules that a group keeps.
 const TEMPLATE_LIMIT: usize = 64;
 /// Idle runs that a group keeps per schedule.
 const IDLE_RUN_LIMIT: usize = 4;
-/// Bytes of one member's announcement: its number of the group, then a digest of the members.
-const ANNOUNCEMENT_BYTES: usize = 16;
 
 /// The fault of a transfer to a member that has left the address vector.
 const NO_PEER: Fault = Fault::Refused(Error::NoSuchAddress);
@@ -68,6 +74,10 @@ const _: () = assert!(collective::MAX_TASKS <= 1 << NUMBER_BITS);
 #[derive(Default)]
 pub(crate) struct Collectives {
     groups: Slab<Group>,
+    /// Groups whose members on this host are about to share a board.
+    linking: Vec<usize>,
+    /// Operations that are performed on boards, in the order of their calls.
+    on_boards: Vec<BoardRun>,
     runs: Slab<ActiveRun>,
     /// Runs that may be able to continue.
     ready: VecDeque<u32>,
@@ -104,12 +114,16 @@ struct Group {
     number: u32,
     rank: u32,
     members: Arc<[Addr]>,
-    /// Each member's number of the group; empty until the join is complete.
+    /// Each member's number of the group; empty until they are known.
     numbers: Vec<u32>,
+    /// Whether the join is complete.
+    joined: bool,
     next_sequence: u64,
     templates: FxHashMap<Request, Template>,
     /// Operations under way, the join included.
     runs: usize,
+    /// The members by host, and the board of this one. `None`: all transfers are messages.
+    host: Option<Box<Host>>,
 }
 
 struct Template {
@@ -119,15 +133,14 @@ struct Template {
 
 /// The purpose of a run.
 enum Purpose {
-    /// A join. The buffer holds the announcements of all members, with this member's last.
-    Join {
-        announcements: Owned,
-        tag: u64,
-        digest: u64,
-    },
-    Operation {
-        sequence: u64,
-    },
+    /// The first part of a join. The buffer holds the announcements of all members, with this member's last.
+    Join { announcements: Owned, tag: u64, digest: u64 },
+    /// The last part of a join. The buffer holds the votes of all members about their boards, with this member's last.
+    Vote { votes: Owned },
+    /// The exchange between hosts for the operation that has this turn on the boards. Its ranks are those of hosts.
+    Exchange { turn: u64, sequence: u64 },
+    /// A collective of the client.
+    Operation { sequence: u64 },
 }
 
 struct ActiveRun {
@@ -176,68 +189,6 @@ struct Transfer {
 }
 
 impl<N: Nic> Engine<N> {
-    /// Joins the group of these members, which all of them must do. Its completion has kind `Joined`.
-    ///
-    /// Errors: `NoSuchAddress` if a member is in no address vector, or this endpoint is no member; `Again` if too
-    /// many collectives are under way.
-    pub fn join_group(&mut self, members: &[Addr], ctx: Context) -> Result<GroupId, Error> {
-        if self.state.collectives().runs.len() >= RUN_LIMIT {
-            return Err(Error::Again);
-        }
-        let names: Vec<EpName> = members.iter().map(|&addr| self.state.member_name(addr)).collect::<Result<_, _>>()?;
-        let me = self.state.me.identity();
-        let rank = names.iter().position(|name| name.identity() == me).ok_or(Error::NoSuchAddress)?;
-        let (rank, count) = (ids::number(rank), ids::number(names.len()));
-        let request = Request {
-            operation: Operation::AllGather,
-            rank,
-            members: count,
-            root: 0,
-            count: 1,
-            element: ANNOUNCEMENT_BYTES,
-            overlap: Overlap::None,
-        };
-        let schedule = Arc::new(collective::compile(&request).map_err(|_| Error::TooLong)?);
-        let groups = self.state.collectives();
-        let number = groups.free_number();
-        // The same members may join several groups, always in the same order.
-        let joins = groups.joins.entry(hashes(&names, 0).0).or_insert(0);
-        *joins += 1;
-        let (hash, digest) = hashes(&names, *joins);
-        let tag = JOIN | hash << NUMBER_BITS;
-        let mut bytes = vec![0; (names.len() + 1) * ANNOUNCEMENT_BYTES];
-        let own = names.len() * ANNOUNCEMENT_BYTES;
-        bytes[own..own + 4].copy_from_slice(&number.to_le_bytes());
-        bytes[own + 8..].copy_from_slice(&digest.to_le_bytes());
-        let mut announcements = Owned::new(bytes);
-        let all = announcements.iov();
-        let group = groups.groups.insert(Group {
-            number,
-            rank,
-            members: members.into(),
-            numbers: Vec::new(),
-            next_sequence: 0,
-            templates: FxHashMap::default(),
-            runs: 1,
-        });
-        groups.start(ActiveRun {
-            group,
-            purpose: Purpose::Join { announcements, tag, digest },
-            request,
-            elements: Elements::Bytes(ANNOUNCEMENT_BYTES),
-            scratch: Owned::new(vec![0; schedule.scratch()]),
-            run: Run::new(schedule),
-            input: all.slice(own, ANNOUNCEMENT_BYTES),
-            result: all.slice(0, own),
-            ctx,
-            flags: OpFlags::empty(),
-            fault: None,
-            ready: false,
-        });
-        self.run_collectives();
-        Ok(GroupId::from_number(ids::number(group)))
-    }
-
     /// Leaves a group. Errors: `NoSuchAddress` if there is no such group, `Again` while operations are under way.
     pub fn leave_group(&mut self, group: GroupId) -> Result<(), Error> {
         let groups = &mut self.state.collectives().groups;
@@ -258,14 +209,20 @@ impl<N: Nic> Engine<N> {
     /// under way.
     pub fn start_collective(&mut self, op: &CollectiveOp) -> Result<(), Error> {
         let groups = self.state.collectives();
-        if groups.runs.len() >= RUN_LIMIT {
+        if groups.under_way() >= RUN_LIMIT {
             return Err(Error::Again);
         }
         let group = groups.groups.get_mut(op.group.index()).ok_or(Error::NoSuchAddress)?;
-        if group.numbers.is_empty() {
+        if !group.joined {
             return Err(Error::NotConnected);
         }
         let request = group.request(op)?;
+        if group.fits_board(&request) {
+            let run = group.start_on_board(op, &request);
+            groups.on_boards.push(run);
+            self.poll_boards();
+            return Ok(());
+        }
         let (run, scratch) = group.run_of(&request)?;
         let sequence = group.next_sequence;
         group.next_sequence += 1;
@@ -474,6 +431,9 @@ impl State {
     pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError) {
         let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
         let Some(groups) = self.collectives.as_deref_mut() else { return };
+        groups.groups.iter_mut().filter_map(|(_, group)| group.host.as_deref_mut()).for_each(|host| {
+            host.peer_lost(peer_id, why);
+        });
         let lost =
             |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
         let mut places = most.saturating_sub(groups.arrived.iter().filter(lost).count());
@@ -561,10 +521,15 @@ impl Collectives {
     fn transfer(&mut self, index: u32, task: u32, peer: u32, number: u32, memory: Iov, side: Side) -> Transfer {
         let active = &self.runs[index as usize];
         let group = &self.groups[active.group];
+        let (peer, sequence) = match active.purpose {
+            Purpose::Join { .. } | Purpose::Vote { .. } => (peer, VOTE_SEQUENCE),
+            Purpose::Operation { sequence } => (peer, sequence),
+            Purpose::Exchange { sequence, .. } => (group.leader_of(peer), sequence),
+        };
         let receiver = if side == Side::Send { peer } else { group.rank };
         let tag = match active.purpose {
             Purpose::Join { tag, .. } => tag,
-            Purpose::Operation { sequence } => {
+            _ => {
                 let group = u64::from(group.numbers[receiver as usize]);
                 let sequence = sequence & ((1 << SEQUENCE_BITS) - 1);
                 group << (SEQUENCE_BITS + NUMBER_BITS) | sequence << NUMBER_BITS
@@ -579,9 +544,16 @@ impl Collectives {
         }
     }
 
-    /// The peers whose messages or receives wait here. Some are named several times.
+    /// The peers whose messages or receives wait here, or that share a board. Some are named several times.
     pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> {
-        self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer)
+        let hosts = self.groups.iter().filter_map(|(_, group)| group.host.as_deref());
+        let shared = hosts.flat_map(Host::peers);
+        self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer).chain(shared)
+    }
+
+    /// Operations that are not complete.
+    fn under_way(&self) -> usize {
+        self.runs.len() + self.on_boards.len()
     }
 
     /// Takes the ends of transfers into account.
@@ -681,13 +653,25 @@ impl State {
         let ActiveRun { purpose, request, run, scratch, ctx, flags, mut fault, .. } = active;
         let kind = match purpose {
             Purpose::Join { announcements, digest, .. } => {
-                let group = &mut groups.groups[active.group];
-                match numbers_in(&announcements.into_bytes(), request.members, digest) {
-                    Some(numbers) if fault.is_none() => group.numbers = numbers,
-                    _ => fault = fault.or(Some(Fault::Refused(Error::Invalid))),
+                match groups.numbers_known(active.group, &announcements.into_bytes(), digest) {
+                    Ok(Joined::Linking) if fault.is_none() => return self.links.poll_boards(true),
+                    Ok(_) => {}
+                    Err(refused) => fault = fault.or(Some(refused)),
                 }
-                group.runs -= 1;
+                groups.end_join(active.group, fault.is_none());
                 Kind::Joined
+            }
+            Purpose::Vote { votes } => {
+                groups.votes_known(active.group, &votes.into_bytes());
+                groups.end_join(active.group, fault.is_none());
+                Kind::Joined
+            }
+            Purpose::Exchange { turn, .. } => {
+                groups.exchanged(active.group, turn, fault);
+                if let Some(group) = groups.groups.get_mut(active.group) {
+                    group.keep(&request, run, scratch);
+                }
+                return;
             }
             Purpose::Operation { .. } => {
                 if let Some(group) = groups.groups.get_mut(active.group) {
@@ -702,35 +686,6 @@ impl State {
         }
         self.completions.push(Completion { fault, ..Completion::new(kind, ctx, flags.into()) });
     }
-
-    /// The name of a member. Service names do not say which endpoint is meant, so they cannot be members'.
-    fn member_name(&self, addr: Addr) -> Result<EpName, Error> {
-        self.peers.book().name(addr).filter(EpName::is_full).ok_or(Error::NoSuchAddress)
-    }
-}
-
-/// The members' numbers of the group, if all announcements agree about its members.
-fn numbers_in(announcements: &[u8], members: u32, digest: u64) -> Option<Vec<u32>> {
-    let all = announcements.chunks_exact(ANNOUNCEMENT_BYTES).take(members as usize);
-    all.map(|one| {
-        let (number, theirs) = (one.first_chunk::<4>()?, one.last_chunk::<8>()?);
-        (u64::from_le_bytes(*theirs) == digest).then_some(u32::from_le_bytes(*number))
-    })
-    .collect()
-}
-
-/// Two independent hashes of the members' names in their order, the first one also of `joins`.
-fn hashes(names: &[EpName], joins: u64) -> (u64, u64) {
-    let mut hasher = blake3::Hasher::new_derive_key("weft: members of a group.");
-    hasher.update(&joins.to_le_bytes());
-    for name in names {
-        hasher.update(&name.ep_id());
-    }
-    let mut bytes = [0; 16];
-    hasher.finalize_xof().fill(&mut bytes);
-    let (first, second) = bytes.split_at(8);
-    let number = |half: &[u8]| half.try_into().map_or(0, u64::from_le_bytes);
-    (number(first), number(second))
 }
 
 fn overlap(input: &Iov, result: &Iov) -> Overlap {

@@ -121,6 +121,8 @@ pub(crate) struct Links {
     early: Vec<(LinkId, Vec<u8>)>,
     /// OPEN messages sent, modulo 2³².
     opens_sent: u32,
+    /// Each round of progress must poll boards.
+    boards: bool,
 }
 
 impl Links {
@@ -221,6 +223,17 @@ impl Links {
         !self.work.is_empty()
     }
 
+    /// Whether messages or closes wait, or boards must be polled.
+    #[inline(always)]
+    pub(crate) fn is_due(&self) -> bool {
+        self.work.len() + usize::from(self.boards) != 0
+    }
+
+    /// Sets whether each round of progress polls boards.
+    pub(crate) fn poll_boards(&mut self, yes: bool) {
+        self.boards = yes;
+    }
+
     /// Drops the work of a link that the device has ended itself. The device may reuse the number.
     pub(crate) fn drop_work(&mut self, link: LinkId) {
         self.work.retain(|work| work.link() != Some(link));
@@ -274,6 +287,19 @@ impl Links {
 }
 
 impl<N: Nic> Engine<N> {
+    /// Does the work of links, and polls boards. Returns the number of events.
+    #[inline(never)]
+    pub(crate) fn run_due(&mut self) -> usize {
+        let mut events = 0;
+        if self.state.links.has_work() {
+            events += usize::from(self.run_links());
+        }
+        if self.state.links.boards {
+            events += self.poll_boards();
+        }
+        events
+    }
+
     /// Sends messages of links and closes links. Returns whether any work was done.
     pub(crate) fn run_links(&mut self) -> bool {
         self.run_queries();

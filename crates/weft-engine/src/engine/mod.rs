@@ -335,8 +335,8 @@ impl<N: Nic> Engine<N> {
     #[inline(always)]
     pub fn progress(&mut self) -> usize {
         let mut events = self.nic.poll(&mut self.state);
-        if self.state.links.has_work() {
-            events += usize::from(self.run_links());
+        if self.state.links.is_due() {
+            events += self.run_due();
         }
         if self.state.peers.has_active() {
             events += self.run_active();

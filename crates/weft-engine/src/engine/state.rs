@@ -419,6 +419,10 @@ impl Sink for State {
         }
     }
 
+    fn board(&mut self, link: LinkId, key: u64, board: Option<crate::board::Board>) {
+        self.board_passed(link, key, board);
+    }
+
     fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
         let link = self.dispensable_link(candidates)?;
         self.down(link, LinkError::Resources);

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, Shutdown, SocketFlags};
+use rustix::net::{Shutdown, SocketFlags};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -27,6 +27,7 @@ use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 use weft_os::Unshared;
 
+use super::board::{self, Received};
 use super::doorbell::{Barriers, Bell};
 use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, Offer, Step};
 use super::link::{self, Link, Parts};
@@ -215,7 +216,7 @@ impl Shm {
             }
             serious |= kind != TOKEN_LINK || flags != EventFlags::IN;
             if !serious {
-                let heard = self.read_wake_ups(id);
+                let heard = self.read_life_line(id);
                 if let Err(why) = heard {
                     self.fail(id, why);
                 }
@@ -233,7 +234,7 @@ impl Shm {
                 // A hang-up counts even if wake-up bytes are unread.
                 if flags.intersects(EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR) {
                     self.hang_up(id);
-                } else if let Err(why) = self.read_wake_ups(id) {
+                } else if let Err(why) = self.read_life_line(id) {
                     self.fail(id, why);
                 }
                 0
@@ -251,27 +252,25 @@ impl Shm {
         }
     }
 
-    /// Reads wake-up bytes from a life line, which end an announced sleep. Returns whether all bytes were
+    /// Reads wake-up bytes and boards from a life line. A wake-up ends an announced sleep. Returns whether all was
     /// read.
-    fn read_wake_ups(&mut self, id: u32) -> Result<bool, LinkError> {
+    fn read_life_line(&mut self, id: u32) -> Result<bool, LinkError> {
         let Some(Slot::Up(link)) = self.links.get(id as usize) else { return Ok(true) };
-        let mut buffer = [0u8; 2];
         for _ in 0..8 {
-            match rustix::net::recv(link.socket(), &mut buffer, RecvFlags::DONTWAIT) {
-                Ok((_, 1)) => {
+            match board::receive(link.socket())? {
+                Received::WakeUp => {
                     self.door.wake();
                     // The link's bit is set, unless another peer has cleared it.
                     if link.ready() {
                         self.door.page().ring(id % page::SLOTS);
                     }
                 }
-                Ok((_, 0)) => {
-                    self.hang_up(id);
-                    return Ok(false);
+                Received::Board(key, board) => {
+                    self.door.wake();
+                    self.events.push_back(Event::Board(LinkId(id), key, board));
                 }
-                Ok(_) => return Err(LinkError::Protocol),
-                Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
-                Err(_) => {
+                Received::Nothing => return Ok(true),
+                Received::HangUp => {
                     self.hang_up(id);
                     return Ok(false);
                 }
@@ -661,7 +660,8 @@ impl Shm {
             }
             Slot::Ending => {}
         }
-        self.events.retain(|event| !matches!(event, Event::Done(id, ..) | Event::Down(id, _) if *id == link));
+        let of_link = |event: &Event| matches!(event, Event::Done(id, ..) | Event::Down(id, _) | Event::Board(id, ..) if *id == link);
+        self.events.retain(|event| !of_link(event));
         self.release_number(link.0);
     }
 }

@@ -151,6 +151,15 @@ impl Bell {
         });
     }
 
+    /// Rings like [`Bell::ring`] if the peer sleeps. A sleep that is announced later is preceded by a check of the word
+    /// that the caller has changed.
+    pub(super) fn ring_sleeper(&self, slot: u32, socket: BorrowedFd<'_>) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        if sleep_page(&self.map, second_at(PAGE_FILE_BYTES)).is_parked() {
+            self.ring(slot, socket);
+        }
+    }
+
     /// The mapping.
     #[cfg(test)]
     pub(super) fn map(&self) -> &Mapping {

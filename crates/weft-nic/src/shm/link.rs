@@ -485,6 +485,11 @@ impl Link {
         }
     }
 
+    /// Wakes the peer if it sleeps. The caller has changed a word that the peer checks after it announces its sleep.
+    pub(super) fn wake_sleeper(&self) {
+        self.bell.ring_sleeper(self.slot, self.socket.as_fd());
+    }
+
     /// Publishes whether this side checks the ring in every poll. Before the side relies on its doorbell, it
     /// must fence and check the ring once more.
     pub(super) fn set_polled(&self, polled: bool) {

@@ -10,6 +10,7 @@
 //!   the steps of sleeping, in their order.
 //! - `accept.rs`, `handshake.rs`: how a link is made; `rights.rs`: protection against descriptors of foreign
 //!   users; `control.rs`: sockets, time-outs, and the ends of links.
+//! - `board.rs`: memory that the members of a group share, passed over life lines.
 //! - `link.rs`: one end of a link; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both
 //!   sides copy together; `probe.rs`: the facilities of the system.
 //!
@@ -30,6 +31,7 @@
 compile_error!("the shared-memory device needs 64-bit addresses and atomics");
 
 mod accept;
+mod board;
 mod cma;
 mod control;
 mod doorbell;
@@ -64,6 +66,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use slab::Slab;
+use weft_engine::board::Board;
 use weft_engine::growth;
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
@@ -154,6 +157,8 @@ enum Slot {
 enum Event {
     Done(LinkId, u64, Result<(), LinkError>),
     Down(LinkId, LinkError),
+    /// The peer has passed a board under a key.
+    Board(LinkId, u64, Option<Board>),
 }
 
 /// The shared-memory device of one endpoint.
@@ -304,6 +309,7 @@ impl Shm {
             calls += 1;
             match event {
                 Event::Done(link, ctx, result) => sink.done(link, ctx, result),
+                Event::Board(link, key, board) => sink.board(link, key, board),
                 Event::Down(link, why) => {
                     self.release_number(link.0);
                     sink.down(link, why);
@@ -487,6 +493,25 @@ impl Nic for Shm {
         match self.links.get(link.0 as usize) {
             Some(Slot::Up(up)) => up.segment_bytes().saturating_sub(segment::segment_bytes(self.lines)),
             _ => 0,
+        }
+    }
+
+    fn make_board(&mut self, bytes: usize) -> Option<Board> {
+        board::make(bytes)
+    }
+
+    fn shares_boards(&self, link: LinkId) -> bool {
+        matches!(self.links.get(link.0 as usize), Some(Slot::Up(_)))
+    }
+
+    fn share_board(&mut self, link: LinkId, key: u64, board: Option<&Board>) -> Result<(), Full> {
+        let Some(up) = self.link(link) else { return Ok(()) };
+        board::pass(up.socket(), key, board)
+    }
+
+    fn wake_peer(&mut self, link: LinkId) {
+        if let Some(up) = self.link(link) {
+            up.wake_sleeper();
         }
     }
 

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use weft_nic::Device;
 
 use super::{EndpointCell, Sleep, State};
+use crate::Devices;
 use crate::observe::publish::BEFORE_SLEEP;
 use crate::sleep::wait::Waker;
 
@@ -147,7 +148,7 @@ impl State {
 
     /// Arms the devices for the progress thread, which sleeps from now on. On `false` there was work to do.
     pub(crate) fn park_listener(&mut self, waker: &Waker) -> bool {
-        if !(self.watch_idle(waker) && self.engine.as_mut().is_none_or(|engine| engine.nic_mut().arm())) {
+        if !(self.watch_idle(waker) && self.announce_sleep(Device::arm)) {
             return false;
         }
         self.parking.park_listener();
@@ -192,7 +193,21 @@ impl State {
     }
 
     fn park_devices(&mut self) -> bool {
-        self.engine.as_mut().is_none_or(|engine| engine.nic_mut().park())
+        self.announce_sleep(Device::park)
+    }
+
+    /// Parks or arms the devices. The boards of groups are checked afterwards: a member that changed one earlier could
+    /// not see the sleep, and sent no wake-up.
+    fn announce_sleep(&mut self, announce: fn(&mut Devices) -> bool) -> bool {
+        let Some(engine) = &mut self.engine else { return true };
+        if !announce(engine.nic_mut()) {
+            return false;
+        }
+        if engine.boards_ready() {
+            engine.nic_mut().wake();
+            return false;
+        }
+        true
     }
 
     fn wake_devices(&mut self) {

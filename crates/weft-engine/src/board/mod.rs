@@ -1,0 +1,311 @@
+//! Boards: memory of one host in which the members of a group perform collectives without messages.
+//!
+//! Place in the data flow: a device makes the memory and shares it with peers ([`crate::nic::Nic::make_board`]). The
+//! engine's groups run collectives on it (`engine/collectives/boards.rs`).
+//!
+//! Each member has a *slot* for its contribution. The last member that arrives combines the contributions into the
+//! *result*, in rank order, and releases the others. No thread and no message is needed.
+//!
+//! Layout, in words of 8 bytes:
+//! ```text
+//! | poison | bank 0 | bank 1 | … |
+//! bank: | arrived | released | departed | combiner | result | slot of member 0 | slot of member 1 | … |
+//! slot: | entered | contribution |
+//! ```
+//! Each counter has 128 bytes of its own, because processors fetch cache lines in pairs.
+//!
+//! Trust: the members of a group have the same user and know each other's names. A member can stop the collectives of
+//! its groups, or spoil their results. It cannot do more: all words are atomics, and no offset or length is read from
+//! the board.
+
+mod bank;
+
+/// The atomics of the counters, which a model checker replaces.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+}
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::mem::Iov;
+use bank::Bank;
+
+/// Longest contribution of one member, and longest result, in bytes.
+pub(crate) const SLOT_BYTES: usize = 4096;
+/// The most members of a board.
+pub(crate) const MAX_MEMBERS: usize = 64;
+/// Operations of one group that may be on the board at a time. Later ones wait.
+const BANKS: usize = 4;
+
+/// Words of a counter with its distance to the next one.
+const COUNTER_WORDS: usize = 16;
+const SLOT_WORDS: usize = SLOT_BYTES / 8;
+/// The four counters of a bank and the result.
+const BANK_WORDS: usize = 4 * COUNTER_WORDS + SLOT_WORDS;
+const MEMBER_WORDS: usize = COUNTER_WORDS + SLOT_WORDS;
+/// Bytes that are copied at a time between client memory and a board.
+const CHUNK_BYTES: usize = 256;
+
+/// Memory that several processes of a host share. Initially all zero.
+pub trait SharedWords: Any + Send + Sync {
+    /// The memory, always the same.
+    fn words(&self) -> &[AtomicU64];
+}
+
+impl fmt::Debug for dyn SharedWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a board of {} words", self.words().len())
+    }
+}
+
+/// Shared memory, and the right to pass it on.
+pub type Board = Arc<dyn SharedWords>;
+
+/// The memory of a member that is alone on its host.
+struct OwnWords(Box<[AtomicU64]>);
+
+impl SharedWords for OwnWords {
+    fn words(&self) -> &[AtomicU64] {
+        &self.0
+    }
+}
+
+/// A board of this process alone.
+pub(crate) fn own(bytes: usize) -> Board {
+    Arc::new(OwnWords((0..bytes.div_ceil(8)).map(|_| AtomicU64::new(0)).collect()))
+}
+
+/// Bytes of a board for this number of members.
+pub(crate) const fn board_bytes(members: usize) -> usize {
+    8 * (COUNTER_WORDS + BANKS * (BANK_WORDS + members * MEMBER_WORDS))
+}
+
+/// The board of a group's members on one host. A member's *place* is its position among them, in rank order.
+pub(crate) struct HostBoard {
+    board: Board,
+    members: usize,
+}
+
+impl HostBoard {
+    /// `None`: the memory is too small.
+    pub(crate) fn new(board: Board, members: usize) -> Option<Self> {
+        let fits = members > 0 && members <= MAX_MEMBERS && board.words().len() * 8 >= board_bytes(members);
+        fits.then_some(Self { board, members })
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // The remainder is small.
+    fn bank_at(&self, turn: u64) -> usize {
+        COUNTER_WORDS + (turn % BANKS as u64) as usize * (BANK_WORDS + self.members * MEMBER_WORDS)
+    }
+
+    fn bank(&self, turn: u64) -> Bank<'_> {
+        let words = &self.board.words()[self.bank_at(turn)..];
+        Bank {
+            arrived: &words[0],
+            released: &words[COUNTER_WORDS],
+            departed: &words[2 * COUNTER_WORDS],
+            members: self.members as u64,
+            turn,
+            lap: turn / BANKS as u64,
+        }
+    }
+
+    fn combiner(&self, turn: u64) -> &AtomicU64 {
+        &self.board.words()[self.bank_at(turn) + 3 * COUNTER_WORDS]
+    }
+
+    fn entered(&self, turn: u64, place: usize) -> &AtomicU64 {
+        &self.board.words()[self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS]
+    }
+
+    fn slot(&self, turn: u64, place: usize) -> &[AtomicU64] {
+        let at = self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS + COUNTER_WORDS;
+        &self.board.words()[at..at + SLOT_WORDS]
+    }
+
+    fn result(&self, turn: u64) -> &[AtomicU64] {
+        let at = self.bank_at(turn) + 4 * COUNTER_WORDS;
+        &self.board.words()[at..at + SLOT_WORDS]
+    }
+
+    /// Whether a member may enter the turn: all have left the one that used the same bank.
+    pub(crate) fn is_free(&self, turn: u64) -> bool {
+        self.bank(turn).is_free()
+    }
+
+    /// Writes the contribution of the member at `place`, and reports its arrival. Returns whether it is the last one.
+    pub(crate) fn arrive(&self, turn: u64, place: usize, contribution: &Iov) -> bool {
+        store(self.slot(turn, place), contribution);
+        self.entered(turn, place).store(turn + 1, Ordering::Release);
+        self.bank(turn).arrive()
+    }
+
+    /// Whether the member at `place` has arrived.
+    pub(crate) fn has_entered(&self, turn: u64, place: usize) -> bool {
+        self.entered(turn, place).load(Ordering::Acquire) > turn
+    }
+
+    /// Whether all members have arrived.
+    pub(crate) fn is_full(&self, turn: u64) -> bool {
+        self.bank(turn).is_full()
+    }
+
+    /// Copies bytes of a contribution from `offset` on.
+    pub(crate) fn read_slot(&self, turn: u64, place: usize, offset: usize, into: &Iov) {
+        load(self.slot(turn, place), offset, into);
+    }
+
+    /// Claims the duty to combine the contributions and to release the turn. Returns whether the member at `place` has
+    /// it.
+    pub(crate) fn claim(&self, turn: u64, place: usize) -> bool {
+        let mine = mark(turn, place);
+        let claimed = |old: u64| (old < mark(turn, 0)).then_some(mine);
+        match self.combiner(turn).fetch_update(Ordering::AcqRel, Ordering::Acquire, claimed) {
+            Ok(_) => true,
+            Err(old) => old == mine,
+        }
+    }
+
+    /// Whether the member at `place` has claimed the turn.
+    pub(crate) fn has_claimed(&self, turn: u64, place: usize) -> bool {
+        self.combiner(turn).load(Ordering::Acquire) == mark(turn, place)
+    }
+
+    /// Writes the result.
+    pub(crate) fn write_result(&self, turn: u64, from: &Iov) {
+        store(self.result(turn), from);
+    }
+
+    /// Copies bytes of the result from `offset` on.
+    pub(crate) fn read_result(&self, turn: u64, offset: usize, into: &Iov) {
+        load(self.result(turn), offset, into);
+    }
+
+    /// Lets all members take the result.
+    pub(crate) fn release(&self, turn: u64) {
+        self.bank(turn).release();
+    }
+
+    /// Whether the result may be taken.
+    pub(crate) fn is_released(&self, turn: u64) -> bool {
+        self.bank(turn).is_released()
+    }
+
+    /// Reports that this member needs nothing of the turn any more. Returns whether the bank is free now.
+    pub(crate) fn depart(&self, turn: u64) -> bool {
+        self.bank(turn).depart()
+    }
+
+    /// Fails the turn and all later ones that are not released.
+    pub(crate) fn poison(&self, turn: u64) {
+        self.board.words()[0].fetch_max(u64::MAX - turn, Ordering::AcqRel);
+    }
+
+    /// Whether the turn has failed, unless it is released.
+    pub(crate) fn is_poisoned(&self, turn: u64) -> bool {
+        turn >= u64::MAX - self.board.words()[0].load(Ordering::Acquire)
+    }
+}
+
+/// The word by which the member at `place` claims the turn. Later turns have larger words.
+const fn mark(turn: u64, place: usize) -> u64 {
+    turn * MAX_MEMBERS as u64 + place as u64 + 1
+}
+
+/// Copies memory to words, as far as it fits.
+fn store(words: &[AtomicU64], from: &Iov) {
+    let mut chunk = [0; CHUNK_BYTES];
+    for (words, at) in words.chunks(CHUNK_BYTES / 8).zip((0..from.len()).step_by(CHUNK_BYTES)) {
+        let len = from.slice(at, CHUNK_BYTES).read(&mut chunk);
+        for (word, bytes) in words.iter().zip(chunk[..len].chunks(8)) {
+            let mut value = [0; 8];
+            value[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Copies words to memory, beginning `offset` bytes into the words. Bytes behind the words are not copied.
+fn load(words: &[AtomicU64], offset: usize, into: &Iov) {
+    // One more word, because the first one may be cut.
+    let mut chunk = [0; CHUNK_BYTES + 8];
+    for at in (0..into.len()).step_by(CHUNK_BYTES) {
+        let target = into.slice(at, CHUNK_BYTES);
+        let (first, skipped) = ((offset + at) / 8, (offset + at) % 8);
+        let source = words.get(first..).unwrap_or_default();
+        for (bytes, word) in chunk[..(skipped + target.len()).next_multiple_of(8)].chunks_mut(8).zip(source) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
+        target.write(&chunk[skipped..skipped + target.len()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::mem::Owned;
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|at| u8::try_from(at % 251).unwrap()).collect()
+    }
+
+    #[test]
+    fn any_range_of_a_contribution_can_be_read() {
+        let board = HostBoard::new(own(board_bytes(3)), 3).unwrap();
+        let mut whole = Owned::new(pattern(SLOT_BYTES));
+        board.arrive(5, 2, &whole.iov());
+        for (offset, len) in [(0, 0), (0, 1), (0, SLOT_BYTES), (3, 700), (8, 256), (9, 257), (SLOT_BYTES - 1, 1)] {
+            let mut into = Owned::new(vec![0; len]);
+            board.read_slot(5, 2, offset, &into.iov());
+            assert_eq!(into.into_bytes(), pattern(SLOT_BYTES)[offset..offset + len], "{len} bytes at {offset}");
+        }
+    }
+
+    #[test]
+    fn a_bank_is_free_when_all_have_left() {
+        let board = HostBoard::new(own(board_bytes(2)), 2).unwrap();
+        for turn in 0..3 * BANKS as u64 {
+            assert!(board.is_free(turn));
+            assert!(!board.arrive(turn, 0, &Iov::EMPTY));
+            assert!(!board.is_full(turn) && !board.is_released(turn) && !board.has_entered(turn, 1));
+            assert!(board.arrive(turn, 1, &Iov::EMPTY));
+            assert!(board.is_full(turn) && board.has_entered(turn, 1));
+            board.release(turn);
+            assert!(board.is_released(turn) && !board.is_released(turn + 1));
+            assert!(!board.depart(turn) && !board.is_free(turn + BANKS as u64));
+            assert!(board.depart(turn) && board.is_free(turn + BANKS as u64));
+        }
+    }
+
+    #[test]
+    fn one_member_claims_a_turn() {
+        let board = HostBoard::new(own(board_bytes(3)), 3).unwrap();
+        for turn in [0, 4, 8] {
+            assert!(board.claim(turn, 2) && !board.claim(turn, 1) && board.claim(turn, 2));
+            assert!(board.has_claimed(turn, 2) && !board.has_claimed(turn, 0));
+        }
+    }
+
+    #[test]
+    fn poison_holds_from_the_earliest_turn_on() {
+        let board = HostBoard::new(own(board_bytes(1)), 1).unwrap();
+        assert!(!board.is_poisoned(0) && !board.is_poisoned(1 << 60));
+        board.poison(7);
+        board.poison(9);
+        assert!(!board.is_poisoned(6) && board.is_poisoned(7) && board.is_poisoned(8));
+        board.poison(3);
+        assert!(!board.is_poisoned(2) && board.is_poisoned(3));
+    }
+
+    #[test]
+    fn memory_that_is_too_small_is_no_board() {
+        assert!(HostBoard::new(own(board_bytes(3)), 4).is_none());
+        assert!(HostBoard::new(own(board_bytes(70)), 70).is_none());
+        assert!(HostBoard::new(own(64), 0).is_none());
+    }
+}

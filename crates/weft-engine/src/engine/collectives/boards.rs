@@ -1,0 +1,729 @@
+//! Collectives on boards: the members of a host exchange their blocks in shared memory, and the last one to arrive
+//! combines them ([`crate::board`]).
+//!
+//! Place in the data flow: [`Group::fits_board`] selects the operations, by the group and the length alone,
+//! so that all members agree. [`Engine::poll_boards`] advances them in each round of progress. Between hosts
+//! the *leaders*, the first members of their hosts, exchange the hosts' parts by messages. Everything else
+//! stays on the hosts.
+//!
+//! The arithmetic follows the same tree as that of the schedules, over ranks: leaders exchange contributions, not sums.
+//!
+//! Faults. A member that finds another one dead, whose part an operation needs, poisons the board: this
+//! operation and all later ones fail at all members of the host. A leader passes the failure on to other
+//! hosts as a poisoned exchange.
+
+use super::{ActiveRun, Collectives, Group, Purpose};
+use crate::amo::Reduction;
+use crate::api::{Completion, Context, Error, Fault, Kind, OpFlags};
+use crate::board::{self, Board, HostBoard, MAX_MEMBERS, SLOT_BYTES};
+use crate::collective::{Operation, Order, Overlap, Request, tree};
+use crate::engine::collective_op::{CollectiveOp, Elements};
+use crate::engine::ids::{self, PeerId};
+use crate::engine::{Engine, State};
+use crate::mem::{Iov, Owned};
+use crate::name::EpName;
+use crate::nic::{LinkError, LinkId, Nic};
+
+/// Longest result of the exchange of contributions between hosts, in bytes. Longer reductions use schedules.
+const EXCHANGE_BYTES: usize = 64 * 1024;
+
+/// The members of a group by host. Hosts, and the members of a host, are in rank order.
+pub(super) struct Places {
+    hosts: Vec<Vec<u32>>,
+    /// This member's host.
+    host: usize,
+    /// This member's position among the members of its host.
+    place: usize,
+}
+
+impl Places {
+    /// The hosts of these members, of which this one has the rank `rank`.
+    pub(super) fn new(names: &[EpName], rank: usize) -> Option<Self> {
+        let key = |name: &EpName| (name.shm() && name.host_id() != 0).then(|| name.host_id());
+        let mut hosts: Vec<(Option<u64>, Vec<u32>)> = Vec::new();
+        for (rank, name) in names.iter().enumerate() {
+            let key = key(name);
+            match hosts.iter_mut().find(|(other, _)| key.is_some() && *other == key) {
+                Some((_, ranks)) => ranks.push(ids::number(rank)),
+                None => hosts.push((key, vec![ids::number(rank)])),
+            }
+        }
+        let hosts: Vec<Vec<u32>> = hosts.into_iter().map(|(_, ranks)| ranks).collect();
+        let me = ids::number(rank);
+        let host = hosts.iter().position(|ranks| ranks.contains(&me))?;
+        let place = hosts[host].iter().position(|&other| other == me)?;
+        Some(Self { hosts, host, place })
+    }
+
+    /// Whether boards serve: some members share a host, and no host has too many.
+    pub(super) fn shares_memory(&self) -> bool {
+        self.hosts.iter().any(|ranks| ranks.len() > 1) && self.most() <= MAX_MEMBERS
+    }
+
+    /// Whether this member is the first one of its host.
+    pub(super) const fn is_leader(&self) -> bool {
+        self.place == 0
+    }
+
+    /// Members on this host.
+    pub(super) fn count(&self) -> usize {
+        self.hosts[self.host].len()
+    }
+
+    /// Members of the host that has the most.
+    fn most(&self) -> usize {
+        self.hosts.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
+    /// The host of a rank, and the place there.
+    fn place_of(&self, rank: u32) -> Option<(usize, usize)> {
+        let place = |ranks: &Vec<u32>| ranks.iter().position(|&other| other == rank);
+        self.hosts.iter().enumerate().find_map(|(host, ranks)| place(ranks).map(|place| (host, place)))
+    }
+}
+
+/// This member's view of its host.
+pub(super) struct Host {
+    places: Places,
+    /// The members on this host by place; `None`: this member, or not known yet.
+    peers: Vec<Option<PeerId>>,
+    /// Members that have been lost.
+    lost: Vec<Option<LinkError>>,
+    /// Members to which the leader has passed the board.
+    passed: Vec<bool>,
+    /// The context of the join.
+    join: Context,
+    /// The leader's board, or what the leader has passed.
+    board: Option<Board>,
+    /// Whether the leader has made a board.
+    offered: bool,
+    /// Whether the leader has passed its board, or the news that there is none.
+    received: bool,
+    /// The board in use.
+    shared: Option<HostBoard>,
+    /// The turns of the next operation, and of the next one to enter the board.
+    next_turn: u64,
+    next_entry: u64,
+    /// The contributions that this member combines.
+    scratch: Owned,
+}
+
+impl Host {
+    pub(super) fn new(places: Places, board: Option<Board>, join: Context) -> Self {
+        let members = places.count();
+        Self {
+            peers: vec![None; members],
+            lost: vec![None; members],
+            passed: vec![false; members],
+            join,
+            board,
+            offered: false,
+            received: false,
+            shared: None,
+            next_turn: 0,
+            next_entry: 0,
+            scratch: Owned::new(Vec::new()),
+            places,
+        }
+    }
+
+    pub(super) const fn join_context(&self) -> Context {
+        self.join
+    }
+
+    /// The rank of this host's leader.
+    pub(super) fn leader(&self) -> u32 {
+        self.places.hosts[self.places.host][0]
+    }
+
+    /// Places and ranks of the other members on this host.
+    pub(super) fn others(&self) -> Vec<(usize, u32)> {
+        let all = self.places.hosts[self.places.host].iter().copied().enumerate();
+        all.filter(|(place, _)| *place != self.places.place).collect()
+    }
+
+    pub(super) const fn set_offered(&mut self, offered: bool) {
+        self.offered = offered;
+    }
+
+    /// Notes the peer at a place. Returns whether it is new.
+    pub(super) fn meet(&mut self, place: usize, peer_id: PeerId) -> bool {
+        self.peers[place].replace(peer_id).is_none()
+    }
+
+    pub(super) fn peers(&self) -> impl Iterator<Item = PeerId> {
+        self.peers.iter().flatten().copied()
+    }
+
+    pub(super) fn has_lost(&self, place: usize) -> bool {
+        self.lost[place].is_some()
+    }
+
+    pub(super) fn peer_lost(&mut self, peer_id: PeerId, why: LinkError) {
+        for (peer, lost) in self.peers.iter().zip(&mut self.lost) {
+            if *peer == Some(peer_id) {
+                *lost = lost.or(Some(why));
+            }
+        }
+    }
+
+    /// Whether boards must be passed between this member and the one at `place`.
+    pub(super) const fn needs_link_to(&self, place: usize) -> bool {
+        self.offered && (self.places.is_leader() || place == 0)
+    }
+
+    /// The board to pass to the member at `place`; the inner `None` is the news that there is none.
+    pub(super) fn to_pass(&self, place: usize) -> Option<Option<Board>> {
+        (self.places.is_leader() && self.offered && !self.passed[place]).then(|| self.board.clone())
+    }
+
+    pub(super) fn set_passed(&mut self, place: usize) {
+        self.passed[place] = true;
+    }
+
+    /// Takes the board that a peer has passed, if it is the leader.
+    fn receive(&mut self, peer_id: PeerId, board: Option<Board>) {
+        if !self.places.is_leader() && !self.received && self.peers[0].is_none_or(|leader| leader == peer_id) {
+            self.board = board;
+            self.received = true;
+        }
+    }
+
+    /// Uses the board, if it is here. `None`: the leader has not passed it. False: there is none.
+    pub(super) fn adopt(&mut self) -> Option<bool> {
+        let members = self.places.count();
+        let is_leader = self.places.is_leader();
+        let board = match self.board.take() {
+            _ if members == 1 => Some(board::own(board::board_bytes(1))),
+            None if !is_leader && self.offered && !self.received => return None,
+            board => board,
+        };
+        self.shared = board.and_then(|board| HostBoard::new(board, members));
+        Some(self.shared.is_some())
+    }
+
+    /// Whether the group has members on other hosts.
+    fn spans_hosts(&self) -> bool {
+        self.places.hosts.len() > 1
+    }
+
+    /// The place of a rank on this host.
+    fn place_here(&self, rank: u32) -> Option<usize> {
+        self.places.place_of(rank).filter(|(host, _)| *host == self.places.host).map(|(_, place)| place)
+    }
+}
+
+/// How far an operation on a board has come.
+enum Step {
+    /// The board's bank, or an earlier operation, holds it up.
+    Enter,
+    /// The contribution is in place.
+    Wait,
+    /// The leaders exchange their parts.
+    Exchange,
+    /// The exchange has ended.
+    Exchanged,
+}
+
+/// An operation on a board that is not complete.
+pub(super) struct BoardRun {
+    group: usize,
+    turn: u64,
+    /// The sequence number of the exchange between hosts.
+    sequence: u64,
+    request: Request,
+    elements: Elements,
+    input: Iov,
+    result: Iov,
+    ctx: Context,
+    flags: OpFlags,
+    step: Step,
+    fault: Option<Fault>,
+    /// The hosts' parts: those of all hosts, then that of this one.
+    parts: Owned,
+}
+
+impl BoardRun {
+    const fn is_root(&self) -> bool {
+        self.request.rank == self.request.root
+    }
+
+    /// The root alone has data for the others.
+    const fn has_source(&self) -> bool {
+        matches!(self.request.operation, Operation::Broadcast | Operation::Scatter)
+    }
+
+    /// Whether this member takes bytes from the board, or waits for the others.
+    const fn takes_result(&self) -> bool {
+        match self.request.operation {
+            Operation::Broadcast => !self.is_root(),
+            Operation::Reduce | Operation::Gather => self.is_root(),
+            _ => true,
+        }
+    }
+
+    /// The bytes that this member writes into its slot.
+    fn contribution(&self) -> Iov {
+        match self.request.operation {
+            Operation::Barrier => Iov::EMPTY,
+            Operation::Broadcast if self.is_root() => self.result.slice(0, self.request.block()),
+            Operation::Scatter if self.is_root() => self.input.slice(0, self.request.blocks()),
+            Operation::Broadcast | Operation::Scatter => Iov::EMPTY,
+            Operation::AllToAll | Operation::ReduceScatter => self.input.slice(0, self.request.blocks()),
+            _ => self.input.slice(0, self.request.block()),
+        }
+    }
+
+    fn reduction(&self) -> Option<Reduction> {
+        match self.elements {
+            Elements::Numbers(reduction) => Some(reduction),
+            Elements::Bytes(_) => None,
+        }
+    }
+
+    /// Copies what this member needs from the board.
+    fn take_result(&self, host: &Host, board: &HostBoard) {
+        let (turn, block) = (self.turn, self.request.block());
+        let own = self.request.rank as usize * block;
+        let root = host.place_here(self.request.root).unwrap_or(0);
+        let gather = |from: usize| {
+            for place in 0..host.places.count() {
+                let rank = host.places.hosts[host.places.host][place] as usize;
+                board.read_slot(turn, place, from, &self.result.slice(rank * block, block));
+            }
+        };
+        match self.request.operation {
+            Operation::Barrier => {}
+            Operation::Broadcast if host.spans_hosts() => board.read_result(turn, 0, &self.result.slice(0, block)),
+            Operation::Broadcast => board.read_slot(turn, root, 0, &self.result.slice(0, block)),
+            Operation::Scatter => board.read_slot(turn, root, own, &self.result.slice(0, block)),
+            Operation::AllReduce | Operation::Reduce => board.read_result(turn, 0, &self.result.slice(0, block)),
+            Operation::ReduceScatter => board.read_result(turn, own, &self.result.slice(0, block)),
+            Operation::AllGather | Operation::Gather => gather(0),
+            Operation::AllToAll => gather(own),
+        }
+    }
+
+    /// The reason for which the operation cannot end here, if a member has been lost: a source, the member
+    /// that combines, one that has not arrived, or the leader that exchanges. A turn that is released ends
+    /// well all the same.
+    fn needs_lost(&self, host: &Host, board: &HostBoard) -> Option<LinkError> {
+        let source = host.place_here(self.request.root);
+        host.lost.iter().enumerate().find_map(|(place, lost)| {
+            let needed = match self.has_source() {
+                true => source == Some(place),
+                false => !board.has_entered(self.turn, place) || board.has_claimed(self.turn, place),
+            };
+            (needed || (host.spans_hosts() && place == 0)).then_some(*lost).flatten()
+        })
+    }
+
+    /// [`BoardRun::needs_lost`] for a member that has not entered. A bank that a lost member occupies never
+    /// becomes free.
+    fn entry_needs_lost(&self, host: &Host, board: &HostBoard) -> Option<LinkError> {
+        if board.is_released(self.turn) {
+            return None;
+        }
+        if board.is_free(self.turn) {
+            return self.needs_lost(host, board);
+        }
+        let mut lost = host.lost.iter().enumerate();
+        lost.find_map(|(place, lost)| lost.filter(|_| !board.has_entered(self.turn, place)))
+    }
+
+    /// Whether the leader has the parts of its host.
+    fn may_exchange(&self, host: &Host, board: &HostBoard) -> bool {
+        host.spans_hosts()
+            && host.places.is_leader()
+            && match self.request.operation {
+                Operation::Broadcast => {
+                    host.place_here(self.request.root).is_none_or(|root| board.has_entered(self.turn, root))
+                }
+                _ => board.is_full(self.turn),
+            }
+    }
+}
+
+impl Group {
+    /// Whether an operation is performed on boards.
+    pub(super) fn fits_board(&self, request: &Request) -> bool {
+        let Some(host) = self.host.as_deref().filter(|host| host.shared.is_some()) else { return false };
+        let (block, blocks) = (request.block(), request.blocks());
+        let places = &host.places;
+        if !host.spans_hosts() {
+            return match request.operation {
+                Operation::Barrier => true,
+                Operation::Scatter | Operation::AllToAll | Operation::ReduceScatter => blocks <= SLOT_BYTES,
+                _ => block <= SLOT_BYTES,
+            };
+        }
+        let exchange = block.saturating_mul(places.hosts.len() * places.most());
+        match request.operation {
+            Operation::Barrier => true,
+            Operation::Broadcast => block <= SLOT_BYTES,
+            Operation::AllReduce => block <= SLOT_BYTES && exchange <= EXCHANGE_BYTES,
+            _ => false,
+        }
+    }
+
+    /// An operation at its start.
+    pub(super) fn start_on_board(&mut self, op: &CollectiveOp, request: &Request) -> BoardRun {
+        let mut turn = 0;
+        if let Some(host) = self.host.as_deref_mut() {
+            turn = host.next_turn;
+            host.next_turn += 1;
+            if host.spans_hosts() {
+                self.next_sequence += 1;
+            }
+        }
+        self.runs += 1;
+        BoardRun {
+            group: op.group.index(),
+            turn,
+            sequence: self.next_sequence - 1,
+            request: *request,
+            elements: op.elements,
+            input: op.input,
+            result: op.result,
+            ctx: op.ctx,
+            flags: op.flags,
+            step: Step::Enter,
+            fault: None,
+            parts: Owned::new(Vec::new()),
+        }
+    }
+
+    /// The rank of a host's leader.
+    pub(super) fn leader_of(&self, host: u32) -> u32 {
+        let ranks = self.host.as_deref().and_then(|here| here.places.hosts.get(host as usize));
+        ranks.map_or(0, |ranks| ranks[0])
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Advances the joins that share boards, and the operations on boards, as far as possible. Returns the number of
+    /// operations that have ended.
+    #[inline(never)]
+    pub(crate) fn poll_boards(&mut self) -> usize {
+        let before = self.state.completions.len();
+        if !self.state.collectives().linking.is_empty() {
+            self.link_boards();
+        }
+        loop {
+            let mut runs = std::mem::take(&mut self.state.collectives().on_boards);
+            runs.retain_mut(|run| !self.advance_on_board(run));
+            self.state.collectives().on_boards = runs;
+            self.run_collectives();
+            let has_exchanged = |run: &BoardRun| matches!(run.step, Step::Exchanged);
+            if !self.state.collectives().on_boards.iter().any(has_exchanged) {
+                break;
+            }
+        }
+        let groups = self.state.collectives();
+        let more = !groups.linking.is_empty() || !groups.on_boards.is_empty();
+        self.state.links.poll_boards(more);
+        self.state.completions.len() - before
+    }
+
+    /// Whether an operation on a board can continue. A caller that is about to sleep checks this after it has announced
+    /// its sleep: members that change the board later wake it.
+    pub fn boards_ready(&self) -> bool {
+        let Some(groups) = self.state.collectives.as_deref() else { return false };
+        groups.on_boards.iter().any(|run| {
+            let host = groups.groups.get(run.group).and_then(|group| group.host.as_deref());
+            let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_ref()?))) else { return true };
+            let poisoned = board.is_poisoned(run.turn);
+            match run.step {
+                Step::Enter if poisoned || run.entry_needs_lost(host, board).is_some() => true,
+                Step::Enter => host.next_entry == run.turn && board.is_free(run.turn),
+                Step::Wait if poisoned || run.needs_lost(host, board).is_some() => true,
+                Step::Wait => board.is_released(run.turn) || run.may_exchange(host, board),
+                Step::Exchange => false,
+                Step::Exchanged => true,
+            }
+        })
+    }
+
+    /// Advances one operation. Returns whether it has ended.
+    fn advance_on_board(&mut self, run: &mut BoardRun) -> bool {
+        let State { collectives, peers, completions, .. } = &mut self.state;
+        let Some(groups) = collectives.as_deref_mut() else { return true };
+        let Some(group) = groups.groups.get_mut(run.group) else { return true };
+        let Some(host) = group.host.as_deref_mut() else { return true };
+        let Some(board) = host.shared.take() else { return true };
+        let mut advance = Advance { run, host, board: &board, changed: false };
+        let outcome = advance.advance();
+        if advance.changed {
+            let others = host.peers.iter().flatten();
+            others.filter_map(|&peer_id| peers[peer_id].link()).for_each(|link| self.nic.wake_peer(link));
+        }
+        host.shared = Some(board);
+        match outcome {
+            Outcome::Waits => false,
+            Outcome::Exchanges => {
+                groups.start_exchange(run);
+                false
+            }
+            Outcome::Ended => {
+                group.runs -= 1;
+                if run.fault.is_some() || !run.flags.contains(OpFlags::QUIET) {
+                    let completion = Completion::new(Kind::Collective, run.ctx, run.flags.into());
+                    completions.push(Completion { fault: run.fault, ..completion });
+                }
+                true
+            }
+        }
+    }
+}
+
+impl State {
+    /// A peer has passed a board to the group that has this number here.
+    #[cold]
+    pub(crate) fn board_passed(&mut self, link: LinkId, number: u64, board: Option<Board>) {
+        let Some((_, Some(peer_id))) = self.links.lookup(link) else { return };
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let group = groups.groups.iter_mut().find(|(_, group)| u64::from(group.number) == number);
+        if let Some(host) = group.and_then(|(_, group)| group.host.as_deref_mut()) {
+            host.receive(peer_id, board);
+        }
+    }
+}
+
+impl Collectives {
+    /// Starts the exchange between the leaders of the hosts. If this host has failed, the exchange is poisoned.
+    fn start_exchange(&mut self, run: &mut BoardRun) {
+        let Some(group) = self.groups.get_mut(run.group) else { return };
+        let prepared = group.exchange_request(run).and_then(|request| Some((request, group.run_of(&request).ok()?)));
+        let Some((request, (inner, scratch))) = prepared else {
+            run.step = Step::Exchanged;
+            run.fault = run.fault.or(Some(Fault::Refused(Error::TooLong)));
+            return;
+        };
+        run.step = Step::Exchange;
+        let result =
+            request.count * if request.operation == Operation::AllGather { request.members as usize } else { 1 };
+        let parts = run.parts.iov();
+        self.start(ActiveRun {
+            group: run.group,
+            purpose: Purpose::Exchange { turn: run.turn, sequence: run.sequence },
+            request,
+            elements: Elements::Bytes(1),
+            run: inner,
+            scratch,
+            input: parts.slice(result, parts.len() - result),
+            result: parts.slice(0, result),
+            ctx: run.ctx,
+            flags: OpFlags::empty(),
+            fault: run.fault,
+            ready: false,
+        });
+    }
+
+    /// The exchange of an operation has ended.
+    pub(super) fn exchanged(&mut self, group: usize, turn: u64, fault: Option<Fault>) {
+        let run = self.on_boards.iter_mut().find(|run| run.group == group && run.turn == turn);
+        if let Some(run) = run {
+            run.step = Step::Exchanged;
+            run.fault = run.fault.or(fault);
+        }
+    }
+}
+
+impl Group {
+    /// The exchange between the leaders for an operation.
+    fn exchange_request(&self, run: &BoardRun) -> Option<Request> {
+        let places = &self.host.as_deref()?.places;
+        let block = run.request.block();
+        let (operation, count, root) = match run.request.operation {
+            Operation::Barrier => (Operation::Barrier, 0, 0),
+            Operation::Broadcast => (Operation::Broadcast, block, places.place_of(run.request.root)?.0),
+            _ => (Operation::AllGather, places.most() * block, 0),
+        };
+        Some(Request {
+            operation,
+            rank: ids::number(places.host),
+            members: ids::number(places.hosts.len()),
+            root: ids::number(root),
+            count,
+            element: 1,
+            overlap: Overlap::None,
+        })
+    }
+}
+
+/// The result of an attempt to advance.
+enum Outcome {
+    Waits,
+    /// The leaders must exchange their hosts' parts.
+    Exchanges,
+    Ended,
+}
+
+/// One operation, with its host and board.
+struct Advance<'a> {
+    run: &'a mut BoardRun,
+    host: &'a mut Host,
+    board: &'a HostBoard,
+    /// Others may be able to continue.
+    changed: bool,
+}
+
+impl Advance<'_> {
+    fn advance(&mut self) -> Outcome {
+        match self.run.step {
+            Step::Enter => self.enter(),
+            Step::Wait => self.wait(),
+            Step::Exchange => Outcome::Waits,
+            Step::Exchanged => self.exchanged(),
+        }
+    }
+
+    fn enter(&mut self) -> Outcome {
+        let turn = self.run.turn;
+        if let Some(fault) = self.broken(self.run.entry_needs_lost(self.host, self.board)) {
+            return self.fail(fault);
+        }
+        if self.host.next_entry != turn || !self.board.is_free(turn) {
+            return Outcome::Waits;
+        }
+        self.host.next_entry += 1;
+        self.run.step = Step::Wait;
+        let is_last = self.board.arrive(turn, self.host.places.place, &self.run.contribution());
+        let is_source = self.run.has_source() && self.run.is_root();
+        self.changed |= is_last || is_source;
+        if !self.host.spans_hosts() {
+            if is_source {
+                self.board.release(turn);
+            } else if is_last && !self.run.has_source() {
+                self.combine();
+            }
+        }
+        self.wait()
+    }
+
+    fn wait(&mut self) -> Outcome {
+        let turn = self.run.turn;
+        let exchanges = self.host.spans_hosts() && self.host.places.is_leader();
+        if self.board.is_released(turn) || !(self.run.takes_result() || exchanges) {
+            return self.leave();
+        }
+        if self.run.may_exchange(self.host, self.board) {
+            self.prepare_parts();
+            return Outcome::Exchanges;
+        }
+        let has_lost = self.host.lost.iter().any(Option::is_some);
+        if has_lost && !self.host.spans_hosts() && !self.run.has_source() && self.board.is_full(turn) {
+            // The member that arrived last may be the one that is lost.
+            self.combine();
+        }
+        let lost = if has_lost { self.run.needs_lost(self.host, self.board) } else { None };
+        match self.broken(lost) {
+            // The member may have released the turn before it was lost.
+            Some(_) | None if self.board.is_released(turn) => self.leave(),
+            Some(fault) => self.fail(fault),
+            None => Outcome::Waits,
+        }
+    }
+
+    /// The reason for which the operation cannot end here, after the loss of a member that it needs or of none.
+    fn broken(&self, lost: Option<LinkError>) -> Option<Fault> {
+        let poisoned = self.board.is_poisoned(self.run.turn).then_some(Fault::Revoked);
+        lost.map(Fault::Link).or(poisoned)
+    }
+
+    /// Combines the contributions of this host and releases the turn, unless another member does.
+    fn combine(&mut self) {
+        let turn = self.run.turn;
+        if !self.board.claim(turn, self.host.places.place) {
+            return;
+        }
+        if let Some(reduction) = self.run.reduction() {
+            let (members, len) = (self.host.places.count(), self.run.contribution().len());
+            if self.host.scratch.iov().len() < members * len {
+                self.host.scratch = Owned::new(vec![0; members * len]);
+            }
+            let all = self.host.scratch.iov();
+            let slot = |place: usize| all.slice(place * len, len);
+            (0..members).for_each(|place| self.board.read_slot(turn, place, 0, &slot(place)));
+            fold(reduction, members, slot);
+            self.board.write_result(turn, &slot(0));
+        }
+        self.board.release(turn);
+        self.changed = true;
+    }
+
+    /// Collects the parts of this host for the exchange.
+    fn prepare_parts(&mut self) {
+        let (turn, block, places) = (self.run.turn, self.run.request.block(), &self.host.places);
+        match self.run.request.operation {
+            Operation::Barrier => {}
+            Operation::Broadcast => {
+                self.run.parts = Owned::new(vec![0; block]);
+                if let Some(root) = self.host.place_here(self.run.request.root) {
+                    self.board.read_slot(turn, root, 0, &self.run.parts.iov());
+                }
+            }
+            _ => {
+                let (hosts, most) = (places.hosts.len(), places.most());
+                self.run.parts = Owned::new(vec![0; (hosts + 1) * most * block]);
+                let own = self.run.parts.iov().slice(hosts * most * block, most * block);
+                for place in 0..places.count() {
+                    self.board.read_slot(turn, place, 0, &own.slice(place * block, block));
+                }
+            }
+        }
+    }
+
+    /// The leaders have exchanged their parts.
+    fn exchanged(&mut self) -> Outcome {
+        let turn = self.run.turn;
+        self.changed = true;
+        if self.run.fault.is_some() {
+            self.board.poison(turn);
+            return Outcome::Ended;
+        }
+        let (parts, block, places) = (self.run.parts.iov(), self.run.request.block(), &self.host.places);
+        if let Some(reduction) = self.run.reduction() {
+            let part = |rank: usize| {
+                let (host, place) = places.place_of(ids::number(rank)).unwrap_or((0, 0));
+                parts.slice((host * places.most() + place) * block, block)
+            };
+            fold(reduction, self.run.request.members as usize, part);
+            self.board.write_result(turn, &part(0));
+        } else {
+            self.board.write_result(turn, &parts);
+        }
+        self.board.release(turn);
+        self.leave()
+    }
+
+    /// Takes the result and leaves the turn.
+    fn leave(&mut self) -> Outcome {
+        if self.run.takes_result() {
+            self.run.take_result(self.host, self.board);
+        }
+        self.changed |= self.board.depart(self.run.turn);
+        Outcome::Ended
+    }
+
+    /// Ends the operation here, and at the members that depend on it.
+    fn fail(&mut self, fault: Fault) -> Outcome {
+        let turn = self.run.turn;
+        self.run.fault = Some(fault);
+        self.board.poison(turn);
+        self.changed = true;
+        self.host.next_entry = self.host.next_entry.max(turn + 1);
+        if !(self.host.spans_hosts() && self.host.places.is_leader()) {
+            return Outcome::Ended;
+        }
+        self.prepare_parts();
+        Outcome::Exchanges
+    }
+}
+
+/// Folds the values of all ranks into that of rank 0, along the declared tree.
+fn fold(reduction: Reduction, ranks: usize, value: impl Fn(usize) -> Iov) {
+    for (low, high) in tree::pairs(ids::number(ranks)) {
+        reduction.combine(&value(high as usize), &value(low as usize), Order::IntoFirst);
+    }
+}

@@ -1,0 +1,258 @@
+//! Joining a group: the members announce their numbers, share a board on each host, and vote.
+//!
+//! Place in the data flow: [`Engine::join_group`] starts an allgather of *announcements*. If a host has
+//! several members, the first of them, its *leader*, then passes a board to the others
+//! ([`Engine::link_boards`]). An allgather of *votes* ends the join: the group uses its boards if every
+//! member has its host's board. Otherwise all its transfers are messages.
+//!
+//! All members derive the hosts from the members' names, so they agree about these steps.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::boards::{Host, Places};
+use super::{ActiveRun, Collectives, Group, JOIN, NUMBER_BITS, Purpose, RUN_LIMIT, VOTE_SEQUENCE};
+use crate::api::{Addr, Context, Error, Fault, OpFlags};
+use crate::board::board_bytes;
+use crate::collective::{self, Operation, Overlap, Request, Run};
+use crate::engine::Engine;
+use crate::engine::State;
+use crate::engine::collective_op::{Elements, GroupId};
+use crate::engine::ids;
+use crate::engine::peer::PeerState;
+use crate::mem::Owned;
+use crate::name::EpName;
+use crate::nic::{Full, Nic};
+
+/// Bytes of one member's announcement: its number of the group, whether it has made a board for its host, then a digest
+/// of the members.
+const ANNOUNCEMENT_BYTES: usize = 16;
+/// Offset of the byte that says whether there is a board.
+const BOARD_AT: usize = 4;
+
+/// What follows the announcements.
+pub(super) enum Joined {
+    /// The join is complete.
+    Complete,
+    /// The hosts share their boards.
+    Linking,
+}
+
+impl<N: Nic> Engine<N> {
+    /// Joins the group of these members, which all of them must do. Its completion has kind `Joined`.
+    ///
+    /// Errors: `NoSuchAddress` if a member is in no address vector, or this endpoint is no member; `Again` if too
+    /// many collectives are under way.
+    pub fn join_group(&mut self, members: &[Addr], ctx: Context) -> Result<GroupId, Error> {
+        if self.state.collectives().under_way() >= RUN_LIMIT {
+            return Err(Error::Again);
+        }
+        let names: Vec<EpName> = members.iter().map(|&addr| self.state.member_name(addr)).collect::<Result<_, _>>()?;
+        let me = self.state.me.identity();
+        let rank = names.iter().position(|name| name.identity() == me).ok_or(Error::NoSuchAddress)?;
+        let request = all_gather(rank, names.len(), ANNOUNCEMENT_BYTES);
+        let schedule = Arc::new(collective::compile(&request).map_err(|_| Error::TooLong)?);
+        let places = Places::new(&names, rank).filter(Places::shares_memory);
+        let board = places
+            .as_ref()
+            .filter(|places| places.is_leader() && places.count() > 1)
+            .and_then(|places| self.nic.make_board(board_bytes(places.count())));
+        let groups = self.state.collectives();
+        let number = groups.free_number();
+        // The same members may join several groups, always in the same order.
+        let joins = groups.joins.entry(hashes(&names, 0).0).or_insert(0);
+        *joins += 1;
+        let (hash, digest) = hashes(&names, *joins);
+        let tag = JOIN | hash << NUMBER_BITS;
+        let mut bytes = vec![0; (names.len() + 1) * ANNOUNCEMENT_BYTES];
+        let own = names.len() * ANNOUNCEMENT_BYTES;
+        bytes[own..own + BOARD_AT].copy_from_slice(&number.to_le_bytes());
+        bytes[own + BOARD_AT] = u8::from(board.is_some());
+        bytes[own + 8..].copy_from_slice(&digest.to_le_bytes());
+        let mut announcements = Owned::new(bytes);
+        let all = announcements.iov();
+        let group = groups.groups.insert(Group {
+            number,
+            rank: request.rank,
+            members: members.into(),
+            numbers: Vec::new(),
+            joined: false,
+            next_sequence: VOTE_SEQUENCE + 1,
+            templates: FxHashMap::default(),
+            runs: 1,
+            host: places.map(|places| Box::new(Host::new(places, board, ctx))),
+        });
+        groups.start(ActiveRun {
+            group,
+            purpose: Purpose::Join { announcements, tag, digest },
+            request,
+            elements: Elements::Bytes(ANNOUNCEMENT_BYTES),
+            scratch: Owned::new(vec![0; schedule.scratch()]),
+            run: Run::new(schedule),
+            input: all.slice(own, ANNOUNCEMENT_BYTES),
+            result: all.slice(0, own),
+            ctx,
+            flags: OpFlags::empty(),
+            fault: None,
+            ready: false,
+        });
+        self.run_collectives();
+        Ok(GroupId::from_number(ids::number(group)))
+    }
+
+    /// Shares boards in the groups that are about to do so, and starts the vote where this host is done.
+    pub(super) fn link_boards(&mut self) {
+        for group in std::mem::take(&mut self.state.collectives().linking) {
+            match self.link_board(group) {
+                None => self.state.collectives().linking.push(group),
+                Some(shared) => self.state.collectives().vote(group, shared),
+            }
+        }
+    }
+
+    /// Shares the board of one group. `Some`: whether this member has the board.
+    fn link_board(&mut self, index: usize) -> Option<bool> {
+        let places = self.state.collectives().groups.get(index)?.host.as_deref()?.others();
+        let mut pending = false;
+        for (place, rank) in places {
+            let group = self.state.collectives().groups.get(index)?;
+            let (addr, number) = (group.members[rank as usize], group.numbers[rank as usize]);
+            // The members on a host watch each other's links, so that a death is noticed.
+            let Ok(peer_id) = self.state.peer_for(addr) else { return Some(false) };
+            let is_new = self.state.host_of(index)?.meet(place, peer_id);
+            if is_new && self.state.peers[peer_id].state() == PeerState::Idle {
+                self.dial(peer_id);
+            }
+            let link = self.state.peers[peer_id].link();
+            let host = self.state.host_of(index)?;
+            if host.has_lost(place) {
+                return Some(false);
+            }
+            let Some(link) = link else {
+                pending = true;
+                continue;
+            };
+            if host.needs_link_to(place) && !self.nic.shares_boards(link) {
+                return Some(false);
+            }
+            if let Some(board) = host.to_pass(place) {
+                match self.nic.share_board(link, u64::from(number), board.as_ref()) {
+                    Ok(()) => host.set_passed(place),
+                    Err(Full) => {
+                        // The next round tries again, before the caller sleeps.
+                        self.state.links.queue_query();
+                        pending = true;
+                    }
+                }
+            }
+        }
+        let host = self.state.host_of(index)?;
+        if pending { None } else { host.adopt() }
+    }
+}
+
+impl State {
+    fn host_of(&mut self, group: usize) -> Option<&mut Host> {
+        self.collectives().groups.get_mut(group)?.host.as_deref_mut()
+    }
+
+    /// The name of a member. Service names do not say which endpoint is meant, so they cannot be members'.
+    fn member_name(&self, addr: Addr) -> Result<EpName, Error> {
+        self.peers.book().name(addr).filter(EpName::is_full).ok_or(Error::NoSuchAddress)
+    }
+}
+
+impl Collectives {
+    /// The announcements of all members have arrived. The error is the reason for which the join fails.
+    pub(super) fn numbers_known(&mut self, index: usize, announcements: &[u8], digest: u64) -> Result<Joined, Fault> {
+        let group = self.groups.get_mut(index).ok_or(Fault::Refused(Error::Invalid))?;
+        let members = group.members.len();
+        group.numbers = numbers_in(announcements, members, digest).ok_or(Fault::Refused(Error::Invalid))?;
+        let Some(host) = group.host.as_deref_mut() else { return Ok(Joined::Complete) };
+        let leader = host.leader() as usize;
+        host.set_offered(announcements[leader * ANNOUNCEMENT_BYTES + BOARD_AT] != 0);
+        self.linking.push(index);
+        Ok(Joined::Linking)
+    }
+
+    /// Starts the vote of the members about their boards.
+    fn vote(&mut self, index: usize, shared: bool) {
+        let Some(group) = self.groups.get(index) else { return };
+        let members = group.members.len();
+        let request = all_gather(group.rank as usize, members, 1);
+        let Ok(schedule) = collective::compile(&request) else { return };
+        let schedule = Arc::new(schedule);
+        let mut bytes = vec![0; members + 1];
+        bytes[members] = u8::from(shared);
+        let mut votes = Owned::new(bytes);
+        let all = votes.iov();
+        let ctx = group.host.as_deref().map_or(Context { ptr: 0, user: 0 }, Host::join_context);
+        self.start(ActiveRun {
+            group: index,
+            purpose: Purpose::Vote { votes },
+            request,
+            elements: Elements::Bytes(1),
+            scratch: Owned::new(vec![0; schedule.scratch()]),
+            run: Run::new(schedule),
+            input: all.slice(members, 1),
+            result: all.slice(0, members),
+            ctx,
+            flags: OpFlags::empty(),
+            fault: None,
+            ready: false,
+        });
+    }
+
+    /// All members have voted.
+    pub(super) fn votes_known(&mut self, index: usize, votes: &[u8]) {
+        let Some(group) = self.groups.get_mut(index) else { return };
+        if !votes.iter().take(group.members.len()).all(|&vote| vote == 1) {
+            group.host = None;
+        }
+    }
+
+    /// The join has ended.
+    pub(super) fn end_join(&mut self, index: usize, good: bool) {
+        let Some(group) = self.groups.get_mut(index) else { return };
+        group.runs -= 1;
+        group.joined = good;
+    }
+}
+
+/// The request for an allgather of `bytes` bytes from each member.
+fn all_gather(rank: usize, members: usize, bytes: usize) -> Request {
+    Request {
+        operation: Operation::AllGather,
+        rank: ids::number(rank),
+        members: ids::number(members),
+        root: 0,
+        count: 1,
+        element: bytes,
+        overlap: Overlap::None,
+    }
+}
+
+/// The members' numbers of the group, if all announcements agree about its members.
+fn numbers_in(announcements: &[u8], members: usize, digest: u64) -> Option<Vec<u32>> {
+    let all = announcements.chunks_exact(ANNOUNCEMENT_BYTES).take(members);
+    all.map(|one| {
+        let (number, theirs) = (one.first_chunk::<4>()?, one.last_chunk::<8>()?);
+        (u64::from_le_bytes(*theirs) == digest).then_some(u32::from_le_bytes(*number))
+    })
+    .collect()
+}
+
+/// Two independent hashes of the members' names in their order, the first one also of `joins`.
+fn hashes(names: &[EpName], joins: u64) -> (u64, u64) {
+    let mut hasher = blake3::Hasher::new_derive_key("weft: members of a group.");
+    hasher.update(&joins.to_le_bytes());
+    for name in names {
+        hasher.update(&name.ep_id());
+    }
+    let mut bytes = [0; 16];
+    hasher.finalize_xof().fill(&mut bytes);
+    let (first, second) = bytes.split_at(8);
+    let number = |half: &[u8]| half.try_into().map_or(0, u64::from_le_bytes);
+    (number(first), number(second))
+}
