@@ -3,24 +3,39 @@
 //! Place in the data flow: each function describes its arguments as a [`Call`] and offers it to [`crate::run`]. The MPI
 //! library gets the calls that weft does not run.
 
+use std::ffi::{c_int, c_void};
+
 use weft_client::Operation;
 
-use crate::exports::export;
+use crate::exports::{export, export_large};
 use crate::plan::{Buffer, Call};
 use crate::run::{blocking, nonblocking};
 
 /// A buffer from three arguments, whose count has one of two types.
 #[allow(clippy::cast_lossless, clippy::useless_conversion)]
-fn buffer(at: *mut std::ffi::c_void, count: impl Into<i64>, datatype: usize) -> Buffer {
+fn buffer(at: *mut c_void, count: impl Into<i64>, datatype: usize) -> Buffer {
     Buffer { at, count: count.into(), datatype }
 }
 
 /// Defines the blocking and the non-blocking function of an operation.
 macro_rules! pair {
-    ([$count:ty] $blocking:ident $nonblocking:ident ($($argument:ident: $kind:ident),*) $call:expr) => {
-        export! { [$count] $blocking($($argument: $kind),*) |library| blocking(&$call).unwrap_or_else(library) }
+    ($blocking:ident $nonblocking:ident ($($argument:ident: $kind:ident),*) $call:expr) => {
+        export! { [c_int] $blocking($($argument: $kind),*) |library| blocking(&$call).unwrap_or_else(library) }
         export! {
-            [$count] $nonblocking($($argument: $kind,)* request: pointer)
+            [c_int] $nonblocking($($argument: $kind,)* request: pointer)
+            |library| nonblocking(&$call, request).unwrap_or_else(library)
+        }
+    };
+}
+
+/// Defines the same functions with large counts.
+macro_rules! large_pair {
+    ($blocking:ident $nonblocking:ident $small:ident $small_nb:ident ($($argument:ident: $kind:ident),*) $call:expr) => {
+        export_large! {
+            $small $blocking($($argument: $kind),*) |library| blocking(&$call).unwrap_or_else(library)
+        }
+        export_large! {
+            $small_nb $nonblocking($($argument: $kind,)* request: pointer)
             |library| nonblocking(&$call, request).unwrap_or_else(library)
         }
     };
@@ -29,12 +44,12 @@ macro_rules! pair {
 /// Defines the functions of an operation for both types of counts.
 macro_rules! operations {
     ($($blocking:ident $nonblocking:ident $blocking_c:ident $nonblocking_c:ident $arguments:tt $call:expr;)*) => { $(
-        pair! { [std::ffi::c_int] $blocking $nonblocking $arguments $call }
-        pair! { [i64] $blocking_c $nonblocking_c $arguments $call }
+        pair! { $blocking $nonblocking $arguments $call }
+        large_pair! { $blocking_c $nonblocking_c $blocking $nonblocking $arguments $call }
     )* };
 }
 
-pair! { [std::ffi::c_int] MPI_Barrier MPI_Ibarrier (comm: handle) Call::new(Operation::Barrier, comm) }
+pair! { MPI_Barrier MPI_Ibarrier (comm: handle) Call::new(Operation::Barrier, comm) }
 
 operations! {
     MPI_Bcast MPI_Ibcast MPI_Bcast_c MPI_Ibcast_c

@@ -28,4 +28,42 @@ macro_rules! export {
     };
 }
 
-pub(crate) use {argument, export};
+/// An argument of a function with large counts in its place in the function with counts of type `int`. A count that is
+/// too large ends the call.
+macro_rules! narrow {
+    (count $argument:ident) => {
+        match std::ffi::c_int::try_from($argument) {
+            Ok(count) => count,
+            Err(_) => return $crate::mpi::ERR_COUNT,
+        }
+    };
+    ($kind:ident $argument:ident) => {
+        $argument
+    };
+}
+
+/// As [`export!`], for a function with large counts. Programs look for these functions at run time and would find this
+/// library's. In an MPI library without them, `library` calls the function named `small`.
+macro_rules! export_large {
+    ($small:ident $name:ident($($argument:ident: $kind:ident),*) |$library:ident| $body:expr) => {
+        $crate::exports::export! {
+            [i64] $name($($argument: $kind),*)
+            |large| {
+                let $library = || {
+                    static LARGE: $crate::mpi::Symbol = $crate::mpi::Symbol::new(concat!("P", stringify!($name), "\0"));
+                    if LARGE.find().is_some() {
+                        return large();
+                    }
+                    $crate::mpi::pmpi!(
+                        concat!("P", stringify!($small)),
+                        $($crate::exports::narrow!($kind $argument) =>
+                            $crate::exports::argument!($kind std::ffi::c_int)),*
+                    )
+                };
+                $body
+            }
+        }
+    };
+}
+
+pub(crate) use {argument, export, export_large, narrow};

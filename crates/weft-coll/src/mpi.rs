@@ -171,6 +171,8 @@ impl Mpi {
 pub(crate) const ANY_TAG: c_int = -1;
 /// `MPI_UNDEFINED`, in both ABIs.
 pub(crate) const UNDEFINED: c_int = -32766;
+/// `MPI_ERR_COUNT`, in both ABIs.
+pub(crate) const ERR_COUNT: c_int = 2;
 /// `MPI_SUCCESS`.
 pub(crate) const SUCCESS: c_int = 0;
 
