@@ -1,7 +1,7 @@
 //! The decision about one call: whether weft runs it, and with which buffers.
 //!
-//! Place in the data flow: [`decide`] turns a [`Call`] of the program into a [`Shape`], or leaves it to the MPI library.
-//! [`Shape::prepare`] packs the data of derived types and gives the arguments of the provider's call.
+//! Place in the data flow: [`decide`] turns a [`Call`] of the program into a [`Shape`], or leaves it to the MPI
+//! library. [`Shape::prepare`] packs the data of derived types and gives the arguments of the provider's call.
 //!
 //! Invariant: the members of a communicator decide alike. They may name different datatypes with the same signature, so
 //! a decision about moved data depends on the number of bytes only. Reductions have the same datatype, count and

@@ -25,8 +25,11 @@ use crate::types::Types;
 
 /// Operations that the provider has at a time.
 pub(crate) const SLOTS: u32 = 256;
-/// Polls without a completion after which the MPI library makes progress and another process may run.
+/// Polls without a completion after which the MPI library makes progress.
 const IDLE_POLLS: u32 = 32;
+/// Polls without a completion after which another process may run, if each rank has a processor. Otherwise it may run
+/// whenever the MPI library makes progress.
+const YIELD_POLLS: u32 = 4096;
 
 /// Collectives that weft has run in this process.
 pub(crate) static BY_WEFT: AtomicU64 = AtomicU64::new(0);
@@ -54,6 +57,8 @@ pub(crate) struct Parts {
     pub(crate) addresses: Vec<Address>,
     /// The key of the attribute by which this library notices that a communicator is freed.
     pub(crate) keyval: c_int,
+    /// Whether each rank of this host has a processor.
+    pub(crate) is_alone: bool,
 }
 
 /// The part under the lock.
@@ -320,7 +325,9 @@ impl Runtime {
             idle = if self.progress() { 0 } else { idle + 1 };
             if idle % IDLE_POLLS == IDLE_POLLS - 1 {
                 self.pmpi.progress(self.own);
-                std::thread::yield_now();
+                if !self.is_alone || idle % YIELD_POLLS == YIELD_POLLS - 1 {
+                    std::thread::yield_now();
+                }
             }
         }
     }

@@ -31,23 +31,34 @@ export! {
     |library| { finish(); library() }
 }
 
-/// A rank's part in the exchange of names: whether it has an endpoint, the length of the text, and the text: the
-/// endpoint's name or the reason of the failure.
+/// A rank's part in the exchange of names: whether it has an endpoint, the length of the text, the host, and the text:
+/// the endpoint's name or the reason of the failure.
 const CARD_BYTES: usize = 256;
+/// The place of the host: the random name of the running system.
+const HOST: std::ops::Range<usize> = 2..38;
 
 fn card(endpoint: &Result<Endpoint, String>) -> [u8; CARD_BYTES] {
     let mut card = [0; CARD_BYTES];
     let text = endpoint.as_ref().map_or_else(|reason| reason.as_bytes(), |endpoint| endpoint.name());
-    let len = text.len().min(CARD_BYTES - 2);
+    let len = text.len().min(CARD_BYTES - HOST.end);
     card[0] = u8::from(endpoint.is_ok());
     card[1] = u8::try_from(len).unwrap_or(u8::MAX);
-    card[2..2 + len].copy_from_slice(&text[..len]);
+    let host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let host = &host[..host.len().min(HOST.len())];
+    card[HOST][..host.len()].copy_from_slice(host);
+    card[HOST.end..HOST.end + len].copy_from_slice(&text[..len]);
     card
 }
 
 /// The text of a card.
 fn text(card: &[u8]) -> &[u8] {
-    &card[2..2 + usize::from(card[1])]
+    &card[HOST.end..HOST.end + usize::from(card[1])]
+}
+
+/// Whether this host has a processor for each of its ranks.
+fn has_processors(own: usize, cards: &[&[u8]]) -> bool {
+    let ranks = cards.iter().filter(|card| card[HOST] == cards[own][HOST]).count();
+    std::thread::available_parallelism().is_ok_and(|processors| ranks <= processors.get())
 }
 
 /// Starts the runtime after a successful start of the MPI library. Returns `code`.
@@ -105,7 +116,8 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     }
     let (Ok(addresses), Some(world), Some(keyval)) = (addresses, world, keyval) else { return Err(LOST.to_owned()) };
     let types = Types::of(&pmpi);
-    let runtime = Runtime::new(Parts { pmpi, types, own, world, addresses, keyval }, endpoint);
+    let is_alone = pmpi.rank(own).is_some_and(|rank| has_processors(rank, &cards));
+    let runtime = Runtime::new(Parts { pmpi, types, own, world, addresses, keyval, is_alone }, endpoint);
     if let Some(runtime) = run::install(runtime) {
         runtime.communicator(pmpi.constants.world, true);
     }

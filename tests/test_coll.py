@@ -1,0 +1,119 @@
+"""libweft-coll.so: the collectives of unmodified MPI programs over weft, in three MPI libraries."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import harness
+import jobs
+import pytest
+
+SHIM = str(jobs.DIST / "libweft-coll.so")
+LIBRARIES = ["mpich", "ompi", "impi"]
+# The modules of mpi4py's tests that call collectives, make communicators, and complete requests.
+MODULES = "cco_buf cco_vec cco_nb_buf cco_obj comm comm_inter p2p_buf request".split()
+LEFT = "weft-coll: collectives are left to the MPI library: "
+
+
+def need(library: str) -> None:
+    """Skips if an MPI library is not installed, or another provider is tested."""
+    if harness.PROVIDER != "weft":
+        pytest.skip("the profiling library runs over weft alone")
+    if not (jobs.ROOT / f".venv-{library}" / ".stamp").exists():
+        pytest.skip(f".venv-{library} is missing: make deps")
+
+
+def line(library: str, ranks: int, command: list[str], provider: str, **extra: str) -> tuple[list[str], dict[str, str]]:
+    """A run line of a library with the profiling library in each rank, and its environment."""
+    extra = {"FI_WEFT_COLL_REPORT": "1", **extra}
+    if library == "mpich":
+        options = ["-genv", "LD_PRELOAD", SHIM]
+        return jobs.mpich(ranks, command, *options), jobs.mpich_environment(provider, **extra)
+    if library == "ompi":
+        env = jobs.environment(provider, **extra)
+        return jobs.open_mpi(ranks, command, env, "-x", f"LD_PRELOAD={SHIM}"), env
+    env = jobs.intel_mpi_environment(provider, **extra)
+    argv = jobs.intel_mpi(ranks, command)
+    return [argv[0], "-genv", "LD_PRELOAD", SHIM, *argv[1:]], env
+
+
+@functools.cache
+def program(library: str) -> str:
+    """The program, which Intel MPI runs as compiled for MPICH."""
+    family = "ompi" if library == "ompi" else "mpich"
+    source = harness.PROGRAMS / "coll_ops.c"
+    built = jobs.TARGET / "tests" / f"coll_ops-{family}"
+    built.parent.mkdir(parents=True, exist_ok=True)
+    compiler = jobs.ROOT / f".venv-{family}" / "bin/mpicc"
+    command = [str(compiler), "-O2", "-g", "-Wall", "-Wextra", "-o", str(built), str(source)]
+    jobs.run(command, jobs.environment("weft"), 60).check()
+    return str(built)
+
+
+def digests(output: str) -> list[str]:
+    """The digests of all ranks' results."""
+    return re.findall(r"^digest of rank \d+: \w+", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_results_are_those_of_the_library(runner: harness.Runner, library: str) -> None:
+    """Every operation gives what MPICH alone gives, and weft runs all that it can: no more and no less."""
+    need("mpich")
+    need(library)
+    ranks = 3
+    alone = runner.run(jobs.mpich(ranks, [program("mpich")]), jobs.mpich_environment("weft"), 60).check()
+    assert len(digests(alone.output)) == ranks, alone.output
+    argv, env = line(library, ranks, [program(library)], "weft")
+    outcome = runner.run(argv, env, 60).check()
+    assert digests(outcome.output) == digests(alone.output), outcome.output[-3000:]
+    expected = re.search(r"expected: (\d+ collectives by weft, \d+ by the MPI library)", outcome.output)
+    assert expected and f"weft-coll: {expected[1]}" in outcome.output, outcome.output[-3000:]
+    if outcome.left is not None:
+        assert not outcome.left.processes and not outcome.left.sockets, outcome.left
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_library_runs_collectives_without_weft(runner: harness.Runner, library: str) -> None:
+    """Where weft cannot be found, the results are the same, and one line says why."""
+    need("mpich")
+    need(library)
+    # Open MPI 5.0.11 itself crashes with three ranks, when a communicator with a collective under way is freed.
+    ranks = 2
+    alone = runner.run(jobs.mpich(ranks, [program("mpich")]), jobs.mpich_environment("weft"), 60).check()
+    argv, env = line(library, ranks, [program(library)], "tcp")
+    if library == "ompi":  # Its own shared memory: the sandbox has no network for libfabric's tcp.
+        modules = ["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]
+        argv = [*argv[: argv.index("--mca")], *modules, "-x", f"LD_PRELOAD={SHIM}", program(library)]
+    outcome = runner.run(argv, env, 60).check()
+    assert digests(outcome.output) == digests(alone.output), outcome.output[-3000:]
+    assert outcome.output.count(LEFT) == 1 and "FI_PROVIDER_PATH" in outcome.output, outcome.output[-3000:]
+    assert re.search(r"weft-coll: 0 collectives by weft, \d+ by the MPI library", outcome.output)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_mpi4py_suite(runner: harness.Runner, library: str) -> None:
+    """mpi4py's tests of collectives pass on two ranks. mpi4py loads its MPI library where no other one sees it."""
+    need("mpich")
+    need(library)
+    suite = jobs.ROOT / ".cache/mpi4py-4.1.2/test/main.py"
+    python = jobs.ROOT / (".venv-ompi" if library == "ompi" else ".venv-mpich") / "bin/python"
+    extra = {"MPI4PY_LIBMPI": str(jobs.INTEL_MPI / "lib/libmpi.so.12")} if library == "impi" else {}
+    chosen = " ".join(f"-i 'test_{module}[.]py'" for module in MODULES)
+    rank = "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}"
+    script = f"exec {python} {suite} -q -f {chosen} >{runner.directory}/rank-{rank}.log 2>&1"
+    argv, env = line(library, 2, ["sh", "-c", script], "weft", **extra)
+    outcome = runner.run(argv, env, 150)
+    logs = [path.read_text(errors="replace") for path in sorted(Path(runner.directory).glob("rank-*.log"))]
+    assert outcome.status == 0, outcome.output[-1000:] + "\n".join(log[-3000:] for log in logs)
+    assert len(logs) == 2 and all(re.search(r"^OK", log, re.MULTILINE) for log in logs), logs[0][-2000:]
+    report = re.search(r"weft-coll: (\d+) collectives by weft", "".join(logs) + outcome.output)
+    assert report and int(report[1]) > 10000, logs[0][-2000:]
+
+
+def test_program_without_mpi_runs(runner: harness.Runner) -> None:
+    """A process that never loads MPI does not notice the library."""
+    env = jobs.environment("weft", LD_PRELOAD=SHIM)
+    outcome = runner.run([harness.PYTHON, "-c", "import ctypes; print('fine')"], env, 30).check()
+    assert outcome.output == "fine\n"
