@@ -22,7 +22,7 @@ use crate::api::{Access, AtomicOp, CompletionFlags, Error, Kind, OpFlags, RmaIov
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId};
-use crate::engine::ops::{Phase, TxOp};
+use crate::engine::ops::TxOp;
 use crate::engine::peer::Direction;
 use crate::engine::peer::Peer;
 use crate::engine::remote_events::RemoteAccess;
@@ -252,7 +252,7 @@ impl<N: Nic> Engine<N> {
 
     /// Queues an operation that needs more than one step.
     #[cold]
-    #[inline(never)] // For the reason given at `enqueue`.
+    #[inline(never)] // Its vectors would be on the stack below `run_peer`.
     fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, peer_id: PeerId, len: u64) -> Result<(), Error> {
         let mut sources = IovList::new();
         for source in [op.iov, op.compare].into_iter().take(op.amo.sources()) {
@@ -262,18 +262,18 @@ impl<N: Nic> Engine<N> {
         if op.amo.fetches() {
             iov.extend_from_slice(op.result);
         }
-        self.enqueue(TxOp::queued_atomic(op, peer_id, (iov, owned), len))
+        self.enqueue(peer_id, Kind::Atomic, || TxOp::queued_atomic(op, peer_id, (iov, owned), len))
     }
 
     /// Sends the next part of the operation at the front of the TX queue.
     #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn start_atomic(&mut self, index: OpId) -> Started {
         let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Blocked };
-        let Phase::Atomic { amo, .. } = op.phase() else { return Started::Blocked };
+        let Some(amo) = op.amo() else { return Started::Blocked };
         let peer = &mut self.state.peers[op.peer()];
         let limit = part_limit(amo, peer.mailbox_bytes()) as u64;
         if op.next_part() == 0 {
-            split(op.remote_mut(), limit);
+            op.divide(|remote| split(remote, limit));
         }
         let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {
             return Started::Blocked;

@@ -64,7 +64,7 @@ impl State {
     /// Drops the next queued operation, which would have to wait for its receiver.
     pub(crate) fn drop_datagram(op: &mut TxOp, dropped: &mut u64) -> Started {
         *dropped += planted!(Bug::DropUncounted, 1, 0);
-        op.send_left(Phase::AwaitAck, op.pending(), false);
+        op.message_left(Phase::AwaitAck, op.pending(), false);
         Started::Sent
     }
 

@@ -367,20 +367,19 @@ impl<N: Nic> Engine<N> {
 
     // ---- accepting ---------------------------------------------------------------------------
 
-    /// Queues an operation that needs more than one step. The caller then calls [`Self::run_peer`]. Called from
-    /// here, that function would have this function's copy of the operation below it on the client's stack.
+    /// Queues an operation that needs more than one step. `make` builds it in its place. The caller then calls
+    /// [`Self::run_peer`].
     ///
     /// An operation has a place in its peer's TX queue until it has left. Progress alone therefore frees
     /// places, and one peer takes none of another's. An operation that has left keeps its [`TxOp`], however
     /// long the peer's client takes.
-    #[inline(always)] // Otherwise the operation is copied once more.
-    pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
-        let full = self.state.peers[op.peer()].queued() >= self.state.config.tx_depth;
-        if full && planted!(Bug::AgainWithEffect, true, op.kind() != Kind::Send) {
+    #[inline(always)] // Otherwise the operation would be copied.
+    pub(crate) fn enqueue(&mut self, peer_id: PeerId, kind: Kind, make: impl FnOnce() -> TxOp) -> Result<(), Error> {
+        let full = self.state.peers[peer_id].queued() >= self.state.config.tx_depth;
+        if full && planted!(Bug::AgainWithEffect, true, kind != Kind::Send) {
             return Err(Error::Again);
         }
-        let peer_id = op.peer();
-        let index = self.state.outgoing.push(&mut self.state.peers[peer_id], || op);
+        let index = self.state.outgoing.push(&mut self.state.peers[peer_id], make);
         self.state.peers.queues(peer_id).push_op(index);
         planted!(Bug::AgainWithEffect, Ok(()), if full { Err(Error::Again) } else { Ok(()) })
     }
@@ -563,7 +562,7 @@ impl<N: Nic> Engine<N> {
             if fresh && planted!(Bug::FenceIgnored, peer.holds_back(op.flags()), false) {
                 return moved;
             }
-            let started = if op.kind() == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
+            let started = if op.is_message() { self.start_send(index) } else { self.start_rma(index) };
             if started == Started::Blocked {
                 self.state.peers[peer_id].count_retry();
                 return moved;
@@ -585,7 +584,7 @@ impl State {
         if op.is_unmatched() {
             peer.begin_unmatched();
         }
-        if op.is_access() {
+        if !op.is_message() {
             peer.begin_accesses(op.parts());
         }
         if !op.is_under_way() {

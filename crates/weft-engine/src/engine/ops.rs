@@ -20,10 +20,10 @@ use crate::mem::{IovList, Owned};
 use crate::nic::{LinkId, RemoteIov};
 use crate::wire::Op;
 
-/// The progress of a send. RMA operations count their parts instead.
+/// The progress of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// In the TX queue. Also the phase of an RMA operation, whose parts are counted in `pending`.
+    /// In the TX queue.
     Queued,
     /// Sent eagerly. The peer will acknowledge the delivery.
     AwaitAck,
@@ -31,30 +31,55 @@ pub(crate) enum Phase {
     AwaitCts,
     /// Being pushed after CTS. `true`: a FIN must follow.
     Pushing(bool),
-    /// An atomic operation, whose parts are counted as well. With `sources`, `iov` holds the operands and the
-    /// values to compare with before the memory for results. Each array is as long as the operation.
-    Atomic { amo: Amo, sources: bool },
+}
+
+/// The kind of an operation, with the state that other kinds do not have.
+enum Action {
+    Send(Message),
+    /// A message of a collective. The context names its step.
+    Collective(Message),
+    Write,
+    Read,
+    /// With `sources`, the local memory has the operands and the values to compare with before the memory for
+    /// results. Each array is as long as the operation.
+    Atomic {
+        amo: Amo,
+        sources: bool,
+    },
+}
+
+struct Message {
+    tag: u64,
+    phase: Phase,
+    /// The message has left and waits for the peer's client.
+    unmatched: bool,
+}
+
+impl Message {
+    #[inline(always)]
+    const fn queued(tag: u64) -> Self {
+        Self { tag, phase: Phase::Queued, unmatched: false }
+    }
 }
 
 /// An accepted operation that is not complete.
 pub(crate) struct TxOp {
-    kind: Kind,
+    action: Action,
     peer: PeerId,
     ctx: Context,
     flags: OpFlags,
     iov: IovList,
     /// The private copy that `iov` describes, for an inject that had to wait.
     owned: Option<Owned>,
-    tag: u64,
+    /// The remote memory of each part of an access. Empty for a write whose only part has left.
+    remote: SmallVec<[RmaIov; 1]>,
     data: u64,
     len: u64,
-    remote: SmallVec<[RmaIov; 1]>,
-    phase: Phase,
-    /// The operation is a send that has left and waits for the peer's client.
-    unmatched: bool,
-    /// RMA: number of parts that were sent, which is the index of the next one.
-    next_part: u32,
-    /// RMA: number of parts that were sent and not acknowledged.
+    /// Number of parts that were sent, which is the index of the next one. A message is one part.
+    sent: u32,
+    /// Number of parts that have not left.
+    unsent: u32,
+    /// Number of parts that were sent and await an answer.
     pending: u32,
     /// Number of pushes that the device still performs. For a read, of the target's pushes that have not all
     /// arrived. The memory is in use until they end.
@@ -66,21 +91,19 @@ pub(crate) struct TxOp {
 
 impl TxOp {
     #[inline(always)]
-    fn new(kind: Kind, peer: PeerId, ctx: Context, flags: OpFlags) -> Self {
+    fn new(action: Action, peer: PeerId, ctx: Context, flags: OpFlags) -> Self {
         Self {
-            kind,
+            action,
             peer,
             ctx,
             flags,
             iov: IovList::new(),
             owned: None,
-            tag: 0,
+            remote: SmallVec::new(),
             data: 0,
             len: 0,
-            remote: SmallVec::new(),
-            phase: Phase::Queued,
-            unmatched: false,
-            next_part: 0,
+            sent: 0,
+            unsent: 1,
             pending: 0,
             pushing: 0,
             assisting: 0,
@@ -91,59 +114,103 @@ impl TxOp {
     /// A message of a collective that has not left. `ctx` names its step.
     pub(crate) fn collective(peer: PeerId, ctx: Context, flags: OpFlags, iov: IovList, tag: u64) -> Self {
         let len = crate::mem::total_len(&iov) as u64;
-        Self { len, iov, tag, ..Self::new(Kind::Collective, peer, ctx, flags) }
+        Self { len, iov, ..Self::new(Action::Collective(Message::queued(tag)), peer, ctx, flags) }
     }
 
     /// A send that has not left. `memory`: its pieces, and the private copy that they describe, if any.
     #[inline(always)]
     pub(crate) fn queued_send(op: &SendOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: usize) -> Self {
         let (iov, owned) = memory;
-        let len = len as u64;
-        Self { iov, owned, tag: op.tag, data: op.data, len, ..Self::new(Kind::Send, peer, op.ctx, op.flags) }
+        let action = Action::Send(Message::queued(op.tag));
+        Self { iov, owned, data: op.data, len: len as u64, ..Self::new(action, peer, op.ctx, op.flags) }
     }
 
     /// A write whose only part has left.
     #[inline(always)]
     pub(crate) fn sent_write(op: &RmaOp<'_>, peer: PeerId, len: u64) -> Self {
-        Self { data: op.data, len, next_part: 1, pending: 1, ..Self::new(Kind::Write, peer, op.ctx, op.flags) }
+        let queued = Self::new(Action::Write, peer, op.ctx, op.flags);
+        Self { data: op.data, len, sent: 1, unsent: 0, pending: 1, ..queued }
     }
 
-    /// A read or write that has not left. `memory` is as for [`Self::queued_send`].
+    /// A write that has not left. `memory` is as for [`Self::queued_send`].
     #[inline(always)]
-    pub(crate) fn queued_rma(
+    pub(crate) fn queued_write(op: &RmaOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: u64) -> Self {
+        Self::queued_access(Action::Write, op, peer, memory, len)
+    }
+
+    /// A read that has not left.
+    #[inline(always)]
+    pub(crate) fn queued_read(op: &RmaOp<'_>, peer: PeerId, iov: IovList, len: u64) -> Self {
+        Self::queued_access(Action::Read, op, peer, (iov, None), len)
+    }
+
+    #[inline(always)]
+    fn queued_access(
+        action: Action,
         op: &RmaOp<'_>,
-        kind: Kind,
         peer: PeerId,
-        memory: (IovList, Option<Owned>),
+        (iov, owned): (IovList, Option<Owned>),
         len: u64,
     ) -> Self {
-        let (iov, owned) = memory;
-        let remote = SmallVec::from_slice(op.remote);
-        Self { iov, owned, data: op.data, len, remote, ..Self::new(kind, peer, op.ctx, op.flags) }
+        let (remote, unsent) = (SmallVec::from_slice(op.remote), super::ids::number(op.remote.len()));
+        Self { iov, owned, remote, data: op.data, len, unsent, ..Self::new(action, peer, op.ctx, op.flags) }
     }
 
     /// An atomic whose only part has left. `iov`: the memory for results.
     #[inline(always)]
     pub(crate) fn sent_atomic(op: &AtomicOp<'_>, peer: PeerId, iov: IovList, len: u64) -> Self {
-        let queued = Self::queued_atomic(op, peer, (iov, None), len);
-        Self { phase: Phase::Atomic { amo: op.amo, sources: false }, next_part: 1, pending: 1, ..queued }
+        // The part may be refused, and its length is the cost to return.
+        let action = Action::Atomic { amo: op.amo, sources: false };
+        let remote = SmallVec::from_slice(op.remote);
+        Self {
+            iov,
+            remote,
+            data: op.data,
+            len,
+            sent: 1,
+            unsent: 0,
+            pending: 1,
+            ..Self::new(action, peer, op.ctx, op.flags)
+        }
     }
 
     /// An atomic that has not left. `memory` is as for [`Self::queued_send`]: the sources, then the memory for results.
     #[inline(always)]
     pub(crate) fn queued_atomic(op: &AtomicOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: u64) -> Self {
         let (iov, owned) = memory;
-        let kind = if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic };
-        let phase = Phase::Atomic { amo: op.amo, sources: true };
-        let remote = SmallVec::from_slice(op.remote);
-        Self { iov, owned, data: op.data, len, remote, phase, ..Self::new(kind, peer, op.ctx, op.flags) }
+        let action = Action::Atomic { amo: op.amo, sources: true };
+        let (remote, unsent) = (SmallVec::from_slice(op.remote), super::ids::number(op.remote.len()));
+        Self { iov, owned, remote, data: op.data, len, unsent, ..Self::new(action, peer, op.ctx, op.flags) }
     }
 
     // ---- the operation -----------------------------------------------------------------------
 
     #[inline(always)]
     pub(crate) fn kind(&self) -> Kind {
-        self.kind
+        match &self.action {
+            Action::Send(_) => Kind::Send,
+            Action::Collective(_) => Kind::Collective,
+            Action::Write => Kind::Write,
+            Action::Read => Kind::Read,
+            Action::Atomic { amo, .. } if amo.fetches() => Kind::FetchAtomic,
+            Action::Atomic { .. } => Kind::Atomic,
+        }
+    }
+
+    #[inline(always)]
+    fn message(&self) -> Option<&Message> {
+        match &self.action {
+            Action::Send(message) | Action::Collective(message) => Some(message),
+            Action::Write | Action::Read | Action::Atomic { .. } => None,
+        }
+    }
+
+    #[inline(always)]
+    fn message_mut(&mut self) -> Option<&mut Message> {
+        match &mut self.action {
+            Action::Send(message) | Action::Collective(message) => Some(message),
+            Action::Write | Action::Read | Action::Atomic { .. } => None,
+        }
     }
 
     #[inline(always)]
@@ -167,9 +234,10 @@ impl TxOp {
         &self.iov
     }
 
+    /// The tag of a message.
     #[inline(always)]
     pub(crate) fn tag(&self) -> u64 {
-        self.tag
+        self.message().map_or(0, |message| message.tag)
     }
 
     #[inline(always)]
@@ -182,15 +250,21 @@ impl TxOp {
         self.len
     }
 
+    /// The operation of an atomic.
+    pub(crate) fn amo(&self) -> Option<Amo> {
+        if let Action::Atomic { amo, .. } = self.action { Some(amo) } else { None }
+    }
+
     /// The remote memory of each part.
     #[inline(always)]
     pub(crate) fn remote(&self) -> &[RmaIov] {
         &self.remote
     }
 
-    /// The remote memory, which the first step of an atomic divides into parts.
-    pub(crate) fn remote_mut(&mut self) -> &mut SmallVec<[RmaIov; 1]> {
-        &mut self.remote
+    /// Divides the remote memory of an atomic into parts, before the first one leaves.
+    pub(crate) fn divide(&mut self, split: impl FnOnce(&mut SmallVec<[RmaIov; 1]>)) {
+        split(&mut self.remote);
+        self.unsent = super::ids::number(self.remote.len());
     }
 
     /// The private copy of the local memory, if there is one.
@@ -203,49 +277,61 @@ impl TxOp {
     pub(crate) fn completion(&self, fault: Option<Fault>) -> Completion {
         Completion {
             len: usize::try_from(self.len).unwrap_or(usize::MAX),
-            tag: self.tag,
+            tag: self.tag(),
             data: self.data,
             fault,
-            ..Completion::new(self.kind, self.ctx, self.flags.into())
+            ..Completion::new(self.kind(), self.ctx, self.flags.into())
         }
     }
 
     // ---- progress ----------------------------------------------------------------------------
 
+    /// The phase of a message.
     #[inline(always)]
-    pub(crate) fn phase(&self) -> Phase {
-        self.phase
+    pub(crate) fn phase(&self) -> Option<Phase> {
+        self.message().map(|message| message.phase)
     }
 
-    /// Notes that a send has left, or has reached its next phase. `answers` is the number of answers that it waits for.
-    /// `unmatched`: the peer's client must act first.
+    /// Notes that a message has left. `answers` is the number of answers that it waits for. `unmatched`: the peer's
+    /// client must act first.
     #[inline(always)]
-    pub(crate) fn send_left(&mut self, phase: Phase, answers: u32, unmatched: bool) {
-        self.phase = phase;
-        self.unmatched = unmatched;
-        self.pending = answers;
+    pub(crate) fn message_left(&mut self, phase: Phase, answers: u32, unmatched: bool) {
+        if let Some(message) = self.message_mut() {
+            (message.phase, message.unmatched) = (phase, unmatched);
+        }
+        (self.sent, self.unsent, self.pending) = (1, 0, answers);
     }
 
-    /// Notes that the peer has named a window for the bytes of a send.
-    pub(crate) fn push_requested(&mut self, phase: Phase) {
-        self.phase = phase;
+    /// Notes that the peer has named a window for the bytes of a message. A FIN follows if `answered`.
+    pub(crate) fn push_requested(&mut self, answered: bool) {
+        if let Some(message) = self.message_mut() {
+            message.phase = Phase::Pushing(answered);
+        }
     }
 
+    /// Number of parts that were sent, which is the index of the next one.
     #[inline(always)]
     pub(crate) fn next_part(&self) -> u32 {
-        self.next_part
+        self.sent
+    }
+
+    /// Number of parts that have not left.
+    #[inline(always)]
+    pub(crate) fn unsent(&self) -> u32 {
+        self.unsent
     }
 
     /// Notes that the next part has left.
     #[inline(always)]
     pub(crate) fn part_left(&mut self) {
-        self.next_part += 1;
+        self.sent += 1;
+        self.unsent -= 1;
         self.pending += 1;
     }
 
     /// Drops the parts that have not left.
     pub(crate) fn skip_parts(&mut self) {
-        self.next_part = super::ids::number(self.remote.len());
+        self.sent += std::mem::take(&mut self.unsent);
     }
 
     #[inline(always)]
@@ -304,52 +390,44 @@ impl TxOp {
         self.fault.get_or_insert(fault);
     }
 
-    /// Whether no part waits in the TX queue.
-    pub(crate) fn all_sent(&self) -> bool {
-        match self.kind {
-            Kind::Send | Kind::Collective => self.phase != Phase::Queued,
-            _ => self.next_part as usize >= self.remote.len(),
-        }
-    }
-
-    /// Whether the operation accesses memory of the peer.
+    /// Whether this is a message of the client or of a collective, and no access to remote memory.
     #[inline(always)]
-    pub(crate) fn is_access(&self) -> bool {
-        !matches!(self.kind, Kind::Send | Kind::Collective)
+    pub(crate) fn is_message(&self) -> bool {
+        self.message().is_some()
     }
 
-    /// Whether this is a send that has left and waits for the peer's client.
+    /// Whether this is a message that has left and waits for the peer's client.
     #[inline(always)]
     pub(crate) fn is_unmatched(&self) -> bool {
-        self.unmatched
+        self.message().is_some_and(|message| message.unmatched)
     }
 
     /// Whether the peer or the device still works on the operation, or part of it has not left.
     #[inline]
     pub(crate) fn is_under_way(&self) -> bool {
         let pushing = planted!(Bug::PushStillReads, self.pushing > 0, false);
-        self.pending > 0 || pushing || self.assisting > 0 || !self.all_sent()
+        self.pending > 0 || pushing || self.assisting > 0 || self.unsent > 0
     }
 
     /// Number of requests that the operation takes, after all of it is sent.
     #[inline]
     pub(crate) fn parts(&self) -> u32 {
-        self.next_part.max(1)
+        self.sent.max(1)
     }
 
     /// Whether the peer may be moving bulk data of this part.
     pub(crate) fn awaits(&self, part: u32) -> bool {
-        match self.kind {
-            Kind::Send | Kind::Collective => self.phase == Phase::AwaitCts,
-            Kind::Atomic | Kind::FetchAtomic => false,
-            _ => part < self.next_part && self.pending > 0,
+        match &self.action {
+            Action::Send(message) | Action::Collective(message) => message.phase == Phase::AwaitCts,
+            Action::Write | Action::Read => part < self.sent && self.pending > 0,
+            Action::Atomic { .. } => false,
         }
     }
 
     /// The length of a part of a read, if the target may answer it by a message.
     pub(crate) fn answerable(&self, part: u32) -> Option<u64> {
         // Parts that are pushed end when their windows are full. Only the other parts can be answered.
-        let awaited = self.kind == Kind::Read && part < self.next_part && self.pending > self.pushing;
+        let awaited = matches!(self.action, Action::Read) && part < self.sent && self.pending > self.pushing;
         self.remote.get(part as usize).filter(|_| awaited).map(|remote| remote.len)
     }
 
@@ -357,9 +435,7 @@ impl TxOp {
     pub(crate) fn part_offset(&self, part: u32) -> u64 {
         self.remote.iter().take(part as usize).map(|r| r.len).sum()
     }
-}
 
-impl TxOp {
     /// The memory of a part in one of the operation's arrays: its sources, followed by the results.
     pub(crate) fn atomic_piece(&self, array: usize, part: u32) -> IovList {
         let clamp = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
@@ -371,8 +447,8 @@ impl TxOp {
     /// The memory for the results of a part, and their cost, if the part was sent and fetches.
     #[inline]
     pub(crate) fn awaited_results(&self, part: u32) -> Option<(IovList, u32)> {
-        let Phase::Atomic { amo, sources } = self.phase else { return None };
-        if !amo.fetches() || part >= self.next_part || self.pending == 0 {
+        let Action::Atomic { amo, sources } = self.action else { return None };
+        if !amo.fetches() || part >= self.sent || self.pending == 0 {
             return None;
         }
         let cost = super::atomic::fetch_cost(amo, self.remote.get(part as usize)?.len);

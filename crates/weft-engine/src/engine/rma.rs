@@ -248,11 +248,14 @@ impl<N: Nic> Engine<N> {
         Ok((self.state.peer_for(op.dest)?, len))
     }
 
-    #[inline(never)] // For the reason given at `enqueue`.
+    #[inline(never)] // Its vectors would be on the stack below `run_peer`.
     fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, peer_id: PeerId, len: u64) -> Result<(), Error> {
-        let copy = if kind == Kind::Write { op.flags } else { op.flags - OpFlags::INJECT };
-        let memory = retain_memory(op.iov, copy);
-        self.enqueue(TxOp::queued_rma(op, kind, peer_id, memory, len))
+        if kind == Kind::Read {
+            let iov = SmallVec::from_slice(op.iov);
+            return self.enqueue(peer_id, kind, || TxOp::queued_read(op, peer_id, iov, len));
+        }
+        let memory = retain_memory(op.iov, op.flags);
+        self.enqueue(peer_id, kind, || TxOp::queued_write(op, peer_id, memory, len))
     }
 
     /// Sends parts of the read, write or atomic at the front of the TX queue, as many as can be sent now.
@@ -260,17 +263,16 @@ impl<N: Nic> Engine<N> {
         loop {
             let limit = self.state.outgoing.request_limit();
             let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
-            let parts = u32::try_from(op.remote().len()).unwrap_or(u32::MAX);
             if op.fault().is_some() {
                 op.skip_parts();
             }
-            if op.next_part() >= parts {
+            if op.unsent() == 0 {
                 return Started::Sent;
             }
             if !self.state.peers[op.peer()].may_ask(op.pending(), limit) {
                 return Started::Blocked;
             }
-            let last = op.next_part() + 1 == parts;
+            let last = op.unsent() == 1;
             let started = match op.kind() {
                 Kind::Write => self.start_write(index, last),
                 Kind::Read => self.start_read(index, last),

@@ -158,13 +158,13 @@ impl<N: Nic> Engine<N> {
         if len as u64 > self.state.config.max_msg_bytes { Err(Error::TooLong) } else { Ok(()) }
     }
 
-    #[inline(never)] // For the reason given at `enqueue`.
+    #[inline(never)] // Its vectors would be on the stack below `run_peer`.
     pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, peer_id: PeerId, len: usize) -> Result<(), Error> {
         if len as u64 > self.state.config.max_msg_bytes {
             return Err(Error::TooLong);
         }
         let memory = retain_memory(op.iov, op.flags);
-        self.enqueue(TxOp::queued_send(op, peer_id, memory, len))
+        self.enqueue(peer_id, Kind::Send, || TxOp::queued_send(op, peer_id, memory, len))
     }
 
     /// Sends a message of a collective.
@@ -211,7 +211,7 @@ impl<N: Nic> Engine<N> {
             }
             peer.use_credit(cost);
             peer.count_message(Direction::Sent, cost);
-            op.send_left(Phase::AwaitAck, u32::from(ack.is_some()), unmatched);
+            op.message_left(Phase::AwaitAck, u32::from(ack.is_some()), unmatched);
         } else if self.state.config.role == Role::Datagrams {
             return State::drop_datagram(op, &mut self.state.dropped);
         } else {
@@ -226,7 +226,7 @@ impl<N: Nic> Engine<N> {
             if sent.is_err() {
                 return Started::Blocked;
             }
-            op.send_left(Phase::AwaitCts, 1, unmatched);
+            op.message_left(Phase::AwaitCts, 1, unmatched);
             if op.len() <= u64::from(peer.eager_bytes()) {
                 peer.count_stall();
             }

@@ -198,7 +198,7 @@ impl State {
             }
             return;
         }
-        let (parts, access, unmatched) = (op.parts(), op.is_access(), op.is_unmatched());
+        let (parts, access, unmatched) = (op.parts(), !op.is_message(), op.is_unmatched());
         if op.kind() == Kind::Collective {
             let (ctx, fault) = (op.ctx(), op.fault());
             self.end_transfer(ctx, fault);
@@ -348,7 +348,7 @@ impl State {
         if let Err(why) = result {
             op.fail(Fault::Link(why));
             op.await_nothing();
-        } else if op.phase() == Phase::Pushing(false) {
+        } else if op.phase() == Some(Phase::Pushing(false)) {
             op.await_nothing();
         }
         self.finish_op(index);

@@ -355,8 +355,8 @@ impl State {
         let path = self.peers[peer_id].path();
         let op = self.op_of(peer_id, index)?;
         match op.kind() {
-            Kind::Send | Kind::Collective if op.phase() == Phase::AwaitCts && len <= op.len() => {
-                op.push_requested(Phase::Pushing(path.answer_to(op.flags()) != Answer::Nothing));
+            Kind::Send | Kind::Collective if op.phase() == Some(Phase::AwaitCts) && len <= op.len() => {
+                op.push_requested(path.answer_to(op.flags()) != Answer::Nothing);
             }
             Kind::Write => {
                 let sent = part < op.next_part() && op.pushing() < op.next_part();
