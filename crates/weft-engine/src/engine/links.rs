@@ -99,13 +99,15 @@ enum LinkWork {
     Close(LinkId),
     /// Starts queries of addresses ([`crate::engine::claims`]).
     Query,
+    /// Polls boards in each round, until it is removed. It is here so that rounds without boards check nothing more.
+    Boards,
 }
 
 impl LinkWork {
     fn link(&self) -> Option<LinkId> {
         match self {
             Self::Send { link, .. } | Self::Close(link) => Some(*link),
-            Self::Query => None,
+            Self::Query | Self::Boards => None,
         }
     }
 }
@@ -121,7 +123,7 @@ pub(crate) struct Links {
     early: Vec<(LinkId, Vec<u8>)>,
     /// OPEN messages sent, modulo 2³².
     opens_sent: u32,
-    /// Each round of progress must poll boards.
+    /// Whether `work` contains `Boards`.
     boards: bool,
 }
 
@@ -218,20 +220,26 @@ impl Links {
     }
 
     /// Whether messages or closes of links wait.
-    #[inline(always)]
     pub(crate) fn has_work(&self) -> bool {
-        !self.work.is_empty()
+        self.work.len() > usize::from(self.boards)
     }
 
     /// Whether messages or closes wait, or boards must be polled.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
-        self.work.len() + usize::from(self.boards) != 0
+        !self.work.is_empty()
     }
 
     /// Sets whether each round of progress polls boards.
     pub(crate) fn poll_boards(&mut self, yes: bool) {
-        self.boards = yes;
+        if yes == std::mem::replace(&mut self.boards, yes) {
+            return;
+        }
+        if yes {
+            self.work.push(LinkWork::Boards);
+        } else {
+            self.work.retain(|work| !matches!(work, LinkWork::Boards));
+        }
     }
 
     /// Drops the work of a link that the device has ended itself. The device may reuse the number.
@@ -312,6 +320,7 @@ impl<N: Nic> Engine<N> {
         work.retain(|work| {
             match work {
                 LinkWork::Query => return false,
+                LinkWork::Boards => return true,
                 LinkWork::Send { link, .. } | LinkWork::Close(link) if stuck.contains(link) => return true,
                 LinkWork::Send { link, message, close } => {
                     if nic.send(*link, message, &[]).is_err() {
