@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 use weft_fi_sys::*;
 
 use crate::domain::close;
-use crate::endpoint::{Address, Endpoint, Posted};
+use crate::endpoint::{Address, Endpoint, Piece, Posted};
 use crate::{Error, Library};
 
 /// A collective operation.
@@ -34,6 +34,62 @@ pub enum Operation {
     Scatter,
     /// The root gets all inputs.
     Gather,
+}
+
+/// Bytes of an element of [`Numbers`].
+const ELEMENT_BYTES: usize = 8;
+
+impl Operation {
+    const fn number(self) -> fi_collective_op {
+        match self {
+            Self::Barrier => FI_BARRIER,
+            Self::Broadcast => FI_BROADCAST,
+            Self::AllToAll => FI_ALLTOALL,
+            Self::AllReduce => FI_ALLREDUCE,
+            Self::AllGather => FI_ALLGATHER,
+            Self::ReduceScatter => FI_REDUCE_SCATTER,
+            Self::Reduce => FI_REDUCE,
+            Self::Scatter => FI_SCATTER,
+            Self::Gather => FI_GATHER,
+        }
+    }
+
+    const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+
+    /// Bytes of the input and of the result of [`Numbers`], at the member that needs most of them.
+    ///
+    /// A broadcast has no input. Its result has room for a multiple of the number of members, because libfabric's own
+    /// implementation (`off_coll`) writes that much.
+    #[must_use]
+    pub const fn buffer_bytes(self, count: usize, members: usize) -> [usize; 2] {
+        let block = count * ELEMENT_BYTES;
+        let blocks = block * members;
+        match self {
+            Self::Barrier => [0, 0],
+            Self::Broadcast => [0, count.next_multiple_of(if members == 0 { 1 } else { members }) * ELEMENT_BYTES],
+            Self::AllToAll => [blocks, blocks],
+            Self::AllReduce | Self::Reduce => [block, block],
+            Self::AllGather | Self::Gather => [block, blocks],
+            Self::ReduceScatter | Self::Scatter => [blocks, block],
+        }
+    }
+}
+
+/// The arguments of an operation on unsigned numbers of 8 bytes in the endpoint's memory. Reductions are sums.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbers {
+    /// The operation.
+    pub operation: Operation,
+    /// Elements of one block.
+    pub count: usize,
+    /// The root's rank.
+    pub root: u64,
+    /// The input, see [`Operation::buffer_bytes`].
+    pub input: Piece,
+    /// The result.
+    pub result: Piece,
 }
 
 /// The arguments of an operation.
@@ -60,6 +116,7 @@ pub struct Collective {
 pub struct Group {
     set: *mut fid_av_set,
     mc: *mut fid_mc,
+    members: usize,
 }
 
 // SAFETY: the objects belong to this group and are used through its endpoint only.
@@ -79,6 +136,45 @@ impl Group {
 }
 
 impl Endpoint {
+    /// Returns an error unless the provider offers the operation, on the elements of [`Numbers`], to this many members.
+    pub fn collective_offered(&self, operation: Operation, members: usize) -> Result<(), Error> {
+        let inner = self.inner();
+        // SAFETY: the domain is open.
+        let domain = unsafe { &*inner.domain };
+        // SAFETY: an open domain has its table.
+        let table = unsafe { &*domain.ops };
+        let call = inner.library.has("fi_query_collective", table.query_collective)?;
+        let barrier = operation == Operation::Barrier;
+        let mut attr = fi_collective_attr {
+            op: if operation.reduces() { FI_SUM } else { FI_NOOP },
+            datatype: if barrier { FI_VOID } else { FI_UINT64 },
+            datatype_attr: fi_atomic_attr { count: 0, size: 0 },
+            max_members: 0,
+            mode: 0,
+        };
+        // SAFETY: the domain is open, and the answer goes to a local.
+        let result = unsafe { call(inner.domain, operation.number(), &mut attr, 0) };
+        inner.library.check("fi_query_collective", result as isize)?;
+        if members <= attr.max_members {
+            return Ok(());
+        }
+        Err(Error::NotOffered(format!("the provider allows groups of {} members", attr.max_members)))
+    }
+
+    /// Starts an operation on the endpoint's memory. [`Endpoint::poll`] returns `slot` when it is complete.
+    #[inline]
+    pub fn start_numbers(&mut self, slot: u32, group: &Group, numbers: &Numbers) -> Result<Posted, Error> {
+        let Numbers { operation, count, root, input, result } = *numbers;
+        let [input_bytes, result_bytes] = operation.buffer_bytes(count, group.members);
+        if input.len < input_bytes || result.len < result_bytes {
+            return Err(Error::Misuse("the buffers are too short for the operation"));
+        }
+        let (input, result) = (self.at(input)?.cast_const(), self.at(result)?);
+        let call = Collective { operation, input, result, count, root, datatype: FI_UINT64, op: FI_SUM };
+        // SAFETY: the buffers are long enough, and inside the endpoint's memory, which outlives the operation.
+        unsafe { self.start(slot, group, &call) }
+    }
+
     /// Opens the event queue, which the ends of joins need.
     pub(crate) fn open_events(&mut self, domain: &crate::domain::Inner) -> Result<(), Error> {
         let library = domain.library;
@@ -103,7 +199,16 @@ impl Endpoint {
         let head = unsafe { &*self.ep };
         // SAFETY: an enabled endpoint has this table.
         let table = unsafe { &*head.cm };
-        let addr = fi_collective_addr { set, coll_addr: FI_ADDR_NOTAVAIL };
+        // libfabric's own implementation (`off_coll`) crashes without the set's address.
+        let mut coll_addr = FI_ADDR_NOTAVAIL;
+        // SAFETY: the set was just opened.
+        let opened = unsafe { &*set };
+        // SAFETY: an open set has its table.
+        if let Some(call) = unsafe { &*opened.ops }.addr {
+            // SAFETY: the set is open, and the address goes to a local. It stays as it is if the call fails.
+            unsafe { call(set, &mut coll_addr) };
+        }
+        let addr = fi_collective_addr { set, coll_addr };
         let mut mc = null_mut();
         let result = match library.has("fi_join_collective", table.join) {
             // SAFETY: endpoint and set are open, and the group goes to a local.
@@ -115,7 +220,7 @@ impl Endpoint {
             unsafe { close(set) };
             return Err(error);
         }
-        Ok(Group { set, mc })
+        Ok(Group { set, mc, members: members.len() })
     }
 
     fn open_set(&self, library: &Library, members: &[Address]) -> Result<*mut fid_av_set, Error> {

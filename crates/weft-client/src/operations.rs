@@ -183,7 +183,7 @@ impl Endpoint {
 
     /// The address of a range.
     #[inline]
-    fn at(&self, piece: Piece) -> Result<*mut c_void, Error> {
+    pub(crate) fn at(&self, piece: Piece) -> Result<*mut c_void, Error> {
         self.memory()
             .at(piece.offset, piece.len)
             .map(<*mut u8>::cast)
