@@ -22,6 +22,11 @@ pub(crate) fn print(out: &mut impl Write, value: &(impl Text + Serialize), json:
 
 /// Formats a table with heads, as wide as the terminal, or 120 columns if the output is no terminal.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    table_of(&heads, rows)
+}
+
+/// Formats a table as [`table`] does, with a number of columns that is known at run time only.
+pub(crate) fn table_of(heads: &[&str], rows: impl IntoIterator<Item = impl IntoIterator<Item = String>>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     for line in [
@@ -37,7 +42,7 @@ pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<It
     if table.width().is_none() {
         table.set_width(120);
     }
-    table.set_header(heads);
+    table.set_header(heads.iter().copied());
     for row in rows {
         table.add_row(row);
     }

@@ -118,6 +118,7 @@ fn every_kind_and_operation_measures_weft() {
         "oversubscribe --providers weft --ranks 5 --wait yield",
         "counter --providers weft --adders 1,3 --wait yield",
         "memory --providers weft --peers 4 --addresses 5000",
+        "collective --providers weft --members 3 --sizes 8,24K --wait yield",
     ] {
         let (rows, status) = rows(&dir, &host, line);
         assert_eq!(status, Some(0), "{line}: {rows:?}");

@@ -57,13 +57,14 @@ pub(crate) struct Job {
 impl Job {
     /// The job of rank 0; the others differ in `rank` and `cores`.
     pub(crate) fn new(options: &Options, case: &Case, subject: &Subject, host: &Host, all_cores: &[usize]) -> Self {
+        let ranks = ranks(case, subject.floor);
         Self {
             case: case.clone(),
             provider: subject.provider.clone(),
             floor: subject.floor,
             library: host.library.clone(),
             rank: 0,
-            ranks: ranks(case, subject.floor),
+            ranks,
             cores: all_cores.to_vec(),
             others_cores: all_cores.to_vec(),
             bind: options.bind,
@@ -72,7 +73,7 @@ impl Job {
             inject: options.inject,
             delivery: options.delivery,
             progress: subject.progress,
-            wait: options.wait(),
+            wait: options.wait(ranks, all_cores.len()),
             timeout_s: options.timeout_s,
             parent: std::process::id(),
         }
@@ -83,6 +84,7 @@ impl Job {
         let cores = match (self.case.kind, self.floor) {
             // There may be more ranks than cores, so the system places them.
             (Kind::Oversubscribe | Kind::Counter, _) => self.cores.clone(),
+            (Kind::Collective, _) if self.ranks > self.cores.len() => self.cores.clone(),
             // Idle processes must not disturb the measuring ones.
             (Kind::Peers, None) if rank >= 2 => self.cores.clone(),
             (Kind::Memory, None) if rank >= 1 => self.cores.clone(),
@@ -108,7 +110,7 @@ fn ranks(case: &Case, floor: Option<Floor>) -> usize {
         (None, Kind::Peers, _) if case.number == 0 => 2,
         (None, Kind::Peers, _) => 3,
         (None, Kind::Memory, _) => 3,
-        (None, Kind::Oversubscribe, _) => case.number,
+        (None, Kind::Oversubscribe | Kind::Collective, _) => case.number,
         (None, Kind::Counter, _) => case.number + 1,
         _ => 2,
     }

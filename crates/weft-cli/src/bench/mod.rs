@@ -72,7 +72,7 @@ struct Prepared {
 fn prepare(options: &Options) -> Result<Prepared, String> {
     let cores = cores::choose(&options.cores)?;
     let mut subjects = Vec::new();
-    for text in &options.providers {
+    for text in options.providers() {
         let subject: Subject = text.parse()?;
         for subject in subject.with_progress(&options.progress) {
             if !subjects.contains(&subject) {

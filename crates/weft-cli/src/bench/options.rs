@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use weft_client::Operation;
 
 /// The kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
@@ -28,6 +29,60 @@ pub(crate) enum Kind {
     Counter,
     /// Memory of an idle peer and of an inserted address.
     Memory,
+    /// Time and rate of fi_collective's operations among processes of this host.
+    Collective,
+}
+
+/// A collective operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Coll {
+    Barrier,
+    Broadcast,
+    Allreduce,
+    Allgather,
+    Alltoall,
+    ReduceScatter,
+    Reduce,
+    Scatter,
+    Gather,
+}
+
+impl Coll {
+    /// The name on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Barrier => "barrier",
+            Self::Broadcast => "broadcast",
+            Self::Allreduce => "allreduce",
+            Self::Allgather => "allgather",
+            Self::Alltoall => "alltoall",
+            Self::ReduceScatter => "reduce-scatter",
+            Self::Reduce => "reduce",
+            Self::Scatter => "scatter",
+            Self::Gather => "gather",
+        }
+    }
+
+    /// The operation of the client.
+    pub(crate) const fn operation(self) -> Operation {
+        match self {
+            Self::Barrier => Operation::Barrier,
+            Self::Broadcast => Operation::Broadcast,
+            Self::Allreduce => Operation::AllReduce,
+            Self::Allgather => Operation::AllGather,
+            Self::Alltoall => Operation::AllToAll,
+            Self::ReduceScatter => Operation::ReduceScatter,
+            Self::Reduce => Operation::Reduce,
+            Self::Scatter => Operation::Scatter,
+            Self::Gather => Operation::Gather,
+        }
+    }
+
+    /// Whether each member's operation ends only after all members have started theirs.
+    pub(crate) const fn synchronizes(self) -> bool {
+        !matches!(self, Self::Broadcast | Self::Reduce | Self::Scatter | Self::Gather)
+    }
 }
 
 /// The measured operation.
@@ -163,10 +218,11 @@ pub(crate) struct Options {
     /// The kind of measurement
     #[arg(value_enum)]
     pub(crate) kind: Kind,
-    /// Providers, each optionally with variables: weft,tcp,weft:FI_WEFT_SHM=0
-    #[arg(long, value_delimiter = ',', default_value = "weft,shm,sm2,tcp,sockets")]
-    pub(crate) providers: Vec<String>,
-    /// Message sizes [default: 8,4K,64K,1M; for rate, peers and match: 8]
+    /// Providers, each optionally with variables: weft,tcp,weft:FI_WEFT_SHM=0 [default: weft,shm,sm2,tcp,sockets; for
+    /// collective: weft,weft:FI_WEFT_SHM=0,tcp;ofi_rxm]
+    #[arg(long, value_delimiter = ',')]
+    providers: Vec<String>,
+    /// Message sizes [default: 8,4K,64K,1M; for rate, peers and match: 8; for collective: 8,16K, multiples of 8]
     #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<Size>,
     /// Operations (pingpong and rate: all; bandwidth: all but fetch-add)
@@ -181,7 +237,7 @@ pub(crate) struct Options {
     /// Shortest duration of one measurement, in milliseconds
     #[arg(long, default_value_t = 150, value_parser = positive)]
     pub(crate) sample_ms: usize,
-    /// Pending operations (bandwidth, rate)
+    /// Pending operations (bandwidth, rate, collective)
     #[arg(long, default_value_t = 64, value_parser = window)]
     pub(crate) window: usize,
     /// Threads per process (rate)
@@ -199,6 +255,12 @@ pub(crate) struct Options {
     /// Numbers of adding processes (counter)
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = positive)]
     pub(crate) adders: Vec<usize>,
+    /// Collective operations [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) coll: Vec<Coll>,
+    /// Numbers of members, each a process (collective) [default: 2,4,16]
+    #[arg(long, value_delimiter = ',', value_parser = members)]
+    pub(crate) members: Vec<usize>,
     /// Addresses to insert (memory)
     #[arg(long, default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) addresses: usize,
@@ -211,7 +273,7 @@ pub(crate) struct Options {
     /// Progress to request, or both to compare: auto,manual [default: the provider's own]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) progress: Vec<Progress>,
-    /// The way to wait for completions [default: spin; with --bind pair: yield]
+    /// The way to wait for completions [default: spin; with --bind pair, and for more members than cores: yield]
     #[arg(long, value_enum)]
     pub(crate) wait: Option<Wait>,
     /// Send tagged and untagged messages by inject calls, which have no completions (pingpong, bandwidth, rate)
@@ -231,10 +293,31 @@ pub(crate) struct Options {
     pub(crate) plot: Option<PathBuf>,
 }
 
+impl Kind {
+    /// The measured quantities that are columns of one table and panels of a drawing. Empty: each quantity has rows of
+    /// its own, and a panel.
+    pub(crate) const fn columns(self) -> &'static [&'static str] {
+        match self {
+            Self::Collective => &["latency", "min", "p99", "CPU", "rate"],
+            _ => &[],
+        }
+    }
+}
+
 impl Options {
-    /// The way to wait for completions.
-    pub(crate) fn wait(&self) -> Wait {
-        self.wait.unwrap_or(if self.bind == Bind::Pair { Wait::Yield } else { Wait::Spin })
+    /// The way to wait for completions of `ranks` processes on `cores` cores.
+    pub(crate) fn wait(&self, ranks: usize, cores: usize) -> Wait {
+        let share = self.bind == Bind::Pair || self.kind == Kind::Collective && ranks > cores;
+        self.wait.unwrap_or(if share { Wait::Yield } else { Wait::Spin })
+    }
+
+    /// The providers to measure.
+    pub(crate) fn providers(&self) -> Vec<&str> {
+        match self.kind {
+            _ if !self.providers.is_empty() => self.providers.iter().map(String::as_str).collect(),
+            Kind::Collective => vec!["weft", "weft:FI_WEFT_SHM=0", "tcp;ofi_rxm"],
+            _ => vec!["weft", "shm", "sm2", "tcp", "sockets"],
+        }
     }
 }
 
@@ -244,6 +327,13 @@ fn positive(text: &str) -> Result<usize, String> {
         Ok(0) => Err("0 would measure nothing; give 1 or more".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err(format!("`{text}` is no number")),
+    }
+}
+
+fn members(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        number @ 2..=64 => Ok(number),
+        _ => Err("groups of 2 to 64 members are supported".to_owned()),
     }
 }
 

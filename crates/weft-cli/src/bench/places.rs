@@ -130,7 +130,9 @@ impl Host {
             return;
         }
         // Only this provider and its layers are enabled: others would spend time searching for devices.
-        command.env("FI_PROVIDER", subject.provider.replace(';', ","));
+        // libfabric's own collectives are a provider, too, which ofi_rxm asks for them.
+        let helper = if subject.provider.ends_with("ofi_rxm") { ",off_coll" } else { "" };
+        command.env("FI_PROVIDER", subject.provider.replace(';', ",") + helper);
         if let Some(dir) = self.provider_dir.as_ref().filter(|_| subject.provider == "weft") {
             command.env("FI_PROVIDER_PATH", dir);
         }

@@ -1,8 +1,9 @@
 //! The cases of a run: all combinations of the options' values.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::options::{Bind, Kind, Op, Options, size_title};
+use super::options::{Bind, Coll, Kind, Op, Options, size_title};
 use super::subject::{Floor, Subject};
 
 /// Distinguishes cases of one kind beyond operation and size.
@@ -31,6 +32,8 @@ pub(crate) enum Variant {
     IdlePeer,
     /// Insertion of addresses.
     AvInsert,
+    /// An operation of fi_collective.
+    Collective(Coll),
 }
 
 impl Variant {
@@ -48,6 +51,7 @@ impl Variant {
             Self::Allreduce => "allreduce",
             Self::IdlePeer => "idle peer",
             Self::AvInsert => "av insert",
+            Self::Collective(coll) => coll.name(),
         }
     }
 }
@@ -76,6 +80,7 @@ pub(crate) const fn number_name(kind: Kind, variant: Variant) -> Option<&'static
         (Kind::Match, _) => Some("depth"),
         (Kind::Oversubscribe, _) => Some("ranks"),
         (Kind::Counter, _) => Some("adders"),
+        (Kind::Collective, _) => Some("members"),
         _ => None,
     }
 }
@@ -97,7 +102,8 @@ impl Case {
     /// A short title for people.
     pub(crate) fn title(&self) -> String {
         let mut title = self.op_name();
-        if !matches!(self.kind, Kind::Oversubscribe | Kind::Counter | Kind::Memory | Kind::Match) {
+        let barrier = self.variant == Variant::Collective(Coll::Barrier);
+        if !barrier && !matches!(self.kind, Kind::Oversubscribe | Kind::Counter | Kind::Memory | Kind::Match) {
             title += &format!(" {}", size_title(self.size));
         }
         match self.count() {
@@ -125,10 +131,16 @@ impl Case {
 /// Plans all cases.
 pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
     let kind = options.kind;
+    if let (Kind::Collective, Some(size)) = (kind, options.sizes.iter().find(|size| !size.0.is_multiple_of(8))) {
+        return Err(format!("collectives have elements of 8 bytes; {} bytes are no multiple of that", size.0));
+    }
     let mut cases = Vec::new();
     for (index, &op) in ops(options)?.iter().enumerate() {
         for (place, size) in sizes(options, op).into_iter().enumerate() {
             for (variant, threads, number) in details(options) {
+                if variant == Variant::Collective(Coll::Barrier) && place > 0 {
+                    continue; // It has no size.
+                }
                 cases.push(Case { kind, op, variant, size, threads, number, floors: Vec::new() });
             }
             // Floors do not depend on the operation, so they are measured with the first one only.
@@ -167,6 +179,7 @@ fn sizes(options: &Options, op: Op) -> Vec<usize> {
         _ if op == Op::FetchAdd => short,
         _ if !given.is_empty() => given,
         Kind::Rate | Kind::Peers | Kind::Match => short,
+        Kind::Collective => vec![8, 16 << 10],
         Kind::Overlap => vec![64 << 10, 1 << 20],
         Kind::Pingpong | Kind::Bandwidth => vec![8, 4 << 10, 64 << 10, 1 << 20],
     }
@@ -186,6 +199,11 @@ fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
             .collect(),
         Kind::Counter => options.adders.iter().map(|&adders| (Plain, 1, adders)).collect(),
         Kind::Oversubscribe => vec![(Barrier, 1, options.ranks), (Allreduce, 1, options.ranks)],
+        Kind::Collective => {
+            let all = if options.coll.is_empty() { Coll::value_variants() } else { &options.coll };
+            let groups = if options.members.is_empty() { &[2, 4, 16][..] } else { &options.members };
+            all.iter().flat_map(|&coll| groups.iter().map(move |&members| (Collective(coll), 1, members))).collect()
+        }
         Kind::Memory => {
             let most = options.peers.iter().copied().max().unwrap_or_default().max(1);
             vec![(IdlePeer, 1, most), (AvInsert, 1, options.addresses)]

@@ -2,7 +2,7 @@
 
 use plotters::prelude::*;
 
-use super::options::{Options, size_text};
+use super::options::{Kind, Options, size_text, size_title};
 use super::rows::Row;
 use super::table::value_text;
 
@@ -76,7 +76,12 @@ pub(crate) fn svg(options: &Options, rows: &[Row]) -> String {
 fn panels(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
     let mut panels: Vec<(String, Vec<&Row>)> = Vec::new();
     for row in rows.iter().filter(|row| row.median.is_some_and(|median| median > 0.0)) {
-        let title = format!("{}: {}", row.case.op_name(), row.metric);
+        // Sizes and numbers of members vary together, so each size has a panel.
+        let title = match row.case.kind {
+            Kind::Collective if !matches!(row.metric.as_str(), "latency" | "rate") => continue,
+            Kind::Collective => format!("{} {}: {}", row.case.op_name(), size_title(row.case.size), row.metric),
+            _ => format!("{}: {}", row.case.op_name(), row.metric),
+        };
         match panels.iter_mut().find(|panel| panel.0 == title) {
             Some(panel) => panel.1.push(row),
             None => panels.push((title, vec![row])),

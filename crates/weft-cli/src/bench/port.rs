@@ -7,6 +7,7 @@ use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Posted, Progr
 use super::child::{RankError, from_hex, to_hex};
 use super::job::{Hello, Job};
 use super::options::{Op, Wait};
+use super::plan::Variant;
 
 /// Time after which an operation that finds no room counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -48,7 +49,7 @@ pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Rank
             msg: op == Op::Msg,
             rma: matches!(op, Op::Write | Op::Read),
             atomic: op == Op::FetchAdd,
-            collective: false,
+            collective: matches!(case.variant, Variant::Collective(_)),
         },
         progress: job.progress.map(|progress| match progress {
             super::options::Progress::Auto => Progress::Auto,

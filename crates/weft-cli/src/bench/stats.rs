@@ -12,6 +12,12 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// The mean of the values; 0 without values.
+pub(crate) fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}
+
 /// The least and the greatest value.
 pub(crate) fn spread(values: &[f64]) -> Option<(f64, f64)> {
     let least = values.iter().copied().min_by(f64::total_cmp)?;

@@ -9,19 +9,63 @@ use crate::render;
 
 /// Formats heading, table, notes and caption.
 pub(crate) fn text(options: &Options, host: &Host, cores: &[usize], rows: &[Row]) -> String {
-    let mut last = String::new();
     let notes = notes(rows);
+    let listed: Vec<String> = notes.iter().enumerate().map(|(at, note)| format!("[{}] {note}\n", at + 1)).collect();
+    let columns = options.kind.columns();
+    let table = if columns.is_empty() { one_by_one(rows, &notes) } else { side_by_side(rows, columns, &notes) };
+    format!("{}\n{table}\n{}{}", heading(options, host, cores), listed.concat(), caption(rows))
+}
+
+/// A table with a line for each quantity.
+fn one_by_one(rows: &[Row], notes: &[&str]) -> String {
+    let mut last = String::new();
     let lines = rows.iter().map(|row| {
         // The title of consecutive rows is printed once.
         let title = title(rows, row);
         let what = if title == last { String::new() } else { title.clone() };
         last = title;
-        line(row, what, &notes)
+        line(row, what, notes)
     });
     let heads = ["what", "provider", "median", "min … max", "to best peer", "to floor"];
-    let table = render::table(heads, lines);
-    let listed: Vec<String> = notes.iter().enumerate().map(|(at, note)| format!("[{}] {note}\n", at + 1)).collect();
-    format!("{}\n{table}\n{}{}", heading(options, host, cores), listed.concat(), caption(rows))
+    render::table(heads, lines)
+}
+
+/// A table with a line for each case and subject, and the quantities as columns. The ratio is that of the first.
+fn side_by_side(rows: &[Row], columns: &[&str], notes: &[&str]) -> String {
+    let same = |one: &&Row, other: &Row| one.case == other.case && one.subject == other.subject;
+    let mut lines: Vec<Vec<String>> = Vec::new();
+    let mut last = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        if rows[..index].iter().any(|before| same(&before, row)) {
+            continue;
+        }
+        let title = row.case.title();
+        let what = if title == last { String::new() } else { title.clone() };
+        last = title;
+        let mine: Vec<&Row> = rows.iter().filter(|other| same(other, row)).collect();
+        let mut line = vec![what, row.subject.name.clone()];
+        for (at, column) in columns.iter().enumerate() {
+            let found = mine.iter().find(|row| row.metric == *column);
+            line.push(match found.and_then(|row| Some((row, row.median?))) {
+                Some((row, value)) => value_text(value, &row.unit) + &mark(row, if at == 0 { notes } else { &[] }),
+                None if at == 0 => row.status.name().to_owned() + &mark(row, notes),
+                None => String::new(),
+            });
+        }
+        line.push(ratio_text(mine[0].to_best_peer));
+        lines.push(line);
+    }
+    let heads: Vec<&str> = ["what", "provider"].iter().chain(columns).chain(&["to best peer"]).copied().collect();
+    render::table_of(&heads, lines)
+}
+
+/// The reference to a row's note.
+fn mark(row: &Row, notes: &[&str]) -> String {
+    notes.iter().position(|note| *note == row.note).map(|at| format!(" [{}]", at + 1)).unwrap_or_default()
+}
+
+fn ratio_text(ratio: Option<f64>) -> String {
+    ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default()
 }
 
 /// The notes of all rows, each once.
@@ -65,6 +109,7 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
         Kind::Oversubscribe => "time of a collective operation",
         Kind::Counter => "fetch-and-adds per second of processes that add to one number, one addition after the other",
         Kind::Memory => "memory and time per peer or address",
+        Kind::Collective => "time and rate of collective operations (fi_collective), every result checked",
     };
     let ours = host.provider_dir.as_ref().map(|dir| format!("\nweft from {}", dir.display())).unwrap_or_default();
     format!(
@@ -79,18 +124,16 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
 }
 
 fn line(row: &Row, what: String, notes: &[&str]) -> [String; 6] {
-    let ratio = |ratio: Option<f64>| ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
-    let mut median = match row.median {
+    let median = match row.median {
         Some(median) => value_text(median, &row.unit),
         None => row.status.name().to_owned(),
     };
-    if let Some(at) = notes.iter().position(|note| *note == row.note) {
-        median += &format!(" [{}]", at + 1);
-    }
     let spread = stats::spread(&row.values).filter(|_| row.values.len() > 1);
     let spread =
         spread.map(|(least, most)| format!("{} … {}", value_text(least, &row.unit), value_text(most, &row.unit)));
-    [what, row.subject.name.clone(), median, spread.unwrap_or_default(), ratio(row.to_best_peer), ratio(row.to_floor)]
+    let median = median + &mark(row, notes);
+    let [peer, floor] = [row.to_best_peer, row.to_floor].map(ratio_text);
+    [what, row.subject.name.clone(), median, spread.unwrap_or_default(), peer, floor]
 }
 
 fn caption(rows: &[Row]) -> String {

@@ -25,10 +25,12 @@ pub(crate) fn nanoseconds<E>(sample: Duration, mut batch: impl FnMut(u64) -> Res
 
 /// Measures as [`nanoseconds`] does, where only a part of each batch counts. The sample has the duration of whole
 /// batches.
-pub(crate) fn nanoseconds_of_part<E>(
-    sample: Duration,
-    mut batch: impl FnMut(u64) -> Result<Took, E>,
-) -> Result<f64, E> {
+pub(crate) fn nanoseconds_of_part<E>(sample: Duration, batch: impl FnMut(u64) -> Result<Took, E>) -> Result<f64, E> {
+    Ok(stats::median(&batches(sample, batch)?).unwrap_or_default())
+}
+
+/// The nanoseconds of one operation in each batch of a sample, see [`nanoseconds_of_part`].
+pub(crate) fn batches<E>(sample: Duration, mut batch: impl FnMut(u64) -> Result<Took, E>) -> Result<Vec<f64>, E> {
     let enough = sample / BATCHES;
     let mut count = 1;
     loop {
@@ -50,7 +52,7 @@ pub(crate) fn nanoseconds_of_part<E>(
             break;
         }
     }
-    Ok(stats::median(&each).unwrap_or_default())
+    Ok(each)
 }
 
 #[cfg(test)]

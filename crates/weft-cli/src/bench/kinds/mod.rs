@@ -1,5 +1,6 @@
 //! The measurements: the ranks' side.
 
+mod collective;
 mod counter;
 pub(super) mod floor;
 mod idle;
@@ -43,6 +44,7 @@ pub(super) fn run(session: &mut Session) -> Result<(), RankError> {
         (None, Kind::Overlap) => overlap::run(session),
         (None, Kind::Oversubscribe) => oversubscribe::run(session),
         (None, Kind::Counter) => counter::run(session),
+        (None, Kind::Collective) => collective::run(session),
         (None, Kind::Memory) if job.case.variant == Variant::AvInsert => memory::insert(session),
         (None, Kind::Memory) => memory::idle_peers(session),
     }
