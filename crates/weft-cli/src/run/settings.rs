@@ -47,10 +47,10 @@ impl Families {
             Kind::OpenMpi => Self { open_mpi: true, ..none },
             Kind::Oshrun => Self { shmem: true, ..none },
             Kind::Srun | Kind::None => {
-                let library = mpi.map(|mpi| mpi.library().to_string_lossy().into_owned()).unwrap_or_default();
-                let open_mpi = library.contains("libmpi.so.40") || library.contains("libmpi.so.80");
-                let shmem = library.contains("libsma");
-                let unknown = library.is_empty();
+                let library = mpi.map(Mpi::library);
+                let open_mpi = library.is_some_and(mpi::is_open_mpi);
+                let shmem = library.is_some_and(|library| library.to_string_lossy().contains("libsma"));
+                let unknown = library.is_none();
                 let mpich = unknown || !(open_mpi || shmem);
                 Self { mpich, intel: mpich, open_mpi: unknown || open_mpi, shmem: unknown || shmem }
             }
