@@ -1,6 +1,9 @@
 # The targets of this project. Each installs its dependencies (scripts/deps.sh) and can be repeated.
 #
 #   make            builds the provider, the MPI profiling library and the weft command in target/dist
+#   make install    installs both under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
+#   make uninstall  removes them again
+#   make packages   makes the wheels and the .deb of this build in target/packages
 #   make demo       runs an MPI program over weft and over libfabric's shm and tcp, and prints one table
 #   make test       runs every check and test, as CI does
 #   make check      runs the checks without tests: format, clippy, rustdoc, bindings
@@ -25,6 +28,15 @@ LOGS := $(TARGET)/test-logs
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PYTHON := .venv-mpich/bin/python
 
+# The directory in which the libfabric of PREFIX searches for providers. Debian has one for each architecture.
+PREFIX := /usr/local
+MULTIARCH := $(shell cc -print-multiarch 2>/dev/null)
+LIBFABRIC_DIR := $(PREFIX)/lib/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),$(MULTIARCH)/)libfabric
+MAN_DIR := $(PREFIX)/share/man
+INSTALLED := $(LIBFABRIC_DIR)/libweft-fi.so $(LIBFABRIC_DIR)/libweft-coll.so $(PREFIX)/bin/weft \
+  $(MAN_DIR)/man1/weft.1 $(MAN_DIR)/man7/fi_weft.7 $(MAN_DIR)/man7/weft-coll.7
+
+.PHONY: install packages uninstall
 .PHONY: all asan bench check faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
 .PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
@@ -46,6 +58,23 @@ dist: build-deps
 	@cp $(TARGET)/release/libweft_coll.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-coll.so
 	@cp $(TARGET)/release/weft $(DIST)/.new && mv $(DIST)/.new $(DIST)/weft
 	@echo "$(DIST)/libweft-fi.so $(DIST)/libweft-coll.so $(DIST)/weft"
+
+# Builds nothing, so that root needs no compiler.
+install:
+	@for file in libweft-fi.so libweft-coll.so weft; do \
+	  [ -e $(DIST)/$$file ] || { echo "$(DIST)/$$file does not exist: run make first, as the user who builds" >&2; exit 1; }; done
+	install -D -s -m 644 -t $(DESTDIR)$(LIBFABRIC_DIR) $(DIST)/libweft-fi.so $(DIST)/libweft-coll.so
+	install -D -s -m 755 -t $(DESTDIR)$(PREFIX)/bin $(DIST)/weft
+	install -D -m 644 -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
+	install -d $(DESTDIR)$(MAN_DIR)/man1
+	$(DIST)/weft man weft > $(DESTDIR)$(MAN_DIR)/man1/weft.1
+
+uninstall:
+	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
+	-@rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBFABRIC_DIR) 2>/dev/null
+
+packages: dist
+	@python3 scripts/package.py $(TARGET)/packages
 
 man: dist
 	@$(DIST)/weft man > man/fi_weft.7
