@@ -5,7 +5,7 @@
 #     scripts/deps.sh build    a C linker
 #     scripts/deps.sh demo     build, plus MPICH in .venv-mpich
 #     scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, valgrind,
-#                              Open MPI, Intel MPI, and mpi4py's test suite in .cache
+#                              Open MPI, Intel MPI, and mpi4py's test suite and Debian's MPI libraries in .cache
 #
 # Missing Debian packages are installed as root or through sudo. Python packages come from PyPI into virtual
 # environments in the project's root. A virtual environment is rebuilt when its requirements file has changed.
@@ -73,10 +73,25 @@ get_mpi4py_tests() {
   tar -C .cache -xzf ".cache/mpi4py-$version.tar.gz"
 }
 
+# Debian's Open MPI and MPICH, which tests unpack into a sandbox. They are not installed: their mpiexec would take the
+# place of others. Only the tests of packages need them, and are skipped without them.
+get_debian_mpis() {
+  local cache=$PWD/.cache/debs as_root=()
+  compgen -G "$cache/openmpi-bin_*.deb" >/dev/null && return 0
+  [ "$(id -u)" -eq 0 ] || as_root=(sudo)
+  command -v apt-get >/dev/null 2>&1 && command -v "${as_root[0]:-apt-get}" >/dev/null 2>&1 || return 0
+  say "fetching Debian's MPI libraries into $cache"
+  mkdir -p "$cache/partial"
+  local fetch=(apt-get install -qq -y --no-install-recommends --download-only -o "Dir::Cache::archives=$cache"
+    openmpi-bin libopenmpi-dev mpich libmpich-dev)
+  "${as_root[@]}" "${fetch[@]}" >&2 || { "${as_root[@]}" apt-get update -qq && "${as_root[@]}" "${fetch[@]}" >&2; } ||
+    say "Debian's MPI libraries could not be fetched: tests of packages are skipped"
+}
+
 command -v cargo >/dev/null 2>&1 || die 'cargo is missing: install Rust from https://rustup.rs (the version is in Cargo.toml, rust-version)'
 case "${1:-test}" in
   build) need_build; install_missing ;;
   demo) need_demo; install_missing; make_venv mpich ;;
-  test) need_test; install_missing; make_venv mpich; make_venv ompi; make_venv impi; get_mpi4py_tests ;;
+  test) need_test; install_missing; make_venv mpich; make_venv ompi; make_venv impi; get_mpi4py_tests; get_debian_mpis ;;
   *) die "unknown set '$1' (build, demo, test)" ;;
 esac

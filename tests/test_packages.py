@@ -1,0 +1,190 @@
+"""Packages: each is made once a run, installed into an empty world, and carries a real job there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import harness
+import jobs
+import pytest
+
+LARGEST_PROVIDER = 3_000_000
+OVERLAY = str(harness.SUPPORT / "overlay.sh")
+DEBIAN_PACKAGES = jobs.ROOT / ".cache" / "debs"
+PINGPONG = "-m mpi4py.bench pingpong -n 64 --loop 2 --skip 0"
+CARRIED = re.compile(r"^weft: 2 of 2 ranks used weft: [\d,]+ messages \(.*\) by shm, nothing by TCP, no errors$", re.M)
+INSTALLED = {
+    "usr/bin/weft",
+    "usr/lib/LIB/libweft-fi.so",
+    "usr/lib/LIB/libweft-coll.so",
+    "usr/share/man/man1/weft.1",
+    "usr/share/man/man7/fi_weft.7",
+    "usr/share/man/man7/weft-coll.7",
+}
+
+pytestmark = pytest.mark.skipif(harness.PROVIDER != "weft", reason="packages hold weft only")
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    """The directory of this build's packages."""
+    directory: Path = jobs.TARGET / "tests" / "packages"
+    shutil.rmtree(directory, ignore_errors=True)
+    subprocess.run([str(jobs.ROOT / "scripts/package.py"), str(directory)], check=True, timeout=120)
+    return directory
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment of a newcomer: no variable of libfabric or of an MPI library is set."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(jobs.FOREIGN_PREFIXES)}
+    return {**env, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+
+
+def run_overlaid(runner: harness.Runner, kind: str, directory: Path, script: str) -> str:
+    """Runs a script in an overlay, and returns its output."""
+    harness.need_sandbox()
+    command = ["bash", OVERLAY, kind, str(directory), "bash", "-euc", script]
+    outcome = runner.run(command, clean_environment(), 120)
+    if outcome.status == 77:
+        pytest.skip(f"no overlay: {outcome.output.strip()}")
+    return outcome.check().output
+
+
+def files(tree: Path) -> set[str]:
+    """The files of a tree."""
+    return {str(file.relative_to(tree)) for file in tree.rglob("*") if not file.is_dir()}
+
+
+def make(target: str, tree: Path, prefix: str) -> None:
+    """Runs a target of the Makefile."""
+    command = ["make", "-s", "-C", str(jobs.ROOT), target, f"PREFIX={prefix}", f"DESTDIR={tree}"]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def test_make_install_and_uninstall(tmp_path: Path) -> None:
+    """All files are installed, stripped, where libfabric searches, and removed again."""
+    multiarch = subprocess.run(["cc", "-print-multiarch"], capture_output=True, text=True, check=True).stdout.strip()
+    for prefix, lib in [("/usr", f"{multiarch}/libfabric" if multiarch else "libfabric"), ("/opt/weft", "libfabric")]:
+        tree = tmp_path / prefix.replace("/", "-")
+        make("install", tree, prefix)
+        expected = {name.replace("usr", prefix.strip("/"), 1).replace("LIB", lib) for name in INSTALLED}
+        assert files(tree) == expected
+        provider = tree / prefix.strip("/") / "lib" / lib / "libweft-fi.so"
+        assert provider.stat().st_size <= LARGEST_PROVIDER
+        make("uninstall", tree, prefix)
+        assert not files(tree)
+
+
+def test_installed_command_finds_its_provider(tmp_path: Path, runner: harness.Runner) -> None:
+    """The command from a prefix sets the path of its own provider."""
+    make("install", tmp_path, "/opt/weft")
+    command = [str(tmp_path / "opt/weft/bin/weft"), "run", "--dry-run", str(jobs.MPICH / "bin/mpiexec"), "./a.out"]
+    line = subprocess.run(command, capture_output=True, text=True, check=True, env=clean_environment()).stdout
+    assert f"FI_PROVIDER_PATH={tmp_path}/opt/weft/lib/libfabric " in line, line
+
+
+def test_archive_holds_the_installed_files(packages: Path) -> None:
+    """The archive unpacks into one directory."""
+    archive = next(packages.glob("weft-*-linux.tar.xz"))
+    with tarfile.open(archive) as opened:
+        names = [name for name in opened.getnames() if Path(name).suffix]
+    top = archive.name.removesuffix(".tar.xz")
+    expected = {name.replace("usr/", f"{top}/").replace("LIB", "libfabric") for name in INSTALLED if "." in name}
+    assert expected <= set(names), names
+
+
+WHEEL_JOBS = {
+    "mpich": (jobs.MPICH, f"weft run --require -- mpiexec -n 2 python {PINGPONG}"),
+    "open-mpi": (jobs.OPEN_MPI, f"weft run --require mpirun --allow-run-as-root --oversubscribe -n 2 python {PINGPONG}"),
+    "intel-mpi": (jobs.INTEL_MPI, "weft run --require mpiexec -n 2 IMB-MPI1 PingPong -iter 20 -time 0.1"),
+}
+
+
+@pytest.mark.parametrize("name", WHEEL_JOBS)
+def test_wheel_carries_a_job(runner: harness.Runner, packages: Path, name: str) -> None:
+    """The wheel beside each MPI library's wheel: no path is set, since libfabric finds the provider by itself. Nothing
+    is left after its removal."""
+    venv, job = WHEEL_JOBS[name]
+    wheel = next(packages.glob("weft_fabric-*.whl"))
+    script = f"""
+export PATH={venv}/bin:$PATH
+python -m pip install --quiet --no-index {wheel}
+{job}
+{job.replace("--require", "--dry-run")} | sed 's/^/dry run: /'
+python -m pip uninstall --quiet --yes weft-fabric
+find {venv} -name '*weft*' -o -name 'libusnic-fi.so' | sed 's/^/left: /'
+"""
+    output = run_overlaid(runner, "venv", venv, script)
+    assert CARRIED.search(output), output[-3000:]
+    assert "dry run: " in output and "FI_PROVIDER_PATH" not in output and "left: " not in output, output[-3000:]
+
+
+@pytest.mark.parametrize("name", ["mpich", "open-mpi"])
+def test_wheels_need_no_variables(runner: harness.Runner, packages: Path, name: str) -> None:
+    """Open MPI uses an installed weft without any setting, and mpi4py over MPICH does with the extra `auto`."""
+    venv, launch = (jobs.MPICH, "mpiexec") if name == "mpich" else (jobs.OPEN_MPI, "mpirun --allow-run-as-root --oversubscribe")
+    wheel = next(packages.glob("weft_fabric-*.whl"))
+    wanted = f"--find-links {packages} 'weft-fabric[auto] @ file://{wheel}'" if name == "mpich" else str(wheel)
+    script = f"""
+export PATH={venv}/bin:$PATH
+python -m pip install --quiet --no-index {wanted}
+FI_WEFT_REPORT=1 {launch} -n 2 python {PINGPONG}
+"""
+    output = run_overlaid(runner, "venv", venv, script)
+    assert len(re.findall(r"^weft: rank \d of 2, .* sent [\d,]+ messages", output, re.M)) == 2, output[-3000:]
+
+
+UNPACK = f"""
+for package in {DEBIAN_PACKAGES}/*.deb; do
+  dpkg-deb --fsys-tarfile $package | tar -x --keep-directory-symlink -C /
+done
+ldconfig
+"""
+
+
+def test_debian_package_is_found_by_libfabric(runner: harness.Runner, packages: Path) -> None:
+    """dpkg installs the package, and libfabric lists the provider with nothing set."""
+    package = next(packages.glob("weft_*.deb"))
+    script = f"dpkg -i --force-depends {package} >/dev/null; fi_info -p weft; weft --version; dpkg -L weft"
+    output = run_overlaid(runner, "system", jobs.ROOT, script)
+    assert "provider: weft" in output and "/usr/share/man/man1/weft.1.gz" in output, output[-3000:]
+
+
+def need_debian_packages() -> None:
+    """Skips if the packages of Debian's MPI libraries are not in the cache."""
+    if not list(DEBIAN_PACKAGES.glob("openmpi-bin_*.deb")):
+        pytest.skip(f"{DEBIAN_PACKAGES} has no packages of Debian: make deps")
+
+
+def test_debian_open_mpi_runs_over_the_package(runner: harness.Runner, packages: Path) -> None:
+    """Debian's Open MPI 4.1 finds the installed provider."""
+    need_debian_packages()
+    script = f"""{UNPACK}
+dpkg -i --force-depends {next(packages.glob("weft_*.deb"))} >/dev/null
+cc -I/usr/lib/x86_64-linux-gnu/openmpi/include -o /tmp/ring {harness.PROGRAMS}/ring.c -l:libmpi.so.40
+weft run --require mpirun.openmpi --allow-run-as-root --oversubscribe -n 2 /tmp/ring
+weft run --dry-run mpirun.openmpi -n 2 /tmp/ring
+"""
+    output = run_overlaid(runner, "system", jobs.ROOT, script)
+    assert "ring of 2 ranks: 190" in output and CARRIED.search(output), output[-3000:]
+    assert "FI_PROVIDER=weft" in output and "FI_PROVIDER_PATH" not in output, output[-3000:]
+
+
+def test_debian_mpich_is_refused_with_the_way_that_works(runner: harness.Runner) -> None:
+    """Debian's MPICH has no libfabric. The command says so, and its remedy works."""
+    need_debian_packages()
+    venv = jobs.MPICH
+    script = f"""{UNPACK}
+cc -I/usr/include/x86_64-linux-gnu/mpich -o /tmp/ring {harness.PROGRAMS}/ring.c -l:libmpich.so.12
+{jobs.DIST}/weft run --require mpiexec.mpich -n 2 /tmp/ring && exit 1
+mkdir /tmp/dir && ln -s {venv}/lib/libmpi.so.12 /tmp/dir/libmpich.so.12
+LD_LIBRARY_PATH=/tmp/dir:{venv}/lib:{venv}/lib/mpich {jobs.DIST}/weft run --require {venv}/bin/mpiexec -n 2 /tmp/ring
+"""
+    output = run_overlaid(runner, "system", jobs.ROOT, script)
+    assert "is an MPICH without libfabric (ch4:ucx)" in output and output.count("ring of 2 ranks: 190") == 1, output
+    assert CARRIED.search(output), output[-3000:]
