@@ -14,6 +14,7 @@ SHIM = str(jobs.DIST / "libweft-coll.so")
 LIBRARIES = ["mpich", "ompi", "impi"]
 # The modules of mpi4py's tests that call collectives, make communicators, and complete requests.
 MODULES = "cco_buf cco_vec cco_nb_buf cco_obj comm comm_inter p2p_buf request".split()
+FORTRAN = ["libmpifort.so.12", "libmpi.so.12"]
 LEFT = "weft-coll: collectives are left to the MPI library: "
 
 
@@ -40,15 +41,14 @@ def line(library: str, ranks: int, command: list[str], provider: str, **extra: s
 
 
 @functools.cache
-def program(library: str) -> str:
-    """The program, which Intel MPI runs as compiled for MPICH."""
+def program(library: str, name: str = "coll_ops") -> str:
+    """A program of tests/programs, which Intel MPI runs as compiled for MPICH."""
     family = "ompi" if library == "ompi" else "mpich"
-    source = harness.PROGRAMS / "coll_ops.c"
-    built = jobs.TARGET / "tests" / f"coll_ops-{family}"
+    built = jobs.TARGET / "tests" / f"{name}-{family}"
     built.parent.mkdir(parents=True, exist_ok=True)
     compiler = jobs.ROOT / f".venv-{family}" / "bin/mpicc"
-    command = [str(compiler), "-O2", "-g", "-Wall", "-Wextra", "-o", str(built), str(source)]
-    jobs.run(command, jobs.environment("weft"), 60).check()
+    options = ["-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", str(built)]
+    jobs.run([str(compiler), *options, str(harness.PROGRAMS / f"{name}.c")], jobs.environment("weft"), 60).check()
     return str(built)
 
 
@@ -110,6 +110,40 @@ def test_mpi4py_suite(runner: harness.Runner, library: str) -> None:
     assert len(logs) == 2 and all(re.search(r"^OK", log, re.MULTILINE) for log in logs), logs[0][-2000:]
     report = re.search(r"weft-coll: (\d+) collectives by weft", "".join(logs) + outcome.output)
     assert report and int(report[1]) > 10000, logs[0][-2000:]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_threads_run_collectives_together(runner: harness.Runner, library: str) -> None:
+    """Threads (MPI_THREAD_MULTIPLE) use communicators of their own, and make new ones in any order."""
+    need(library)
+    argv, env = line(library, 2, [program(library, "coll_threads")], "weft")
+    outcome = runner.run(argv, env, 60).check()
+    report = re.search(r"weft-coll: (\d+) collectives by weft", outcome.output)
+    # Threads that make communicators at the same time may have to leave some to the MPI library.
+    assert report and int(report[1]) >= 2400, outcome.output[-3000:]
+
+
+@pytest.mark.parametrize("form", ["blocking", "non-blocking"])
+def test_death_ends_collectives_with_an_error(runner: harness.Runner, form: str) -> None:
+    """The ranks that survive get an error of MPI within a second."""
+    need("mpich")
+    # The launcher kills the other ranks when it notices the death, so a shell stands between them for a while.
+    script = f"{program('mpich', 'coll_death')} {runner.directory} {form}; sleep 2"
+    argv, env = line("mpich", 3, ["sh", "-c", script], "weft")
+    outcome = runner.run(argv, env, 30)
+    for rank in (0, 2):
+        found = runner.directory / f"rank-{rank}"
+        assert found.exists() and found.read_text().startswith("MPI_ERR_OTHER after"), outcome.output[-3000:]
+
+
+def test_fortran_calls_pass_through(runner: harness.Runner) -> None:
+    """The Fortran functions of Intel MPI call those of C, in which the library takes part."""
+    need("impi")
+    built = harness.compile_c("coll_fortran", *(str(jobs.INTEL_MPI / "lib" / name) for name in FORTRAN))
+    argv, env = line("impi", 2, [str(built)], "weft")
+    outcome = runner.run(argv, env, 30).check()
+    assert "sum 3\n" in outcome.output
+    assert "weft-coll: 2 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output
 
 
 def test_program_without_mpi_runs(runner: harness.Runner) -> None:

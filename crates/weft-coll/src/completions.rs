@@ -1,21 +1,20 @@
 //! The completion calls of MPI, for libraries that do not poll generalized requests (Open MPI).
 //!
 //! Place in the data flow: each function first makes progress, or waits for this library's requests, and then calls the
-//! MPI library, which finds them complete. In libraries that poll themselves ([`requests::are_polled`]) and in programs
-//! without such requests, the call goes on at once.
+//! MPI library, which finds them complete. In libraries that poll themselves (MPICH, Intel MPI) and in programs without
+//! such requests, the call goes on at once.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::exports::export;
 use crate::mpi::SUCCESS;
-use crate::requests;
 use crate::run::{Op, Runtime, runtime};
 
-/// The runtime, if requests of this library are under way that the MPI library does not poll.
+/// The runtime, if there are requests of this library that the MPI library does not poll.
 fn polling() -> Option<&'static Runtime> {
-    let runtime = runtime()?;
-    (!requests::are_polled(runtime) && !runtime.state.lock().requests.is_empty()).then_some(runtime)
+    runtime().filter(|runtime| runtime.requests.load(Ordering::Acquire) > 0)
 }
 
 /// This library's operations among the program's requests.

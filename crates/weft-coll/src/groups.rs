@@ -1,8 +1,8 @@
 //! The groups of communicators, which all members agree upon.
 //!
 //! Place in the data flow: [`Runtime::communicator`] returns the group of a communicator. A communicator that is new
-//! gets one in a blocking call, which all members make: they agree that each can join, join, check that all are in the
-//! same group, and agree that each has joined. If one member cannot, the MPI library runs the collectives of all.
+//! gets one in a blocking call, which all members make: they agree on a name, join, check that all are in the same group,
+//! and agree that each has joined. If one member cannot, the MPI library runs the collectives of all.
 //!
 //! A non-blocking call must not wait for other members. It leaves a communicator without group to the MPI library.
 
@@ -48,19 +48,16 @@ impl Runtime {
     fn form(&self, comm: Handle) -> Option<Communicator> {
         static NEXT: AtomicI64 = AtomicI64::new(0);
         let pmpi = &self.pmpi;
-        // These answers are the same at all members.
+        // These answers are the same at all members. A member outside the world may even run without this library.
         if pmpi.is_inter(comm)? || !(2..=MAX_MEMBERS).contains(&pmpi.size(comm)?) {
             return None;
         }
         let member = Member { rank: pmpi.rank(comm)?, size: pmpi.size(comm)? };
-        let addresses = self.members(comm, member.size);
+        let addresses = self.members(comm, member.size)?;
         let own_rank = i64::try_from(pmpi.rank(self.own)?).unwrap_or(0);
         let name = own_rank << 40 | NEXT.fetch_add(1, Ordering::Relaxed);
-        let [can_join, name] = pmpi.smallest(comm, [i64::from(addresses.is_some()), name])?;
-        if can_join == 0 {
-            return None;
-        }
-        let group = self.join(&addresses?).filter(|&group| self.is_same(group, name));
+        let [name] = pmpi.smallest(comm, [name])?;
+        let group = self.join(&addresses).filter(|&group| self.is_same(group, name));
         if !pmpi.all_agree(comm, group.is_some()) {
             if let Some(group) = group {
                 self.state.lock().leave(group);

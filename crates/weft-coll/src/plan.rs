@@ -17,7 +17,7 @@ use crate::mpi::Handle;
 use crate::pmpi::Pmpi;
 use crate::types::Types;
 
-/// The most bytes of one member's buffer. Longer ones are left to the MPI library.
+/// The most bytes of a buffer. Longer ones are left to the MPI library.
 const MAX_BYTES: usize = 1 << 30;
 
 /// A buffer of a call.
@@ -112,26 +112,26 @@ pub(crate) fn decide(call: &Call, context: &Context<'_>) -> Option<Shape> {
     }
 }
 
+/// `None` for empty blocks, and for buffers that are too long.
+fn within_limits(block: usize, blocks: usize) -> Option<()> {
+    (1..=MAX_BYTES).contains(&block.checked_mul(blocks)?).then_some(())
+}
+
 impl Context<'_> {
     fn is_in_place(&self, buffer: &Buffer) -> bool {
         buffer.at.addr() == self.pmpi.mpi.in_place()
     }
 
     fn reduction(&self, call: &Call, none: Shape) -> Option<Shape> {
+        let members = self.member.size;
         let datatype = self.pmpi.mpi.handle(call.recv.datatype);
         let (datatype, op, size) = self.types.reduction(datatype, self.pmpi.mpi.handle(call.op))?;
         let count = usize::try_from(call.recv.count).ok()?;
-        self.within_limits(count.checked_mul(size)?)?;
+        within_limits(count.checked_mul(size)?, if call.operation == Operation::ReduceScatter { members } else { 1 })?;
         let input = if self.is_in_place(&call.send) { call.recv.at } else { call.send.at };
         let has_result = call.operation != Operation::Reduce || self.member.rank == none.root;
         let result = if has_result { Side::Plain(call.recv.at) } else { Side::None };
         Some(Shape { count, datatype, op, input: Side::Plain(input), result, ..none })
-    }
-
-    /// Nothing, unless a block has bytes, and one block for each member is not too long.
-    fn within_limits(&self, block: usize) -> Option<()> {
-        let all = block.checked_mul(self.member.size)?;
-        (1..=MAX_BYTES).contains(&all).then_some(())
     }
 
     fn movement(&self, call: &Call, none: Shape) -> Option<Shape> {
@@ -145,7 +145,7 @@ impl Context<'_> {
             _ => in_place,
         };
         let block = self.bytes(if from_recv { recv } else { send })?;
-        self.within_limits(block)?;
+        within_limits(block, if call.operation == Operation::Broadcast { 1 } else { size })?;
         let whole = |buffer| self.side(buffer, 0, size, block);
         let single = |buffer| self.side(buffer, 0, 1, block);
         // In place, the own block lies in the result.

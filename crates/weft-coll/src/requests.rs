@@ -8,6 +8,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::mpi::{Abi, Handle, SUCCESS, Symbol, UNDEFINED, pmpi};
 use crate::run::{Op, Runtime, runtime};
@@ -19,7 +20,7 @@ type Poll = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type Wait = unsafe extern "C" fn(c_int, *mut *mut c_void, f64, *mut c_void) -> c_int;
 
 /// Whether the MPI library polls requests itself.
-pub(crate) fn are_polled(runtime: &Runtime) -> bool {
+fn are_polled(runtime: &Runtime) -> bool {
     static START: Symbol = Symbol::new("MPIX_Grequest_start\0");
     runtime.pmpi.mpi.abi() == Abi::Mpich && START.find().is_some()
 }
@@ -58,6 +59,7 @@ pub(crate) fn open(runtime: &Runtime, op: &Arc<Op>) -> Option<Handle> {
     let request = runtime.pmpi.mpi.handle(request);
     op.set_request(request);
     if !polled {
+        runtime.requests.fetch_add(1, Ordering::AcqRel);
         runtime.state.lock().requests.insert(request, Arc::clone(op));
     }
     Some(request)
@@ -96,6 +98,7 @@ unsafe extern "C" fn free(extra: *mut c_void) -> c_int {
         let request = op.request();
         if state.requests.get(&request).is_some_and(|known| Arc::ptr_eq(known, &op)) {
             state.requests.remove(&request);
+            runtime.requests.fetch_sub(1, Ordering::AcqRel);
         }
     }
     SUCCESS

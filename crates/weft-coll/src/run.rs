@@ -41,6 +41,8 @@ pub(crate) struct Runtime {
     parts: Parts,
     /// Operations that have not ended.
     under_way: AtomicUsize,
+    /// Requests in [`State::requests`].
+    pub(crate) requests: AtomicUsize,
     closed: AtomicBool,
     pub(crate) state: Mutex<State>,
 }
@@ -269,6 +271,7 @@ impl Runtime {
         Self {
             parts,
             under_way: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             state: Mutex::new(State::new(endpoint)),
         }

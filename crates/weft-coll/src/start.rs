@@ -145,7 +145,11 @@ fn open_domain() -> Result<Domain, String> {
         ..Requirements::default()
     };
     let try_in = |library: Result<&'static Library, weft_client::Error>| {
-        library.and_then(|library| Domain::open(library, &requirements)).map_err(|error| error.to_string())
+        let library = library.map_err(|error| error.to_string())?;
+        Domain::open(library, &requirements).map_err(|error| match library.providers() {
+            Ok(names) if names.iter().any(|name| name == "weft") => error.to_string(),
+            _ => "libfabric has not loaded it".to_owned(),
+        })
     };
     let loaded = Library::loaded("libfabric.so.1").map(try_in);
     if let Some(Ok(domain)) = loaded {
