@@ -1,8 +1,8 @@
 //! The groups of communicators, which all members agree upon.
 //!
 //! Place in the data flow: [`Runtime::communicator`] returns the group of a communicator. A communicator that is new
-//! gets one in a blocking call, which all members make: they agree on a name, join, check that all are in the same group,
-//! and agree that each has joined. If one member cannot, the MPI library runs the collectives of all.
+//! gets one in a blocking call, which all members make: they agree on a name, join, check that all are in the same
+//! group, and agree that each has joined. If one member cannot, the MPI library runs the collectives of all.
 //!
 //! A non-blocking call must not wait for other members. It leaves a communicator without group to the MPI library.
 
