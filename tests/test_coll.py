@@ -136,6 +136,19 @@ def test_death_ends_collectives_with_an_error(runner: harness.Runner, form: str)
         assert found.exists() and found.read_text().startswith("MPI_ERR_OTHER after"), outcome.output[-3000:]
 
 
+def test_hosts_share_collectives(runner: harness.Runner) -> None:
+    """Two hosts with two ranks each: shared memory inside a host, TCP between them."""
+    need("mpich")
+    harness.need_sandbox()
+    alone = runner.run(jobs.mpich(4, [program("mpich")]), jobs.mpich_environment("weft"), 60).check()
+    argv, env = line("mpich", 4, [program("mpich")], "weft")
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2"]
+    outcome = runner.run([str(harness.SUPPORT / "two-hosts.sh"), argv[0], *launcher, *place, *argv[1:]], env, 90).check()
+    assert digests(outcome.output) == digests(alone.output), outcome.output[-3000:]
+    assert re.search(r"weft-coll: \d{4} collectives by weft, 6 by the MPI library", outcome.output)
+
+
 def test_fortran_calls_pass_through(runner: harness.Runner) -> None:
     """The Fortran functions of Intel MPI call those of C, in which the library takes part."""
     need("impi")

@@ -16,6 +16,7 @@ pub(crate) struct Constants {
     byte: Handle,
     long: Handle,
     min: Handle,
+    errors_return: Handle,
 }
 
 impl Constants {
@@ -27,6 +28,7 @@ impl Constants {
             byte: mpi.constant(0x4c00_010d, c"ompi_mpi_byte")?,
             long: mpi.constant(0x4c00_0807, c"ompi_mpi_long")?,
             min: mpi.constant(0x5800_0002, c"ompi_mpi_op_min")?,
+            errors_return: mpi.constant(0x5400_0001, c"ompi_mpi_errors_return")?,
         })
     }
 }
@@ -64,10 +66,14 @@ impl Pmpi {
         Some(flag != 0)
     }
 
+    /// A duplicate of a communicator on which errors do not end the program.
     pub(crate) fn duplicate(&self, comm: Handle) -> Option<Handle> {
         let mut new: Handle = 0;
         succeeded(pmpi!("PMPI_Comm_dup", comm => Handle, &raw mut new => *mut Handle))?;
-        Some(self.mpi.handle(new))
+        let new = self.mpi.handle(new);
+        let handler = self.constants.errors_return;
+        succeeded(pmpi!("PMPI_Comm_set_errhandler", new => Handle, handler => Handle))?;
+        Some(new)
     }
 
     pub(crate) fn free_communicator(&self, mut comm: Handle) {
