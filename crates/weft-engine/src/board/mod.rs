@@ -9,10 +9,12 @@
 //! Layout, in words of 8 bytes:
 //! ```text
 //! | poison | bank 0 | bank 1 | … |
-//! bank: | arrived | released | departed | combiner | result | slot of member 0 | slot of member 1 | … |
+//! bank: | arrived, departed, combiner | released | result | slot of member 0 | slot of member 1 | … |
 //! slot: | entered | contribution |
 //! ```
-//! Each counter has 128 bytes of its own, because processors fetch cache lines in pairs.
+//! Each of these parts begins 128 bytes after the one before, because processors fetch cache lines in pairs. Members
+//! poll `released`, and would slow down those that arrive if it shared their line. With few members the additional line
+//! costs more than that, and `released` follows the combiner.
 //!
 //! Trust: the members of a group have the same user and know each other's names. A member can stop the collectives of
 //! its groups, or spoil their results. It cannot do more: all words are atomics, and no offset or length is read from
@@ -38,13 +40,15 @@ pub(crate) const SLOT_BYTES: usize = 4096;
 /// The most members of a board.
 pub(crate) const MAX_MEMBERS: usize = 64;
 /// Operations of one group that may be on the board at a time. Later ones wait.
-const BANKS: usize = 4;
+const BANKS: usize = 8;
 
-/// Words of a counter with its distance to the next one.
+/// Words of a pair of cache lines.
 const COUNTER_WORDS: usize = 16;
 const SLOT_WORDS: usize = SLOT_BYTES / 8;
-/// The four counters of a bank and the result.
-const BANK_WORDS: usize = 4 * COUNTER_WORDS + SLOT_WORDS;
+/// The counters of a bank and the result.
+const BANK_WORDS: usize = 2 * COUNTER_WORDS + SLOT_WORDS;
+/// The most members for which all counters share a line.
+const FEW_MEMBERS: usize = 4;
 const MEMBER_WORDS: usize = COUNTER_WORDS + SLOT_WORDS;
 /// Bytes that are copied at a time between client memory and a board.
 const CHUNK_BYTES: usize = 256;
@@ -105,8 +109,8 @@ impl HostBoard {
         let words = &self.board.words()[self.bank_at(turn)..];
         Bank {
             arrived: &words[0],
-            released: &words[COUNTER_WORDS],
-            departed: &words[2 * COUNTER_WORDS],
+            departed: &words[1],
+            released: &words[if self.members <= FEW_MEMBERS { 3 } else { COUNTER_WORDS }],
             members: self.members as u64,
             turn,
             lap: turn / BANKS as u64,
@@ -114,7 +118,7 @@ impl HostBoard {
     }
 
     fn combiner(&self, turn: u64) -> &AtomicU64 {
-        &self.board.words()[self.bank_at(turn) + 3 * COUNTER_WORDS]
+        &self.board.words()[self.bank_at(turn) + 2]
     }
 
     fn entered(&self, turn: u64, place: usize) -> &AtomicU64 {
@@ -127,7 +131,7 @@ impl HostBoard {
     }
 
     fn result(&self, turn: u64) -> &[AtomicU64] {
-        let at = self.bank_at(turn) + 4 * COUNTER_WORDS;
+        let at = self.bank_at(turn) + 2 * COUNTER_WORDS;
         &self.board.words()[at..at + SLOT_WORDS]
     }
 

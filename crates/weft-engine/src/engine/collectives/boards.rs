@@ -87,8 +87,9 @@ pub(super) struct Host {
     places: Places,
     /// The members on this host by place; `None`: this member, or not known yet.
     peers: Vec<Option<PeerId>>,
-    /// Members that have been lost.
+    /// Members that have been lost, and whether there are any.
     lost: Vec<Option<LinkError>>,
+    any_lost: bool,
     /// Members to which the leader has passed the board.
     passed: Vec<bool>,
     /// The context of the join.
@@ -114,6 +115,7 @@ impl Host {
         Self {
             peers: vec![None; members],
             lost: vec![None; members],
+            any_lost: false,
             passed: vec![false; members],
             join,
             board,
@@ -163,6 +165,7 @@ impl Host {
         for (peer, lost) in self.peers.iter().zip(&mut self.lost) {
             if *peer == Some(peer_id) {
                 *lost = lost.or(Some(why));
+                self.any_lost = true;
             }
         }
     }
@@ -308,6 +311,9 @@ impl BoardRun {
     /// that combines, one that has not arrived, or the leader that exchanges. A turn that is released ends
     /// well all the same.
     fn needs_lost(&self, host: &Host, board: &HostBoard) -> Option<LinkError> {
+        if !host.any_lost {
+            return None;
+        }
         let source = host.place_here(self.request.root);
         host.lost.iter().enumerate().find_map(|(place, lost)| {
             let needed = match self.has_source() {
@@ -321,7 +327,7 @@ impl BoardRun {
     /// [`BoardRun::needs_lost`] for a member that has not entered. A bank that a lost member occupies never
     /// becomes free.
     fn entry_needs_lost(&self, host: &Host, board: &HostBoard) -> Option<LinkError> {
-        if board.is_released(self.turn) {
+        if !host.any_lost || board.is_released(self.turn) {
             return None;
         }
         if board.is_free(self.turn) {
@@ -611,13 +617,11 @@ impl Advance<'_> {
             self.prepare_parts();
             return Outcome::Exchanges;
         }
-        let has_lost = self.host.lost.iter().any(Option::is_some);
-        if has_lost && !self.host.spans_hosts() && !self.run.has_source() && self.board.is_full(turn) {
+        if self.host.any_lost && !self.host.spans_hosts() && !self.run.has_source() && self.board.is_full(turn) {
             // The member that arrived last may be the one that is lost.
             self.combine();
         }
-        let lost = if has_lost { self.run.needs_lost(self.host, self.board) } else { None };
-        match self.broken(lost) {
+        match self.broken(self.run.needs_lost(self.host, self.board)) {
             // The member may have released the turn before it was lost.
             Some(_) | None if self.board.is_released(turn) => self.leave(),
             Some(fault) => self.fail(fault),
