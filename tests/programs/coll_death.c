@@ -1,5 +1,5 @@
-// Rank 1 kills itself among reductions. The other ranks write the error that they get, and how long they waited, to files
-// DIRECTORY/rank-N: a launcher may lose the output of ranks that end as it notices a death.
+// Rank 1 kills itself among reductions. The other ranks write the error that they get, and how long they waited, to
+// files DIRECTORY/rank-N: a launcher may lose the output of ranks that end as it notices a death.
 //
 //     coll_death DIRECTORY blocking|non-blocking
 
