@@ -8,6 +8,7 @@ import re
 import harness
 import jobs
 import pytest
+import test_coll
 
 LINK = re.compile(r"^\[(\d+)\].*link (?:to|from) (\S+) over (shm|tcp)\b", re.MULTILINE)
 
@@ -61,3 +62,21 @@ def test_connections_that_break(runner: harness.Runner, encrypt: str) -> None:
     assert "all pairs: good" in outcome.output
     resumed = len(re.findall("the connection with .* is restored", outcome.output))
     assert resumed >= 5, f"{resumed} connections were replaced"
+
+
+def test_collectives(runner: harness.Runner) -> None:
+    """Collectives of an MPI program over two hosts give what the MPI library alone gives. Members of a host share
+    memory, and the hosts exchange messages."""
+    harness.need_sandbox()
+    test_coll.need("mpich")
+    program = test_coll.program("mpich")
+    alone = runner.run(jobs.mpich(4, [program]), jobs.mpich_environment("weft"), 60).check()
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2", "-genv", "LD_PRELOAD", test_coll.SHIM]
+    env = jobs.mpich_environment("weft", FI_WEFT_COLL_REPORT="1")
+    command = jobs.mpich(4, [program], *launcher, *place)
+    outcome = runner.run([str(harness.SUPPORT / "two-hosts.sh"), *command], env, timeout_s=120).check()
+    digests = test_coll.digests(alone.output)
+    assert len(digests) == 4 and test_coll.digests(outcome.output) == digests, outcome.output[-3000:]
+    expected = re.search(r"expected: (\d+ collectives by weft, \d+ by the MPI library)", outcome.output)
+    assert expected and f"weft-coll: {expected[1]}" in outcome.output, outcome.output[-3000:]

@@ -4,6 +4,7 @@
 //! `bank.rs` is included as it ships. Two members use one bank for two operations, one after the other. The slots and
 //! the result belong to the checker, which reports an access that is not ordered after the previous one. Each member
 //! must find the contributions of its own turn: a bank is not used again while a member still reads it.
+#![allow(clippy::arc_with_non_send_sync, unsafe_code)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
 use std::sync::Arc;
@@ -67,7 +68,7 @@ impl Shared {
         }
         self.slots[place].with_mut(|slot| write(slot, part(place, turn)));
         if bank.arrive() {
-            let sum = (0..MEMBERS).map(|place| self.slots[place].with(|slot| read(slot))).sum();
+            let sum = (0..MEMBERS).map(|place| self.slots[place].with(read)).sum();
             self.result.with_mut(|result| write(result, sum));
             self.combined.fetch_add(1, Ordering::Relaxed);
             bank.release();
@@ -75,8 +76,8 @@ impl Shared {
         while !bank.is_released() {
             loom::thread::yield_now();
         }
-        assert_eq!(self.result.with(|result| read(result)), part(0, turn) + part(1, turn), "the result of this turn");
-        assert_eq!(self.slots[1 - place].with(|slot| read(slot)), part(1 - place, turn), "the slot of this turn");
+        assert_eq!(self.result.with(read), part(0, turn) + part(1, turn), "the result of this turn");
+        assert_eq!(self.slots[1 - place].with(read), part(1 - place, turn), "the slot of this turn");
         bank.depart();
     }
 }
