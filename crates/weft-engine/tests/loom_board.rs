@@ -4,7 +4,7 @@
 //! `bank.rs` is included as it ships. Two members use one bank for two operations, one after the other. The slots and
 //! the result belong to the checker, which reports an access that is not ordered after the previous one. Each member
 //! must find the contributions of its own turn: a bank is not used again while a member still reads it.
-#![allow(clippy::arc_with_non_send_sync, unsafe_code)]
+#![allow(clippy::arc_with_non_send_sync, clippy::unwrap_used, unsafe_code)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
 use std::sync::Arc;
