@@ -12,7 +12,7 @@ use std::io;
 use clap::ValueEnum;
 use clap_mangen::Man;
 use weft_engine::amo::{Class, Form, OPS, OpRow, TYPES};
-use weft_fi::observe::publish::layout::{Endpoint, Peer};
+use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
 use weft_fi::params::TABLE;
 
 use crate::stat::PUBLISHED_OTHERWISE;
@@ -34,6 +34,7 @@ const PARAMETERS: &str = ".\\\" @PARAMETERS@\n";
 const ATOMICS: &str = ".\\\" @ATOMICS@\n";
 const ENDPOINT_COUNTERS: &str = ".\\\" @ENDPOINT_COUNTERS@\n";
 const PEER_COUNTERS: &str = ".\\\" @PEER_COUNTERS@\n";
+const GROUP_FIGURES: &str = ".\\\" @GROUP_FIGURES@\n";
 
 /// The page, in roff.
 pub(crate) fn page() -> String {
@@ -42,6 +43,7 @@ pub(crate) fn page() -> String {
         .replace(ATOMICS, &atomics())
         .replace(ENDPOINT_COUNTERS, &counters(Endpoint::FIELDS))
         .replace(PEER_COUNTERS, &counters(Peer::FIELDS))
+        .replace(GROUP_FIGURES, &counters(Group::FIELDS))
         .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
 }
 

@@ -207,6 +207,8 @@ params! {
         "Longest time that closing an endpoint waits for sent data to leave.";
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
         "Time that the thread for automatic progress polls for work before it sleeps.";
+    coll_boards: bool = "yes", "yes/no", "COLL_BOARDS",
+        "Perform the collectives of endpoints on the same host in memory that they share. Where a host has no such memory, the whole group uses messages.";
     progress_affinity: Option<String> = "", "list", "PROGRESS_AFFINITY",
         "Processors that the thread for automatic progress may run on, such as 1,4-7. Default: the processors of the thread that enables the first endpoint.";
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
-use weft_fi::observe::publish::layout::{self, Endpoint, Head, Peer};
+use weft_fi::observe::publish::layout::{self, Endpoint, Group, Head, Peer};
 
 /// Number of attempts to read a block that is being written.
 const TRIES: usize = 5;
@@ -41,6 +41,15 @@ pub(crate) struct Published {
     /// Time since the publication.
     pub(crate) age: Duration,
     pub(crate) peers: Vec<Peer>,
+    /// Groups with collectives under way.
+    pub(crate) groups: Vec<Group>,
+}
+
+impl Published {
+    /// Time since the first publication that showed a group's operation.
+    pub(crate) fn age_of(&self, group: &Group) -> Duration {
+        self.age + Duration::from_nanos(self.endpoint.published_ns.saturating_sub(group.since_ns))
+    }
 }
 
 /// The reason why a process is not shown.
@@ -165,8 +174,13 @@ fn read(file: &OwnedFd) -> Option<(Head, Published)> {
     // rows by their numbers.
     while rows.pop_if(|row| row.is_none()).is_some() {}
     let peers = rows.into_iter().map(Option::unwrap_or_default).collect();
+    let groups = (0..if head.group_words == 0 { 0 } else { layout::MAX_GROUPS })
+        .filter_map(|number| block(file, layout::GROUPS_AT + number * layout::GROUP_BYTES, head.group_words))
+        .map(|words| Group::from_words(&words))
+        .filter(|group| group.members > 0)
+        .collect();
     let age = Duration::from_nanos(now_ns().saturating_sub(endpoint.published_ns));
-    Some((head, Published { endpoint, age, peers }))
+    Some((head, Published { endpoint, age, peers, groups }))
 }
 
 fn block(file: &OwnedFd, at: usize, words: usize) -> Option<Vec<u64>> {

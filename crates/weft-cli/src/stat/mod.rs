@@ -11,7 +11,7 @@ use std::io;
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
-use weft_fi::observe::publish::layout::{Endpoint, Peer};
+use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
 
 use crate::render::{self, Text};
 use find::{Process, Published};
@@ -27,8 +27,20 @@ pub(crate) fn look(pid: u32) -> io::Result<Stat> {
 }
 
 /// Published fields that JSON and the man page present in another form.
-pub(crate) const PUBLISHED_OTHERWISE: &[&str] =
-    &["ip_high", "ip_low", "port", "id", "address", "state", "device", "published_ns", "opened_ns"];
+pub(crate) const PUBLISHED_OTHERWISE: &[&str] = &[
+    "ip_high",
+    "ip_low",
+    "port",
+    "id",
+    "address",
+    "state",
+    "device",
+    "published_ns",
+    "opened_ns",
+    "operation",
+    "awaited_ranks",
+    "since_ns",
+];
 
 fn counters(fields: &[(&str, &str)], words: impl Iterator<Item = u64>) -> Map<String, Value> {
     let named = fields.iter().zip(words).filter(|((name, _), _)| !PUBLISHED_OTHERWISE.contains(name));
@@ -44,8 +56,49 @@ fn peer_json(peer: &Peer) -> Value {
     map.into()
 }
 
+fn group_json(published: &Published, group: &Group) -> Value {
+    let mut map = counters(Group::FIELDS, group.words());
+    map.insert("operation".into(), group.operation_name().into());
+    map.insert("awaited_ranks".into(), group.awaited_below_64().collect());
+    map.insert("age_ms".into(), u64::try_from(published.age_of(group).as_millis()).unwrap_or(u64::MAX).into());
+    map.into()
+}
+
+const GROUP_HEADS: [&str; 8] =
+    ["group", "rank", "operation", "number", "block", "under way", "waits for ranks", "since"];
+
+/// The cells of a group under [`GROUP_HEADS`].
+fn group_cells(published: &Published, group: &Group) -> [String; 8] {
+    [
+        group.number.to_string(),
+        format!("{} of {}", group.rank, group.members),
+        group.operation_name().to_owned(),
+        group.sequence.to_string(),
+        format!("{} B", group.block_bytes),
+        group.under_way.to_string(),
+        awaited(group),
+        format!("{:.1} s", published.age_of(group).as_secs_f64()),
+    ]
+}
+
+/// Most ranks that are listed by name.
+const LISTED: usize = 8;
+
+/// Lists the members that a group's operation waits for.
+fn awaited(group: &Group) -> String {
+    let mut ranks: Vec<String> = group.awaited_below_64().take(LISTED).map(|rank| rank.to_string()).collect();
+    let others = group.awaited.saturating_sub(ranks.len() as u64);
+    match (ranks.is_empty(), others) {
+        (true, 0) => return String::new(),
+        (true, _) => return format!("{others} above 63"),
+        (false, 0) => {}
+        (false, _) => ranks.push(format!("{others} more")),
+    }
+    ranks.join(", ")
+}
+
 fn endpoint_json(published: &Published) -> Value {
-    let Published { endpoint, age, peers } = published;
+    let Published { endpoint, age, peers, groups } = published;
     let ms = |ns: u64| ns / 1_000_000;
     let mut map = counters(Endpoint::FIELDS, endpoint.words());
     map.insert("name".into(), endpoint.name().into());
@@ -53,6 +106,7 @@ fn endpoint_json(published: &Published) -> Value {
     map.insert("open_ms".into(), ms(endpoint.published_ns.saturating_sub(endpoint.opened_ns)).into());
     map.insert("peer_sums".into(), counters(Peer::FIELDS, together(peers).words()).into());
     map.insert("peer_list".into(), peers.iter().filter(|peer| known(peer)).map(peer_json).collect());
+    map.insert("group_list".into(), groups.iter().map(|group| group_json(published, group)).collect());
     map.into()
 }
 
@@ -91,7 +145,7 @@ impl Text for Stat {
         let Process { pid, command, version, endpoints } = &self.0;
         let mut text = format!("process {pid}, weft {version}: {command}\n");
         for published in endpoints {
-            let Published { endpoint, age, peers } = published;
+            let Published { endpoint, age, peers, groups } = published;
             // Writing to a string cannot fail.
             let _ = writeln!(text, "\nendpoint {}, as of {} ms ago", endpoint.name(), age.as_millis());
             let counted = Endpoint::FIELDS.iter().zip(endpoint.words());
@@ -101,6 +155,10 @@ impl Text for Stat {
                 counted.map(|((name, help), word)| [(*name).to_owned(), word.to_string(), (*help).to_owned()]),
             );
             text += "\n";
+            if !groups.is_empty() {
+                text += &render::table(GROUP_HEADS, groups.iter().map(|group| group_cells(published, group)));
+                text += "\n";
+            }
             let shown = peers.iter().filter(|peer| known(peer));
             let link = |peer: &Peer| peer.device_name().unwrap_or_else(|| peer.state_name().to_owned());
             let all = (shown.clone().count() > 1).then(|| ("together".to_owned(), String::new(), together(peers)));
@@ -152,7 +210,8 @@ mod tests {
         let endpoint = Endpoint { peers: 2, unexpected: 3, ..Endpoint::default() };
         let peer = Peer { state: 2, messages_sent: 5, address: u64::MAX, ..Peer::default() };
         let empty = Peer { address: 1, ..Peer::default() };
-        let published = Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, empty] };
+        let published =
+            Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, empty], groups: Vec::new() };
         Stat(Process { pid: 9, command: "a.out".into(), version: "1".into(), endpoints: vec![published] })
     }
 

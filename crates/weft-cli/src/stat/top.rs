@@ -119,7 +119,21 @@ fn table(before: &BTreeMap<u32, Process>, after: &BTreeMap<u32, Process>) -> Str
     if after.is_empty() {
         return "no process of this user has an open weft endpoint\n".to_owned();
     }
-    render::table(HEADS, after.values().map(|process| row(before.get(&process.pid), process)))
+    render::table(HEADS, after.values().map(|process| row(before.get(&process.pid), process))) + &collectives(after)
+}
+
+/// The collectives under way of all processes; empty without any.
+fn collectives(processes: &BTreeMap<u32, Process>) -> String {
+    let published = processes.values().flat_map(|process| process.endpoints.iter().map(|at| (process.pid, at)));
+    let rows = published.flat_map(|(pid, at)| at.groups.iter().map(move |group| (pid, at, group)));
+    let rows: Vec<Vec<String>> = rows
+        .map(|(pid, at, group)| std::iter::once(pid.to_string()).chain(super::group_cells(at, group)).collect())
+        .collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let heads: Vec<&str> = std::iter::once("pid").chain(super::GROUP_HEADS).collect();
+    "\n".to_owned() + &render::table_of(&heads, rows)
 }
 
 fn look() -> io::Result<BTreeMap<u32, Process>> {
@@ -156,6 +170,7 @@ mod tests {
             endpoint: Endpoint { published_ns, opened_ns: 1, ..Endpoint::default() },
             age: Duration::from_millis(20),
             peers: vec![Peer { messages_sent, bytes_sent: 8 * messages_sent, state: 2, ..Peer::default() }],
+            groups: Vec::new(),
         }
     }
 
@@ -180,19 +195,33 @@ mod tests {
     fn endpoints_opened_in_one_tick_have_separate_rates() {
         let process = |published_ns, counts: [u64; 3]| {
             let endpoints = (1..).zip(counts).map(|(number, count)| {
-                let Published { endpoint, age, peers } = published(published_ns, count);
+                let Published { endpoint, age, peers, groups } = published(published_ns, count);
                 // By port, by address, by identifier.
                 let endpoint = match number {
                     1 => Endpoint { port: 1, ..endpoint },
                     2 => Endpoint { ip_low: 1, ..endpoint },
                     _ => Endpoint { id: 1, ..endpoint },
                 };
-                Published { endpoint, age, peers }
+                Published { endpoint, age, peers, groups }
             });
             Process { pid: 3, command: String::new(), version: String::new(), endpoints: endpoints.collect() }
         };
         let before = process(1_000_000_000, [1000, 100, 0]);
         assert_eq!(row(Some(&before), &process(2_000_000_000, [1010, 110, 10]))[2], "30");
+    }
+
+    #[test]
+    fn collectives_under_way_name_the_awaited_ranks() {
+        use weft_fi::observe::publish::layout::Group;
+        let (number, members) = (2, 80);
+        let group = Group { number, rank: 1, members, under_way: 3, operation: 1, ..Group::default() };
+        let groups = vec![Group { sequence: 17, awaited: 2, awaited_ranks: 0b1001, ..group }];
+        let endpoints = vec![Published { groups, ..published(5_000_000_000, 0) }];
+        let process = Process { pid: 3, command: String::new(), version: String::new(), endpoints };
+        let text = collectives(&BTreeMap::from([(3, process.clone())]));
+        assert!(["1 of 80", "barrier", "17", "0, 3", "5.0 s"].iter().all(|word| text.contains(word)), "{text}");
+        let idle = Process { endpoints: vec![published(0, 0)], ..process };
+        assert_eq!(collectives(&BTreeMap::from([(3, idle)])), "");
     }
 
     #[test]

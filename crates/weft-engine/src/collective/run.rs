@@ -94,6 +94,15 @@ impl Run {
         self.under_way
     }
 
+    /// The ranks of the members whose messages have not arrived, of the receives started so far.
+    pub fn awaited(&self) -> impl Iterator<Item = u32> {
+        let started = self.schedule.tasks().iter().take(self.next).enumerate();
+        started.filter_map(|(index, task)| match *task {
+            Task::Receive { from, .. } if !self.is_complete(u32::try_from(index).unwrap_or(u32::MAX)) => Some(from),
+            _ => None,
+        })
+    }
+
     fn is_complete(&self, task: u32) -> bool {
         self.complete.get(task as usize / 64).is_some_and(|word| word & (1 << (task % 64)) != 0)
     }

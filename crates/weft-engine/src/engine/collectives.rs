@@ -21,6 +21,7 @@
 
 mod boards;
 mod join;
+mod report;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,6 +45,7 @@ use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::wire::{F_ACK, F_DATA, Reader, Rts};
 use boards::{BoardRun, Host};
 use join::Joined;
+pub use report::GroupReport;
 
 /// Bits of a tag for the message's number in its schedule.
 const NUMBER_BITS: u32 = 14;

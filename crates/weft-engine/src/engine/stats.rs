@@ -10,6 +10,7 @@
 use crate::api::Addr;
 use crate::engine::Engine;
 use crate::engine::State;
+pub use crate::engine::collectives::GroupReport;
 use crate::engine::ids::PeerId;
 use crate::engine::peer::PeerState;
 use crate::mrcache;

@@ -183,6 +183,7 @@ impl Ep {
             stranger_bytes: params.unknown_peers_bytes,
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
+            boards: params.coll_boards,
             probe: Some(weft_os::accessible),
             role: self.ty.role(),
         }

@@ -22,14 +22,15 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, Mode};
 use rustix::process::getpid;
 use rustix::time::{ClockId, clock_gettime};
+use weft_engine::collective::Operation;
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
-use weft_engine::stats::{LinkStatus, PeerReport, Report};
+use weft_engine::stats::{GroupReport, LinkStatus, PeerReport, Report};
 use weft_nic::{Device, Stats};
 use weft_os::memfile;
 
 use crate::endpoint::cell::Eng;
-use layout::{Endpoint, Head, Peer};
+use layout::{Endpoint, Group, Head, Peer};
 
 /// Rounds of progress between two reads of the clock.
 pub(crate) const ROUNDS_PER_CHECK: u64 = 256;
@@ -52,6 +53,8 @@ pub(crate) struct Publisher {
     round: u64,
     /// The first peer of the next turn.
     next_peer: usize,
+    /// The published collectives.
+    groups: [Group; layout::MAX_GROUPS],
     /// Buffers for the written bytes. They are not on the client's stack, which may be small. They are
     /// allocated once: a signal handler may end the program during a write, and exit handlers need the heap.
     rows: [[u8; layout::PEER_BYTES]; ROWS],
@@ -90,6 +93,7 @@ impl Publisher {
             published_ns: 0,
             round: 0,
             next_peer: 0,
+            groups: [Group::default(); layout::MAX_GROUPS],
             rows: [[0; layout::PEER_BYTES]; ROWS],
             block: [0; layout::PEERS_AT - layout::ENDPOINT_AT],
         };
@@ -137,6 +141,15 @@ impl Publisher {
             }
         }
         let mut endpoint = endpoint(&engine.name(), &report, counters, &engine.nic().stats());
+        let mut reports = [GroupReport::default(); layout::MAX_GROUPS];
+        (endpoint.busy_groups, endpoint.collectives) = engine.group_reports(&mut reports);
+        let before = std::mem::replace(&mut self.groups, reports.map(|report| group(&report, now_ns)));
+        let places = self.block[layout::GROUPS_AT - layout::ENDPOINT_AT..].chunks_exact_mut(layout::GROUP_BYTES);
+        for (place, group) in places.zip(&mut self.groups) {
+            let is_same = |old: &&Group| old.members > 0 && group_key(old) == group_key(group);
+            group.since_ns = before.iter().find(is_same).map_or(group.since_ns, |old| old.since_ns);
+            layout::block(place, self.round, group.words());
+        }
         (endpoint.published_ns, endpoint.opened_ns) = (now_ns, self.opened_ns);
         layout::block(&mut self.block, self.round, endpoint.words());
         self.write(&self.block, layout::ENDPOINT_AT);
@@ -197,6 +210,29 @@ fn endpoint(of: &EpName, report: &Report, counters: &CellCounters, stats: &Stats
         endpoint.tcp_resumed = tcp.resumed;
     }
     endpoint
+}
+
+/// The row of a group whose oldest operation is seen for the first time.
+fn group(report: &GroupReport, now_ns: u64) -> Group {
+    // The operations' places in the list of names.
+    let place = |operation| Operation::ALL.iter().position(|other| *other == operation).unwrap_or(usize::MAX - 1) + 1;
+    Group {
+        number: report.number.into(),
+        rank: report.rank.into(),
+        members: report.members.into(),
+        under_way: report.under_way,
+        operation: report.operation.map_or(0, |operation| place(operation) as u64),
+        sequence: report.sequence,
+        block_bytes: report.block_bytes,
+        awaited: report.awaited.into(),
+        awaited_ranks: report.awaited_ranks,
+        since_ns: now_ns,
+    }
+}
+
+/// The words by which an operation is recognized in the next publication.
+const fn group_key(group: &Group) -> (u64, u64, u64) {
+    (group.number, group.sequence, group.operation)
 }
 
 fn peer(report: &PeerReport, device: impl FnOnce(LinkId) -> Option<&'static str>) -> Peer {
@@ -320,8 +356,42 @@ mod tests {
             tcp_refused: 22,
             tcp_breaks: 20,
             tcp_resumed: 21,
+            busy_groups: 0,
+            collectives: 0,
         };
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_word_of_a_group_comes_from_its_own_figure() {
+        let report = GroupReport {
+            number: 1,
+            rank: 2,
+            members: 3,
+            under_way: 4,
+            operation: Some(Operation::Gather),
+            sequence: 5,
+            block_bytes: 6,
+            awaited: 7,
+            awaited_ranks: 8,
+        };
+        let expected = Group {
+            number: 1,
+            rank: 2,
+            members: 3,
+            under_way: 4,
+            operation: 9,
+            sequence: 5,
+            block_bytes: 6,
+            awaited: 7,
+            awaited_ranks: 8,
+            since_ns: 9,
+        };
+        assert_eq!(group(&report, 9), expected);
+        let names = Operation::ALL.map(|operation| {
+            group(&GroupReport { operation: Some(operation), ..report }, 0).operation_name().replace('_', "")
+        });
+        assert_eq!(names, Operation::ALL.map(|operation| format!("{operation:?}").to_lowercase()));
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
+use weft_fi::observe::publish::layout;
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::open;
+use crate::published;
 use crate::rig::MODELS;
 use crate::side::{Side, err, fabric_err, scenes, until};
 
@@ -23,6 +25,7 @@ pub(crate) fn all(lib: &Lib) {
             ("in place", in_place),
             ("many at a time", many_at_a_time),
             ("two groups", two_groups),
+            ("published", published_groups),
             ("counters and selective queues", quiet_successes),
         ],
     );
@@ -525,6 +528,39 @@ fn two_groups(lib: &Lib) {
         run(&members, &all, &third, &[case(What::Scatter)], false);
     }
     leave(members, first.into_iter().chain(second).chain(third).collect());
+}
+
+/// The pages for `weft stat` show a barrier under way, and the rank that has not entered it.
+fn published_groups(lib: &Lib) {
+    let members = gather_members(lib, 3, FI_PROGRESS_MANUAL);
+    let all = [0, 1, 2];
+    let groups = form(&members, &all);
+    let case = Case { what: What::Barrier, root: 0, count: 0, seed: 0 };
+    let start = |rank: usize| {
+        let mut part = Part::new(case, rank, 3);
+        assert_eq!(part.start(members[rank].side.ep, groups[rank].addr(), 0), 0);
+    };
+    (0..2).for_each(start);
+    let shown = |group: &layout::Group| {
+        (group.members, group.operation_name(), group.under_way) == (3, "barrier", 1)
+            && (group.awaited, group.awaited_ranks) == (1, 1 << 2)
+    };
+    let found = |wanted: usize| {
+        members.iter().for_each(|member| member.side.progress());
+        (published::groups().iter().filter(|group| shown(group)).count() == wanted).then_some(())
+    };
+    until(|| found(2));
+    start(2);
+    for member in &members {
+        let progress = || members.iter().for_each(|member| member.side.progress());
+        let entry = until(|| {
+            progress();
+            member.side.poll()
+        });
+        assert_eq!(entry.done().flags, FI_COLLECTIVE);
+    }
+    until(|| found(0));
+    leave(members, groups);
 }
 
 /// A collective that asks for no completion makes no entry, and transmit counters count it.

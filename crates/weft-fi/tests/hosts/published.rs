@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use weft_fi::observe::publish::layout::{self, Endpoint, Head, Peer};
+use weft_fi::observe::publish::layout::{self, Endpoint, Group, Head, Peer};
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
@@ -73,6 +73,17 @@ fn published() -> Vec<(Endpoint, Peer)> {
         Some((endpoint, Peer::from_words(&block(layout::PEERS_AT, head.peer_words)?)))
     };
     pages().into_iter().filter_map(read).collect()
+}
+
+/// The groups with collectives under way, of all endpoints of this process.
+pub(crate) fn groups() -> Vec<Group> {
+    let read = |page: &[u8]| -> Vec<Group> {
+        let head = Head::parse(page).unwrap();
+        let rows = page.get(layout::GROUPS_AT..layout::PEERS_AT).unwrap_or_default();
+        let rows = rows.chunks_exact(layout::GROUP_BYTES).filter_map(|row| layout::take(row, head.group_words));
+        rows.map(|words| Group::from_words(&words)).filter(|group| group.members > 0).collect()
+    };
+    pages().iter().flat_map(|page| read(page)).collect()
 }
 
 /// Waits until one of the pages of these sides satisfies the condition, and returns it.

@@ -210,6 +210,17 @@ impl Host {
         self.places.hosts.len() > 1
     }
 
+    /// The ranks of the members on this host that have a part in an operation and have not entered it.
+    pub(super) fn missing(&self, run: &BoardRun) -> impl Iterator<Item = u32> {
+        let source = run.has_source().then(|| self.place_here(run.request.root));
+        let ranks = self.places.hosts[self.places.host].iter().copied().enumerate();
+        let here = self.shared.as_ref();
+        ranks.filter_map(move |(place, rank)| {
+            let has_part = source.is_none_or(|source| source == Some(place));
+            (has_part && here.is_some_and(|board| !board.has_entered(run.turn, place))).then_some(rank)
+        })
+    }
+
     /// The place of a rank on this host.
     fn place_here(&self, rank: u32) -> Option<usize> {
         self.places.place_of(rank).filter(|(host, _)| *host == self.places.host).map(|(_, place)| place)
@@ -247,6 +258,18 @@ pub(super) struct BoardRun {
 }
 
 impl BoardRun {
+    pub(super) const fn group(&self) -> usize {
+        self.group
+    }
+
+    pub(super) const fn turn(&self) -> u64 {
+        self.turn
+    }
+
+    pub(super) const fn request(&self) -> &Request {
+        &self.request
+    }
+
     const fn is_root(&self) -> bool {
         self.request.rank == self.request.root
     }

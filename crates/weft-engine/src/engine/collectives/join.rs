@@ -56,7 +56,7 @@ impl<N: Nic> Engine<N> {
         let places = Places::new(&names, rank).filter(Places::shares_memory);
         let board = places
             .as_ref()
-            .filter(|places| places.is_leader() && places.count() > 1)
+            .filter(|places| self.state.config.boards && places.is_leader() && places.count() > 1)
             .and_then(|places| self.nic.make_board(board_bytes(places.count())));
         let groups = self.state.collectives();
         let number = groups.free_number();

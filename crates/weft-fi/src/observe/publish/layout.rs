@@ -24,6 +24,12 @@ pub const LAYOUT: u64 = 1;
 pub const HEAD_BYTES: usize = 128;
 /// Offset of the endpoint's block in bytes.
 pub const ENDPOINT_AT: usize = HEAD_BYTES;
+/// Offset of the first row of a group in bytes. The rows are written together with the endpoint's block.
+pub const GROUPS_AT: usize = 512;
+/// Length of a group's row in bytes.
+pub const GROUP_BYTES: usize = 128;
+/// Number of rows for groups with collectives under way; further groups have none.
+pub const MAX_GROUPS: usize = (PEERS_AT - GROUPS_AT) / GROUP_BYTES;
 /// Offset of the first peer's row in bytes.
 pub const PEERS_AT: usize = 1024;
 /// Length of a row in bytes.
@@ -93,6 +99,24 @@ block! {
         tcp_refused: "Incoming connections that failed in the handshake.",
         tcp_breaks: "Broken connections of links that continued.",
         tcp_resumed: "New connections on which such links were resumed.",
+        busy_groups: "Groups with collectives under way.",
+        collectives: "Collectives under way, joins of groups included.",
+    }
+}
+
+block! {
+    /// The row of a group with collectives under way. It describes the oldest of them.
+    Group {
+        number: "The endpoint's number of the group.",
+        rank: "The endpoint's rank in the group.",
+        members: "The number of members; 0: the row is not in use.",
+        under_way: "Collectives of the group that are under way.",
+        operation: "0: the group is being joined, otherwise the operation, by its place in a list.",
+        sequence: "The operation's number in its group.",
+        block_bytes: "Bytes of a block of the operation.",
+        awaited: "Members from which the endpoint waits for a part at present.",
+        awaited_ranks: "A bit for each of these members whose rank is below 64.",
+        since_ns: "The first publication that showed the operation, on the clock of the endpoint's publications.",
     }
 }
 
@@ -129,7 +153,8 @@ block! {
 }
 
 // The round is stored before and after the words.
-const _: () = assert!(ENDPOINT_AT + (Endpoint::FIELDS.len() + 2) * 8 <= PEERS_AT);
+const _: () = assert!(ENDPOINT_AT + (Endpoint::FIELDS.len() + 2) * 8 <= GROUPS_AT);
+const _: () = assert!((Group::FIELDS.len() + 2) * 8 <= GROUP_BYTES);
 const _: () = assert!((Peer::FIELDS.len() + 2) * 8 <= PEER_BYTES);
 
 fn name([ip_high, ip_low, port, id]: [u64; 4]) -> String {
@@ -144,6 +169,34 @@ impl Endpoint {
     #[must_use]
     pub fn name(&self) -> String {
         name([self.ip_high, self.ip_low, self.port, self.id])
+    }
+}
+
+impl Group {
+    /// The names of the operations, as in fi_collective(3).
+    pub const OPERATIONS: [&str; 10] = [
+        "join",
+        "barrier",
+        "broadcast",
+        "alltoall",
+        "allreduce",
+        "allgather",
+        "reduce_scatter",
+        "reduce",
+        "scatter",
+        "gather",
+    ];
+
+    /// The name of the operation.
+    #[must_use]
+    pub fn operation_name(&self) -> &'static str {
+        usize::try_from(self.operation).ok().and_then(|at| Self::OPERATIONS.get(at)).copied().unwrap_or("unknown")
+    }
+
+    /// The ranks below 64 of the members that the endpoint waits for.
+    pub fn awaited_below_64(&self) -> impl Iterator<Item = u32> + use<> {
+        let ranks = self.awaited_ranks;
+        (0..u64::BITS).filter(move |rank| ranks & (1 << rank) != 0)
     }
 }
 
@@ -193,6 +246,8 @@ pub struct Head {
     pub endpoint_words: usize,
     /// Number of words in a row.
     pub peer_words: usize,
+    /// Number of words in a group's row; 0: there are no such rows.
+    pub group_words: usize,
 }
 
 impl Head {
@@ -204,6 +259,7 @@ impl Head {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             endpoint_words: Endpoint::FIELDS.len(),
             peer_words: Peer::FIELDS.len(),
+            group_words: Group::FIELDS.len(),
         }
     }
 
@@ -211,7 +267,8 @@ impl Head {
     #[must_use]
     pub fn bytes(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
-        let words = [MAGIC, LAYOUT, self.pid, self.endpoint_words as u64, self.peer_words as u64];
+        let lengths = [self.endpoint_words, self.peer_words, self.group_words].map(|words| words as u64);
+        let words = [MAGIC, LAYOUT, self.pid].into_iter().chain(lengths);
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -226,7 +283,7 @@ impl Head {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..HEAD_BYTES)?;
         let words = words(bytes);
-        let [MAGIC, LAYOUT, pid, endpoint_words, peer_words, ..] = words[..] else { return None };
+        let [MAGIC, LAYOUT, pid, endpoint_words, peer_words, group_words, ..] = words[..] else { return None };
         let version = &bytes[VERSION_AT..VERSION_AT + VERSION_BYTES];
         let within = |words: u64, most: usize| usize::try_from(words).ok().filter(|words| *words <= most);
         Some(Self {
@@ -234,6 +291,7 @@ impl Head {
             version: version.iter().filter(|byte| byte.is_ascii_graphic()).map(|byte| char::from(*byte)).collect(),
             endpoint_words: within(endpoint_words, (PEERS_AT - ENDPOINT_AT) / 8 - 2)?,
             peer_words: within(peer_words, PEER_BYTES / 8 - 2)?,
+            group_words: within(group_words, GROUP_BYTES / 8 - 2)?,
         })
     }
 }
@@ -295,6 +353,14 @@ mod tests {
     }
 
     #[test]
+    fn awaited_members_are_listed() {
+        let group = Group { operation: 1, awaited_ranks: 1 << 63 | 0b101, awaited: 4, ..Group::default() };
+        assert_eq!(group.awaited_below_64().collect::<Vec<_>>(), [0, 2, 63]);
+        assert_eq!((group.operation_name(), Group::default().operation_name()), ("barrier", "join"));
+        assert_eq!(Group { operation: u64::MAX, ..group }.operation_name(), "unknown");
+    }
+
+    #[test]
     fn a_peer_is_named_as_in_logs() {
         let v4 = std::net::Ipv4Addr::new(10, 0, 0, 7).to_ipv6_mapped().to_bits();
         let peer = Peer {
@@ -323,6 +389,7 @@ mod tests {
             }
             if let Some(head) = Head::parse(&bytes) {
                 prop_assert!(head.endpoint_words * 8 < PEERS_AT && head.peer_words * 8 < PEER_BYTES);
+                prop_assert!(head.group_words * 8 < GROUP_BYTES);
                 let peer = take(&bytes, head.peer_words).map(|words| Peer::from_words(&words)).unwrap_or_default();
                 let _ = (peer.name(), peer.state_name(), peer.device_name());
             }

@@ -1,0 +1,105 @@
+//! Reports of the collectives under way, for statistics.
+//!
+//! Place in the data flow: beside it. weft-fi asks for the reports when it publishes counters. They are derived from
+//! the state of the operations, so that the operations themselves count nothing.
+
+use super::boards::BoardRun;
+use super::{ActiveRun, Collectives, Group, Purpose};
+use crate::collective::Operation;
+use crate::engine::{Engine, ids};
+use crate::nic::Nic;
+
+/// The oldest operation under way of one group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupReport {
+    /// This endpoint's number of the group.
+    pub number: u32,
+    /// This endpoint's rank.
+    pub rank: u32,
+    /// The number of members.
+    pub members: u32,
+    /// Operations under way, a join included.
+    pub under_way: u64,
+    /// The oldest of these operations. `None`: the group is being joined.
+    pub operation: Option<Operation>,
+    /// The number of that operation in its group, in the order of the calls.
+    pub sequence: u64,
+    /// Bytes of a block of that operation.
+    pub block_bytes: u64,
+    /// Number of members from which this one now waits for a part. Parts may come from further members later.
+    pub awaited: u32,
+    /// A bit for each of these members whose rank is below 64.
+    pub awaited_ranks: u64,
+}
+
+impl GroupReport {
+    fn awaits(&mut self, rank: u32) {
+        self.awaited += 1;
+        self.awaited_ranks |= 1_u64.checked_shl(rank).unwrap_or(0);
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Fills `reports` with those of groups that have operations under way, up to the length of the slice. Returns the
+    /// number of such groups, and of operations under way in all of them.
+    pub fn group_reports(&self, reports: &mut [GroupReport]) -> (u64, u64) {
+        let Some(collectives) = self.state.collectives.as_deref() else { return (0, 0) };
+        let busy = || collectives.groups.iter().filter(|(_, group)| group.runs > 0);
+        for (report, (index, group)) in reports.iter_mut().zip(busy()) {
+            *report = collectives.report(index, group);
+        }
+        (busy().count() as u64, busy().map(|(_, group)| group.runs as u64).sum())
+    }
+}
+
+impl Collectives {
+    fn report(&self, index: usize, group: &Group) -> GroupReport {
+        let mut report = GroupReport {
+            number: group.number,
+            rank: group.rank,
+            members: ids::number(group.members.len()),
+            under_way: group.runs as u64,
+            ..GroupReport::default()
+        };
+        let on_board = self.on_boards.iter().find(|run| run.group() == index);
+        let runs = self.runs.iter().map(|(_, run)| run).filter(|run| run.group == index);
+        let by_messages = runs.min_by_key(|run| run.sequence());
+        match (on_board, by_messages) {
+            (Some(run), exchange) => {
+                report.operation = Some(run.request().operation);
+                (report.sequence, report.block_bytes) = (run.turn(), run.request().block() as u64);
+                run.awaited(group).for_each(|rank| report.awaits(rank));
+                if let Some(exchange) = exchange.filter(|run| matches!(run.purpose, Purpose::Exchange { .. })) {
+                    exchange.run.awaited().for_each(|host| report.awaits(group.leader_of(host)));
+                }
+            }
+            (None, Some(run)) => {
+                if let Purpose::Operation { sequence } = run.purpose {
+                    report.operation = Some(run.request.operation);
+                    (report.sequence, report.block_bytes) = (sequence, run.request.block() as u64);
+                }
+                run.run.awaited().for_each(|rank| report.awaits(rank));
+            }
+            (None, None) => {}
+        }
+        report
+    }
+}
+
+impl ActiveRun {
+    /// The place of the run among those of its group.
+    const fn sequence(&self) -> u64 {
+        match self.purpose {
+            Purpose::Operation { sequence } | Purpose::Exchange { sequence, .. } => sequence,
+            Purpose::Join { .. } | Purpose::Vote { .. } => 0,
+        }
+    }
+}
+
+impl BoardRun {
+    /// The ranks of the members on this host that have not arrived, of those that have a part in the operation.
+    fn awaited(&self, group: &Group) -> impl Iterator<Item = u32> {
+        let host = group.host.as_deref();
+        host.into_iter().flat_map(|host| host.missing(self))
+    }
+}
