@@ -4,6 +4,9 @@
 //! gets one in a blocking call, which all members make: they agree on a name, join, check that all are in the same
 //! group, and agree that each has joined. If one member cannot, the MPI library runs the collectives of all.
 //!
+//! The group of a communicator that was freed is kept. A later communicator of the same members gets it if all of them
+//! propose it, so that programs that duplicate communicators often do not join each time.
+//!
 //! A non-blocking call must not wait for other members. It leaves a communicator without group to the MPI library.
 
 use std::ffi::{c_int, c_void};
@@ -53,11 +56,19 @@ impl Runtime {
             return None;
         }
         let member = Member { rank: pmpi.rank(comm)?, size: pmpi.size(comm)? };
-        let addresses = self.members(comm, member.size)?;
+        let ranks = self.ranks(comm, member.size)?;
         let own_rank = i64::try_from(pmpi.rank(self.own)?).unwrap_or(0);
         let name = own_rank << 40 | NEXT.fetch_add(1, Ordering::Relaxed);
-        let [name] = pmpi.smallest(comm, [name])?;
-        let group = self.join(&addresses).filter(|&group| self.is_same(group, name));
+        let idle = self.state.lock().take_idle(&ranks);
+        let proposal = idle.map_or(NO_NAME, |(_, name)| name);
+        let [name, lowest, highest] = pmpi.smallest(comm, [name, proposal, -proposal])?;
+        if let Some((group, _)) = idle {
+            if lowest == -highest {
+                return Some(Communicator { group, member });
+            }
+            self.state.lock().keep_idle(group);
+        }
+        let group = self.join(ranks, name).filter(|&group| self.is_same(group, name));
         if !pmpi.all_agree(comm, group.is_some()) {
             if let Some(group) = group {
                 self.state.lock().leave(group);
@@ -67,18 +78,21 @@ impl Runtime {
         group.map(|group| Communicator { group, member })
     }
 
-    /// The addresses of a communicator's members, unless one of them is not in the world.
-    fn members(&self, comm: Handle, size: usize) -> Option<Vec<Address>> {
+    /// The ranks of a communicator's members in the world, unless one of them is not there.
+    fn ranks(&self, comm: Handle, size: usize) -> Option<Vec<usize>> {
         let group = self.pmpi.group(comm)?;
         let ranks = self.pmpi.translate(group, size, self.world);
         self.pmpi.free_group(group);
-        ranks?.into_iter().map(|rank| self.addresses.get(rank).copied()).collect()
+        ranks
     }
 
-    fn join(&self, members: &[Address]) -> Option<usize> {
+    fn join(&self, ranks: Vec<usize>, name: i64) -> Option<usize> {
+        let members: Vec<Address> =
+            ranks.iter().map(|&rank| self.addresses.get(rank).copied()).collect::<Option<_>>()?;
+        let ranks: Arc<[usize]> = ranks.into();
         let end = Instant::now() + JOIN_LIMIT;
         let mut number = None;
-        self.wait(|| match self.start_join(members) {
+        self.wait(|| match self.start_join(&members, &ranks, name) {
             Err(Error::Call { code: FI_EAGAIN_CODE, .. }) => Instant::now() > end,
             started => {
                 number = started.ok();
@@ -98,12 +112,12 @@ impl Runtime {
         Some(number)
     }
 
-    fn start_join(&self, members: &[Address]) -> Result<usize, Error> {
+    fn start_join(&self, members: &[Address], ranks: &Arc<[usize]>, name: i64) -> Result<usize, Error> {
         let mut state = self.state.lock();
         let endpoint = state.endpoint.as_mut().ok_or(Error::Misuse("the endpoint is closed"))?;
         let group = endpoint.join(members)?;
         let number = group.number();
-        state.groups.insert(number, Joined { group, operations: 0, leaving: false });
+        state.groups.insert(number, Joined::new(group, Arc::clone(ranks), name));
         Ok(number)
     }
 
@@ -138,6 +152,9 @@ impl Runtime {
     }
 }
 
+/// The proposal of a member that has kept no group. Names are not negative.
+const NO_NAME: i64 = -1;
+
 /// The error of a call that found no room.
 const FI_EAGAIN_CODE: c_int = FI_EAGAIN as c_int;
 
@@ -152,7 +169,7 @@ pub(crate) unsafe extern "C" fn freed(
         let comm = runtime.pmpi.mpi.handle(comm);
         let mut state = runtime.state.lock();
         if let Some(Some(Communicator { group, .. })) = state.communicators.remove(&comm) {
-            state.leave(group);
+            state.keep_idle(group);
         }
     }
     SUCCESS

@@ -31,6 +31,9 @@ const IDLE_POLLS: u32 = 32;
 /// whenever the MPI library makes progress.
 const YIELD_POLLS: u32 = 4096;
 
+/// Groups that are kept for later communicators.
+const MAX_IDLE: usize = 16;
+
 /// Collectives that weft has run in this process.
 pub(crate) static BY_WEFT: AtomicU64 = AtomicU64::new(0);
 /// Collectives of this process that were left to the MPI library.
@@ -70,6 +73,8 @@ pub(crate) struct State {
     /// Communicators that have been agreed upon. `None`: the MPI library runs their collectives.
     pub(crate) communicators: FxHashMap<Handle, Option<Communicator>>,
     pub(crate) groups: FxHashMap<usize, Joined>,
+    /// Groups of freed communicators.
+    idle: Vec<usize>,
     /// Joins that have ended, by the group's number, and whether they succeeded.
     pub(crate) joins: FxHashMap<usize, bool>,
     /// Requests of the program that the MPI library does not poll.
@@ -88,11 +93,23 @@ pub(crate) struct Communicator {
 
 /// A group of the provider.
 pub(crate) struct Joined {
-    pub(crate) group: Group,
+    group: Group,
+    /// The members' ranks in the world.
+    ranks: Arc<[usize]>,
+    /// The number by which all members know the group.
+    name: i64,
     /// Operations of the group that have not ended.
-    pub(crate) operations: usize,
-    /// The communicator has been freed.
-    pub(crate) leaving: bool,
+    operations: usize,
+    /// An operation has failed.
+    broken: bool,
+    /// The group is left after its last operation.
+    leaving: bool,
+}
+
+impl Joined {
+    pub(crate) const fn new(group: Group, ranks: Arc<[usize]>, name: i64) -> Self {
+        Self { group, ranks, name, operations: 0, broken: false, leaving: false }
+    }
 }
 
 const PENDING: u8 = 0;
@@ -173,6 +190,7 @@ impl State {
             endpoint: Some(endpoint),
             communicators: FxHashMap::default(),
             groups: FxHashMap::default(),
+            idle: Vec::new(),
             joins: FxHashMap::default(),
             requests: FxHashMap::default(),
             started: (0..SLOTS).map(|_| None).collect(),
@@ -229,18 +247,37 @@ impl State {
                 Err(_) => ended.push((op, false)),
             }
         }
-        for (op, _) in &*ended {
-            self.end_in_group(op.group);
+        for (op, success) in &*ended {
+            self.end_in_group(op.group, *success);
         }
     }
 
-    fn end_in_group(&mut self, number: usize) {
+    fn end_in_group(&mut self, number: usize, success: bool) {
         if let Some(joined) = self.groups.get_mut(&number) {
             joined.operations -= 1;
+            joined.broken |= !success;
             if joined.leaving {
                 self.leave(number);
             }
         }
+    }
+
+    /// Keeps a group that no communicator uses, or leaves it.
+    pub(crate) fn keep_idle(&mut self, number: usize) {
+        let usable = self.groups.get(&number).is_some_and(|joined| joined.operations == 0 && !joined.broken);
+        if usable && self.idle.len() < MAX_IDLE {
+            self.idle.push(number);
+        } else {
+            self.leave(number);
+        }
+    }
+
+    /// Takes a group of these members, if one is kept. Returns its number and its name.
+    pub(crate) fn take_idle(&mut self, ranks: &[usize]) -> Option<(usize, i64)> {
+        let name = |number: &usize| self.groups.get(number).filter(|joined| *joined.ranks == *ranks).map(|it| it.name);
+        let (place, name) =
+            self.idle.iter().enumerate().rev().find_map(|(place, number)| Some((place, name(number)?)))?;
+        Some((self.idle.remove(place), name))
     }
 
     /// Leaves a group, at once or after its last operation.
@@ -289,7 +326,7 @@ impl Runtime {
             Ok(true) => {}
             Ok(false) => state.waiting.push_back(Arc::clone(op)),
             Err(_) => {
-                state.end_in_group(op.group);
+                state.end_in_group(op.group, false);
                 drop(state);
                 self.end(op, false);
             }
