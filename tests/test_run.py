@@ -52,6 +52,21 @@ def test_weft_run_needs_no_variables(runner: harness.Runner, name: str) -> None:
         assert not [file for file in outcome.left.files if "weft" in file] and not outcome.left.processes, outcome.left
 
 
+@pytest.mark.parametrize("name, mark", [("mpich", "-prepend-rank"), ("open-mpi", "--tag-output")])
+def test_reports_come_through_the_launcher(runner: harness.Runner, name: str, mark: str) -> None:
+    """Ranks that cannot reach the memory of the command, here in process namespaces of their own and otherwise on other
+    hosts, report on standard error. The command removes these lines, with the marks that the launcher adds."""
+    harness.need_sandbox()
+    command = job(name, mark)
+    place = command.index(str(LAUNCHES[name][0] / "bin/python"))
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    run = [WEFT, "run", "--require", *command[:place], *apart, *command[place:]]
+    outcome = runner.run(run, clean_environment(), 60).check()
+    assert CARRIED.search(outcome.output) and "shm_messages=" not in outcome.output, outcome.output[-3000:]
+    marks = [line for line in outcome.output.splitlines() if re.fullmatch(r"\[[^ ]*\]\S*\s*", line)]
+    assert not marks, outcome.output[-3000:]
+
+
 def test_own_shared_memory_is_named(runner: harness.Runner) -> None:
     """Where MPICH carries the messages of a host itself, the command says so, and --require fails."""
     run = [WEFT, "run", "--require", "--own-shm", *job("mpich")]
