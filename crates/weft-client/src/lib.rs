@@ -28,6 +28,8 @@ mod library;
 mod operations;
 
 use std::ffi::c_int;
+#[cfg(target_env = "gnu")]
+use std::sync::OnceLock;
 
 /// The address format `sockaddr_in`, see [`Domain::address_format`].
 pub const FORMAT_SOCKADDR_IN: u32 = weft_fi_sys::FI_SOCKADDR_IN;
@@ -47,8 +49,13 @@ pub use library::Library;
 pub fn heap_bytes() -> Option<usize> {
     #[cfg(target_env = "gnu")]
     {
+        // glibc has the function since 2.33, and packages of this program run with older versions.
+        static COUNT: OnceLock<Option<unsafe extern "C" fn() -> libc::mallinfo2>> = OnceLock::new();
+        // SAFETY: the signature is that of mallinfo(3), and libc is never unloaded.
+        let find = || unsafe { libloading::os::unix::Library::this().get(b"mallinfo2\0") }.ok().map(|found| *found);
+        let count = (*COUNT.get_or_init(find))?;
         // SAFETY: the function takes no arguments and only counts.
-        let info = unsafe { libc::mallinfo2() };
+        let info = unsafe { count() };
         Some(info.uordblks + info.hblkhd)
     }
     #[cfg(not(target_env = "gnu"))]
