@@ -4,8 +4,8 @@
 #     scripts/release.sh [OUT]      OUT is target/release-VERSION by default
 #
 # The build uses zig as the linker, with the symbols of glibc 2.28, which the wheels of the MPI libraries need as well.
-# cargo-zigbuild and zig come from PyPI into .venv-release. The host must be Linux on x86-64 with Rust, python3, git, xz,
-# binutils and dpkg-deb.
+# cargo-zigbuild and zig come from PyPI into .venv-release. The host must be Linux on x86-64 with Rust, python3, git,
+# xz, binutils and dpkg-deb.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
