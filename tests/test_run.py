@@ -67,6 +67,18 @@ def test_reports_come_through_the_launcher(runner: harness.Runner, name: str, ma
     assert not marks, outcome.output[-3000:]
 
 
+def test_two_hosts_report_both_paths(runner: harness.Runner) -> None:
+    """Four ranks on two hosts: messages by shared memory inside a host, and by TCP between the hosts."""
+    harness.need_sandbox()
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2"]
+    command = jobs.mpich(4, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py")], *launcher, *place)
+    run = [str(harness.SUPPORT / "two-hosts.sh"), WEFT, "run", "--require", "--", *command]
+    outcome = runner.run(run, clean_environment(), 60).check()
+    line = r"^weft: 4 of 4 ranks used weft: [\d,]+ messages \(.*\) by shm, [\d,]+ messages \(.*\) by TCP, no errors$"
+    assert re.search(line, outcome.output, re.M), outcome.output[-3000:]
+
+
 def test_own_shared_memory_is_named(runner: harness.Runner) -> None:
     """Where MPICH carries the messages of a host itself, the command says so, and --require fails."""
     run = [WEFT, "run", "--require", "--own-shm", *job("mpich")]
@@ -95,10 +107,14 @@ def test_status_and_output_are_those_of_the_job(runner: harness.Runner) -> None:
 
 def test_collectives_are_preloaded(runner: harness.Runner) -> None:
     """--collectives preloads the library into the ranks, whose collectives then pass weft as well."""
-    program = "from mpi4py import MPI; print('sum', MPI.COMM_WORLD.allreduce(1), 'COLL' if 'libweft-coll' in open('/proc/self/maps').read() else '')"
+    program = """
+from mpi4py import MPI
+loaded = "libweft-coll" in open("/proc/self/maps").read()
+print(f"sum {MPI.COMM_WORLD.allreduce(1)}, preloaded: {loaded};")
+"""
     run = [WEFT, "run", "--require", "--collectives", *jobs.mpich(2, [harness.PYTHON, "-c", program])]
     outcome = runner.run(run, clean_environment(), 60).check()
-    assert outcome.output.count("sum 2 COLL") == 2, outcome.output
+    assert outcome.output.count("sum 2, preloaded: True;") == 2, outcome.output
 
 
 def test_missing_collectives_are_an_error(runner: harness.Runner) -> None:
