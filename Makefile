@@ -161,6 +161,7 @@ check-cargo:
 # The engine under simulated faults, and the engine with planted bugs, which the simulation must find.
 check-sim: dist
 	$(DIST)/weft sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
+	$(DIST)/weft sim faults --seed 0 --seeds 300 --do collective 2>&1 | tee $(LOGS)/sim-collective.log
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
 
 # Real jobs over the provider.

@@ -196,6 +196,11 @@ impl Harness {
         &mut self.cluster
     }
 
+    /// The cluster, to look at.
+    pub(crate) fn cluster_ref(&self) -> &Cluster {
+        &self.cluster
+    }
+
     /// The oracle.
     #[must_use]
     pub fn oracle(&self) -> &Oracle {

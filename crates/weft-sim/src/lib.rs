@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod collectives;
 mod config;
 mod endpoints;
 mod event;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::endpoints::Endpoints;
-use crate::hazard::Hazards;
+use crate::hazard::{Hazard, Hazards};
 use crate::rng::{Entity, Stream};
 
 /// A kind of operation that ranks perform.
@@ -31,12 +31,23 @@ pub enum Act {
     Atomic,
     /// Work deferred until counters reach thresholds, and barriers made of it.
     Program,
+    /// Collectives in overlapping groups. They have runs of their own.
+    Collective,
 }
 
 impl Act {
     /// All kinds.
-    pub const ALL: [Self; 8] =
-        [Self::Send, Self::Recv, Self::Peek, Self::Cancel, Self::Write, Self::Read, Self::Atomic, Self::Program];
+    pub const ALL: [Self; 9] = [
+        Self::Send,
+        Self::Recv,
+        Self::Peek,
+        Self::Cancel,
+        Self::Write,
+        Self::Read,
+        Self::Atomic,
+        Self::Program,
+        Self::Collective,
+    ];
 
     /// The name on the command line.
     #[must_use]
@@ -50,6 +61,7 @@ impl Act {
             Self::Read => "read",
             Self::Atomic => "atomic",
             Self::Program => "program",
+            Self::Collective => "collective",
         }
     }
 }
@@ -59,8 +71,10 @@ impl Act {
 pub struct Acts(u32);
 
 impl Acts {
-    /// All operations.
-    pub const ALL: Self = Self((1 << Act::ALL.len()) - 1);
+    /// All operations that the runs of other kinds have.
+    pub const ALL: Self = Self((1 << Act::Collective as u8) - 1);
+    /// Collectives alone.
+    pub const COLLECTIVES: Self = Self(1 << Act::Collective as u8);
 
     /// Whether the set contains `act`.
     #[must_use]
@@ -149,16 +163,34 @@ impl Plan {
         Self { hazards, ..plan }
     }
 
+    /// Draws a run of collectives. Links do not break in it, unless a rank dies.
+    #[must_use]
+    pub fn collectives(seed: u64) -> Self {
+        let plan = Self::draw(seed);
+        let breaks =
+            |hazard: &Hazard| matches!(hazard, Hazard::Truncate | Hazard::Reset | Hazard::HalfOpen | Hazard::Refuse);
+        let hazards = plan.hazards.iter().filter(|hazard| !breaks(hazard)).collect();
+        Self { acts: Acts::COLLECTIVES, endpoints: Endpoints::Rdm, hazards, ..plan }
+    }
+
     /// Checks that the plan can be played; the error says what to change.
     ///
     /// # Errors
-    /// The number of ranks or the time is out of range.
+    /// The number of ranks or the time is out of range, or collectives are combined with something else.
     pub fn check(&self) -> Result<(), String> {
         if !RANKS.contains(&self.ranks) {
             return Err(format!("{} ranks are out of range: use {} to {}", self.ranks, RANKS.start(), RANKS.end()));
         }
         if self.millis == 0 {
             return Err("the run has no duration: set some minutes, for instance 0.5".into());
+        }
+        if self.acts.has(Act::Collective) {
+            if self.acts != Acts::COLLECTIVES {
+                return Err("collectives have runs of their own: use `--do collective` alone".into());
+            }
+            if self.endpoints != Endpoints::Rdm {
+                return Err("collectives need endpoints of kind rdm".into());
+            }
         }
         Ok(())
     }

@@ -9,23 +9,24 @@
 //! state remains.
 
 use crate::cluster::Cluster;
+use crate::collectives;
 use crate::config::FabricConfig;
 use crate::endpoints::{Endpoints, processes};
 use crate::harness::{Harness, ProgramStats};
 use crate::hazard::Hazard;
-use crate::oracle::DEATH_BOUND_NS;
-use crate::plan::Plan;
+pub(crate) use crate::oracle::DEATH_BOUND_NS;
+use crate::plan::{Acts, Plan};
 use crate::rng::{Entity, Stream};
 use crate::stats::Stats;
 use crate::workload::{ENDS, Workload, endpoints_config, engine_config};
 
 /// Virtual time between the two sides of a half-open link learning of its end.
-const HALF_OPEN_NS: u64 = 500_000_000;
+pub(crate) const HALF_OPEN_NS: u64 = 500_000_000;
 /// Longest pause of a rank.
 const MAX_PAUSE_NS: u64 = 300_000_000;
 
 /// The outcome of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Every failure found.
     pub wrong: Vec<String>,
@@ -53,18 +54,21 @@ pub struct Report {
 
 /// A hazard that strikes at a step of the workload.
 #[derive(Clone, Copy, Debug)]
-struct Disaster {
-    step: usize,
-    hazard: Hazard,
-    a: usize,
-    b: usize,
+pub(crate) struct Disaster {
+    pub(crate) step: usize,
+    pub(crate) hazard: Hazard,
+    pub(crate) a: usize,
+    pub(crate) b: usize,
     /// The length in bytes for garbage, the duration in nanoseconds for a pause.
-    amount: u64,
+    pub(crate) amount: u64,
 }
 
 /// Plays one run.
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
+    if plan.acts == Acts::COLLECTIVES {
+        return collectives::run(plan);
+    }
     run_with(plan, |_| {})
 }
 
@@ -128,7 +132,7 @@ const fn strikes_processes(hazard: Hazard) -> bool {
 }
 
 /// Draws the disasters of a run. Each hazard draws from its own stream.
-fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
+pub(crate) fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
     let mut all: Vec<Disaster> = Vec::new();
     let processes = processes(plan);
     for hazard in plan.hazards.iter() {

@@ -9,8 +9,9 @@ use weft_engine::api::{Config, Context, Error, Kind, OpFlags};
 use weft_engine::collective::{Operation, tree};
 use weft_engine::mem::Iov;
 use weft_engine::{CollectiveOp, Elements, GroupId};
-use weft_sim::Buffer;
 use weft_sim::rng::{Entity, Stream};
+use weft_sim::run::run;
+use weft_sim::{Buffer, Plan};
 use weft_sim::{Cluster, FabricConfig, Turn};
 
 /// A group as the test knows it: cluster ranks in the order of group ranks, and each member's id.
@@ -287,6 +288,14 @@ fn a_death_ends_the_operations_that_depend_on_the_dead() {
         failures += run.failed;
     }
     assert!(failures > 0, "some operations met the death");
+}
+
+#[test]
+fn random_collectives_are_exact_under_faults() {
+    for seed in 0..40 {
+        let report = run(&Plan::collectives(seed));
+        assert_eq!(report.wrong, Vec::<String>::new(), "weft sim faults {}", Plan::collectives(seed));
+    }
 }
 
 #[test]

@@ -70,7 +70,8 @@ pub(crate) struct FaultOptions {
     /// Maximum number of operations in each run.
     #[arg(long)]
     ops: Option<usize>,
-    /// Kinds of operations: send, recv, peek, cancel, write, read, atomic, program [default: all]
+    /// Kinds of operations: send, recv, peek, cancel, write, read, atomic, program [default: all of them]; or
+    /// collective alone
     #[arg(long = "do", value_name = "KINDS")]
     acts: Option<Acts>,
     /// Number of concurrent runs [default: the number of processors]
@@ -86,7 +87,8 @@ pub(crate) struct FaultOptions {
 
 impl FaultOptions {
     fn plan(&self, seed: u64) -> Result<Plan, String> {
-        let drawn = Plan::draw(seed);
+        let collectives = self.acts == Some(Acts::COLLECTIVES);
+        let drawn = if collectives { Plan::collectives(seed) } else { Plan::draw(seed) };
         if !(self.minutes > 0.0 && self.minutes <= 100_000.0) {
             return Err(format!("--minutes {}: a run takes more than 0 and at most 100000 minutes", self.minutes));
         }

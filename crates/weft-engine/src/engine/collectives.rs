@@ -655,10 +655,14 @@ impl State {
         let ActiveRun { purpose, request, run, scratch, ctx, flags, mut fault, .. } = active;
         let kind = match purpose {
             Purpose::Join { announcements, digest, .. } => {
-                match groups.numbers_known(active.group, &announcements.into_bytes(), digest) {
-                    Ok(Joined::Linking) if fault.is_none() => return self.links.poll_boards(true),
-                    Ok(_) => {}
-                    Err(refused) => fault = fault.or(Some(refused)),
+                let outcome = match fault {
+                    None => groups.numbers_known(active.group, &announcements.into_bytes(), digest),
+                    Some(fault) => Err(fault),
+                };
+                match outcome {
+                    Ok(Joined::Linking) => return self.links.poll_boards(true),
+                    Ok(Joined::Complete) => {}
+                    Err(why) => fault = Some(why),
                 }
                 groups.end_join(active.group, fault.is_none());
                 Kind::Joined

@@ -130,7 +130,7 @@ impl Harness {
     }
 
     /// Reports resources that are still held although nothing is pending.
-    fn leaks(&mut self) -> Vec<String> {
+    pub(crate) fn leaks(&mut self) -> Vec<String> {
         let mut out = Vec::new();
         for rank in self.cluster.live_ranks() {
             let Some(engine) = self.cluster.engine(rank) else { continue };

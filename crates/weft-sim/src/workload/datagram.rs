@@ -13,7 +13,7 @@ impl Workload {
     pub(super) const fn datagram_act(act: Act) -> Act {
         match act {
             Act::Send | Act::Write | Act::Read => Act::Send,
-            Act::Recv | Act::Peek | Act::Atomic | Act::Program => Act::Recv,
+            Act::Recv | Act::Peek | Act::Atomic | Act::Program | Act::Collective => Act::Recv,
             Act::Cancel => Act::Cancel,
         }
     }
