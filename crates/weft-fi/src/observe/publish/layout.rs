@@ -13,6 +13,8 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
+use crate::observe::identity::Identity;
+
 /// The name of the memfd in `/proc/PID/fd`.
 pub const LINK: &str = "/memfd:weft-stats (deleted)";
 /// The first word of the file.
@@ -40,6 +42,9 @@ pub const MAX_PEERS: usize = 1 << 14;
 /// Offset and length of the version text in the head, in bytes.
 const VERSION_AT: usize = 64;
 const VERSION_BYTES: usize = 16;
+/// Offset and length of the host's name in the head, in bytes. A longer name is truncated.
+const HOST_AT: usize = VERSION_AT + VERSION_BYTES;
+const HOST_BYTES: usize = HEAD_BYTES - HOST_AT;
 
 /// Declares a block: its words in order, each with its description.
 macro_rules! block {
@@ -248,18 +253,28 @@ pub struct Head {
     pub peer_words: usize,
     /// Number of words in a group's row; 0: there are no such rows.
     pub group_words: usize,
+    /// The process's rank, if its launcher told it. The word in the head is the rank plus 1, or 0.
+    pub rank: Option<u64>,
+    /// The number of ranks, if the launcher told it; 0 in the head otherwise.
+    pub size: Option<u64>,
+    /// The name of the process's host; empty if an older version wrote the head.
+    pub host: String,
 }
 
 impl Head {
     /// The head for this version of weft.
     #[must_use]
     pub fn ours(pid: u64) -> Self {
+        let Identity { rank, size, host } = Identity::of_this_process();
         Self {
             pid,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             endpoint_words: Endpoint::FIELDS.len(),
             peer_words: Peer::FIELDS.len(),
             group_words: Group::FIELDS.len(),
+            rank,
+            size,
+            host: host.chars().filter(char::is_ascii_graphic).take(HOST_BYTES).collect(),
         }
     }
 
@@ -268,12 +283,15 @@ impl Head {
     pub fn bytes(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         let lengths = [self.endpoint_words, self.peer_words, self.group_words].map(|words| words as u64);
-        let words = [MAGIC, LAYOUT, self.pid].into_iter().chain(lengths);
+        let rank = self.rank.map_or(0, |rank| rank.saturating_add(1));
+        let words = [MAGIC, LAYOUT, self.pid].into_iter().chain(lengths).chain([rank, self.size.unwrap_or(0)]);
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        for (place, byte) in bytes[VERSION_AT..VERSION_AT + VERSION_BYTES].iter_mut().zip(self.version.bytes()) {
-            *place = byte;
+        for (at, len, text) in [(VERSION_AT, VERSION_BYTES, &self.version), (HOST_AT, HOST_BYTES, &self.host)] {
+            for (place, byte) in bytes[at..at + len].iter_mut().zip(text.bytes()) {
+                *place = byte;
+            }
         }
         bytes
     }
@@ -283,15 +301,21 @@ impl Head {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..HEAD_BYTES)?;
         let words = words(bytes);
-        let [MAGIC, LAYOUT, pid, endpoint_words, peer_words, group_words, ..] = words[..] else { return None };
-        let version = &bytes[VERSION_AT..VERSION_AT + VERSION_BYTES];
+        let [MAGIC, LAYOUT, pid, endpoint_words, peer_words, group_words, rank, size] = words[..VERSION_AT / 8] else {
+            return None;
+        };
+        let text =
+            |bytes: &[u8]| bytes.iter().filter(|byte| byte.is_ascii_graphic()).map(|byte| char::from(*byte)).collect();
         let within = |words: u64, most: usize| usize::try_from(words).ok().filter(|words| *words <= most);
         Some(Self {
             pid,
-            version: version.iter().filter(|byte| byte.is_ascii_graphic()).map(|byte| char::from(*byte)).collect(),
+            version: text(&bytes[VERSION_AT..HOST_AT]),
             endpoint_words: within(endpoint_words, (PEERS_AT - ENDPOINT_AT) / 8 - 2)?,
             peer_words: within(peer_words, PEER_BYTES / 8 - 2)?,
             group_words: within(group_words, GROUP_BYTES / 8 - 2)?,
+            rank: rank.checked_sub(1),
+            size: (size != 0).then_some(size),
+            host: text(&bytes[HOST_AT..]),
         })
     }
 }
@@ -342,7 +366,7 @@ mod tests {
 
     #[test]
     fn unknown_heads_are_refused() {
-        let head = Head::ours(7);
+        let head = Head { rank: Some(0), size: Some(4), host: "node1".to_owned(), ..Head::ours(7) };
         assert_eq!(Head::parse(&head.bytes()), Some(head.clone()));
         let mut newer = head.bytes();
         newer[8] += 1;

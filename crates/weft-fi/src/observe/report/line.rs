@@ -5,6 +5,8 @@
 
 use std::fmt::{self, Write as _};
 
+use crate::observe::identity::Identity;
+
 /// Messages and remote accesses, counted at their sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -45,11 +47,6 @@ pub struct Line {
     pub unreached: u64,
 }
 
-/// Variables in which launchers tell a process its rank and the number of ranks: Hydra and Slurm's PMI-1 and PMI-2,
-/// Open MPI, and Slurm.
-const RANKS: [(&str, &str); 3] =
-    [("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")];
-
 /// The target of the link in /proc that leads to the memfd of a token.
 #[must_use]
 pub fn link_of(token: &str) -> String {
@@ -60,12 +57,10 @@ impl Line {
     /// The line with host, process and rank of this process.
     #[must_use]
     pub(super) fn of_this_process(mut self) -> Self {
-        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-        let known = RANKS.iter().find_map(|(rank, size)| Some((number(rank)?, number(size))));
-        self.rank = known.map(|(rank, _)| rank);
-        self.size = known.and_then(|(_, size)| size);
+        let process = Identity::of_this_process();
+        (self.rank, self.size) = (process.rank, process.size);
         self.pid = std::process::id().into();
-        self.host = rustix::system::uname().nodename().to_string_lossy().replace(char::is_whitespace, "_");
+        self.host = process.host;
         self
     }
 
