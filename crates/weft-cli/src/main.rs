@@ -25,7 +25,6 @@ mod stat;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -64,15 +63,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Shows this user's processes that use weft, with their rates and queues, in a table that is updated.
-    Top {
-        /// Observe for one interval, print one table, and end.
-        #[arg(long)]
-        once: bool,
-        /// Seconds between two tables.
-        #[arg(long, default_value_t = 1.0, value_parser = interval)]
-        interval: f64,
-    },
+    Top(stat::TopOptions),
     /// Prints a man page, in roff.
     Man {
         /// The page: fi_weft(7), or weft(1).
@@ -89,12 +80,6 @@ enum Command {
         /// The task, as JSON.
         task: String,
     },
-}
-
-/// Parses an interval between a tenth of a second and a day.
-fn interval(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
-    if (0.1..=86400.0).contains(&seconds) { Ok(seconds) } else { Err("must be 0.1 to 86400 seconds".to_owned()) }
 }
 
 fn main() -> ExitCode {
@@ -121,7 +106,7 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
             }
         }
         Command::Stat { pid, json } => render::print(out, &stat::look(*pid)?, *json)?,
-        Command::Top { once, interval } => return stat::run_top(Duration::from_secs_f64(*interval), *once, out),
+        Command::Top(options) => return stat::run_top(options, out),
         Command::Man { page: man::Page::FiWeft } => out.write_all(man::page().as_bytes())?,
         Command::Man { page: man::Page::Weft } => man::write_weft(&Cli::command(), out)?,
         Command::Bench(options) => return bench::run(options, out),

@@ -20,6 +20,41 @@ pub(crate) fn print(out: &mut impl Write, value: &(impl Text + Serialize), json:
     out.write_all(value.text().as_bytes())
 }
 
+/// Formats a number with three digits and an SI prefix: `3.40 M`.
+pub(crate) fn number(value: f64) -> String {
+    quantity(value, "")
+}
+
+/// Formats a number of bytes with three digits and an SI prefix: `1.20 GB`.
+pub(crate) fn bytes(value: f64) -> String {
+    quantity(value, "B")
+}
+
+/// Formats a counter as [`number`] does. Counters stay far below 2⁵³.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn count(value: u64) -> String {
+    number(value as f64)
+}
+
+/// Formats a counter of bytes as [`bytes`] does.
+#[allow(clippy::cast_precision_loss)]
+pub(crate) fn byte_count(value: u64) -> String {
+    bytes(value as f64)
+}
+
+fn quantity(value: f64, unit: &str) -> String {
+    let mut value = value;
+    for prefix in ["", "k", "M", "G", "T", "P"] {
+        if value < 999.5 {
+            let whole = prefix.is_empty() && (unit == "B" || value.fract() == 0.0 || value >= 9.95);
+            let digits = if whole || value >= 99.5 { 0 } else { usize::from(value < 9.95) + 1 };
+            return format!("{value:.digits$} {prefix}{unit}").trim_end().to_owned();
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.0} E{unit}")
+}
+
 /// Formats a table with heads, as wide as the terminal, or 120 columns if the output is no terminal.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     table_of(&heads, rows)
@@ -47,4 +82,17 @@ pub(crate) fn table_of(heads: &[&str], rows: impl IntoIterator<Item = impl IntoI
         table.add_row(row);
     }
     format!("{table}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_shown_with_three_digits() {
+        let shown = [0.0, 1.0, 1.5, 15.2, 999.0, 999.6, 12_340.0, 9_999_999.0, 3.2e9, 5e15].map(number);
+        assert_eq!(shown, ["0", "1", "1.50", "15", "999", "1.00 k", "12.3 k", "10.0 M", "3.20 G", "5.00 P"]);
+        assert_eq!([7, 1200, 1_234_567_890].map(byte_count), ["7 B", "1.20 kB", "1.23 GB"]);
+        assert_eq!(count(u64::MAX), "18 E");
+    }
 }

@@ -18,24 +18,33 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
 use weft_fi::observe::publish::layout::{self, Endpoint, Group, Head, Peer};
 
+use super::job;
+
 /// Number of attempts to read a block that is being written.
 const TRIES: usize = 5;
 /// Most endpoints of one process that are shown.
 const ENDPOINTS_MOST: usize = 1024;
 
 /// A process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) command: String,
     /// The version of weft that it uses.
     pub(crate) version: String,
+    /// The rank and the number of ranks, if the launcher told the process.
+    pub(crate) rank: Option<u64>,
+    pub(crate) size: Option<u64>,
+    /// The name of its host, which may be a container on this machine. Empty: an older weft, which does not tell it.
+    pub(crate) host: String,
+    /// The job, as [`job::of`] names it.
+    pub(crate) job: String,
     /// In the order in which they were opened.
     pub(crate) endpoints: Vec<Published>,
 }
 
 /// The published counters of one endpoint.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Published {
     pub(crate) endpoint: Endpoint,
     /// Time since the publication.
@@ -95,7 +104,7 @@ pub(crate) fn process(pid: u32) -> Result<Process, Missing> {
         _ if !dir.exists() => Missing::Gone(pid),
         _ => Missing::Refused(pid, error),
     };
-    let mut version = String::new();
+    let mut known = None;
     let mut endpoints = Vec::new();
     for entry in fs::read_dir(dir.join("fd")).map_err(refused)?.flatten() {
         let link = entry.path();
@@ -105,24 +114,22 @@ pub(crate) fn process(pid: u32) -> Result<Process, Missing> {
         let Some((head, published)) = open(&link).and_then(|file| read(&file)) else { continue };
         // A forked child has descriptors of its parent's endpoints, which are not its own.
         if head.pid == u64::from(own_pid) {
-            version = head.version;
+            known = Some(head);
             endpoints.push(published);
         }
     }
-    if endpoints.is_empty() {
-        return Err(Missing::Silent(pid));
-    }
+    let Some(Head { version, rank, size, host, .. }) = known else { return Err(Missing::Silent(pid)) };
     endpoints.sort_by_key(|published| published.endpoint.opened_ns);
-    Ok(Process { pid, command: command(&dir), version, endpoints })
+    Ok(Process { pid, command: command(&dir), version, rank, size, host, job: job::of(pid), endpoints })
 }
 
-/// All processes of this user that have open endpoints.
+/// All processes of this user that have open endpoints. Root sees the processes of all users.
 pub(crate) fn all() -> io::Result<Vec<Process>> {
     let user = rustix::process::geteuid().as_raw();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if entry.metadata().is_ok_and(|meta| meta.uid() == user) {
+        if entry.metadata().is_ok_and(|meta| [meta.uid(), 0].contains(&user)) {
             found.extend(process(pid));
         }
     }
@@ -137,7 +144,7 @@ fn own_pid(status: &str) -> Option<u32> {
 }
 
 /// Reads a file as text. Names of processes may be any bytes.
-fn text(path: &Path) -> io::Result<String> {
+pub(super) fn text(path: &Path) -> io::Result<String> {
     fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -1,9 +1,12 @@
-//! `weft stat PID` shows the counters of a process's endpoints; `top.rs` shows a table of all processes repeatedly.
+//! `weft stat PID` shows the counters of a process's endpoints; `top` shows all processes with their rates.
 //!
 //! Place in the data flow: reads the files that `weft_fi::observe::publish` has written. Nothing here stops, wakes or
 //! changes a process.
 
 mod find;
+mod job;
+mod names;
+mod sample;
 mod top;
 
 use std::fmt::Write as _;
@@ -15,15 +18,22 @@ use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
 
 use crate::render::{self, Text};
 use find::{Process, Published};
+use names::Names;
+use sample::has_counts;
 
-pub(crate) use top::run as run_top;
+pub(crate) use top::{Options as TopOptions, run as run_top};
 
 /// The result of `weft stat`.
-pub(crate) struct Stat(Process);
+pub(crate) struct Stat {
+    process: Process,
+    /// The processes of its peers.
+    names: Names,
+}
 
 /// Inspects a process.
 pub(crate) fn look(pid: u32) -> io::Result<Stat> {
-    Ok(Stat(find::process(pid)?))
+    let process = find::process(pid)?;
+    Ok(Stat { process, names: Names::of(find::all()?.iter()) })
 }
 
 /// Published fields that JSON and the man page present in another form.
@@ -47,12 +57,21 @@ fn counters(fields: &[(&str, &str)], words: impl Iterator<Item = u64>) -> Map<St
     named.map(|((name, _), word)| ((*name).to_owned(), word.into())).collect()
 }
 
-fn peer_json(peer: &Peer) -> Value {
+/// Whether a counter counts bytes.
+fn is_bytes(name: &str) -> bool {
+    name.contains("bytes")
+}
+
+fn peer_json(peer: &Peer, names: &Names) -> Value {
     let mut map = counters(Peer::FIELDS, peer.words());
     map.insert("name".into(), peer.name().into());
     map.insert("state".into(), peer.state_name().into());
     map.insert("device".into(), peer.device_name().into());
     map.insert("address".into(), (peer.address != u64::MAX).then_some(peer.address).into());
+    let known = names.process(peer);
+    map.insert("pid".into(), known.map(|known| known.pid).into());
+    map.insert("rank".into(), known.and_then(|known| known.rank).into());
+    map.insert("host".into(), names.host(peer).into());
     map.into()
 }
 
@@ -74,7 +93,7 @@ fn group_cells(published: &Published, group: &Group) -> [String; 8] {
         format!("{} of {}", group.rank, group.members),
         group.operation_name().to_owned(),
         group.sequence.to_string(),
-        format!("{} B", group.block_bytes),
+        render::byte_count(group.block_bytes),
         group.under_way.to_string(),
         awaited(group),
         format!("{:.1} s", published.age_of(group).as_secs_f64()),
@@ -97,7 +116,7 @@ fn awaited(group: &Group) -> String {
     ranks.join(", ")
 }
 
-fn endpoint_json(published: &Published) -> Value {
+fn endpoint_json(published: &Published, names: &Names) -> Value {
     let Published { endpoint, age, peers, groups } = published;
     let ms = |ns: u64| ns / 1_000_000;
     let mut map = counters(Endpoint::FIELDS, endpoint.words());
@@ -105,7 +124,10 @@ fn endpoint_json(published: &Published) -> Value {
     map.insert("age_ms".into(), u64::try_from(age.as_millis()).unwrap_or(u64::MAX).into());
     map.insert("open_ms".into(), ms(endpoint.published_ns.saturating_sub(endpoint.opened_ns)).into());
     map.insert("peer_sums".into(), counters(Peer::FIELDS, together(peers).words()).into());
-    map.insert("peer_list".into(), peers.iter().filter(|peer| known(peer)).map(peer_json).collect());
+    map.insert(
+        "peer_list".into(),
+        peers.iter().filter(|peer| has_counts(peer)).map(|peer| peer_json(peer, names)).collect(),
+    );
     map.insert("group_list".into(), groups.iter().map(|group| group_json(published, group)).collect());
     map.into()
 }
@@ -121,20 +143,18 @@ fn together(peers: &[Peer]) -> Peer {
     Peer::from_words(&sums)
 }
 
-/// Whether a peer has a link or any counts. A peer first called under a service name may have continued under its
-/// full name, which leaves an empty entry.
-fn known(peer: &Peer) -> bool {
-    peer.state != 0 || peer.words().skip(7).any(|word| word != 0)
-}
-
 impl Serialize for Stat {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Process { pid, command, version, endpoints } = &self.0;
+        let Process { pid, command, version, rank, size, host, job, endpoints } = &self.process;
         let value = serde_json::json!({
             "pid": pid,
             "command": command,
             "weft": version,
-            "endpoints": endpoints.iter().map(endpoint_json).collect::<Vec<_>>(),
+            "rank": rank,
+            "size": size,
+            "host": host,
+            "job": job,
+            "endpoints": endpoints.iter().map(|endpoint| endpoint_json(endpoint, &self.names)).collect::<Vec<_>>(),
         });
         value.serialize(serializer)
     }
@@ -142,61 +162,77 @@ impl Serialize for Stat {
 
 impl Text for Stat {
     fn text(&self) -> String {
-        let Process { pid, command, version, endpoints } = &self.0;
-        let mut text = format!("process {pid}, weft {version}: {command}\n");
+        let Process { pid, command, version, rank, size, host, job, endpoints } = &self.process;
+        let rank = match (rank, size) {
+            (Some(rank), Some(size)) => format!(", rank {rank} of {size}"),
+            (Some(rank), None) => format!(", rank {rank}"),
+            _ => String::new(),
+        };
+        let host = if host.is_empty() { String::new() } else { format!(" on {host}") };
+        let mut text = format!("process {pid}{rank}{host}, job {job}, weft {version}: {command}\n");
         for published in endpoints {
-            let Published { endpoint, age, peers, groups } = published;
+            let Published { endpoint, age, groups, .. } = published;
             // Writing to a string cannot fail.
             let _ = writeln!(text, "\nendpoint {}, as of {} ms ago", endpoint.name(), age.as_millis());
             let counted = Endpoint::FIELDS.iter().zip(endpoint.words());
             let counted = counted.filter(|((name, _), word)| *word != 0 && !PUBLISHED_OTHERWISE.contains(name));
             text += &render::table(
                 ["counter", "value", "meaning"],
-                counted.map(|((name, help), word)| [(*name).to_owned(), word.to_string(), (*help).to_owned()]),
+                counted.map(|((name, help), word)| [(*name).to_owned(), shown(name, word), (*help).to_owned()]),
             );
             text += "\n";
             if !groups.is_empty() {
                 text += &render::table(GROUP_HEADS, groups.iter().map(|group| group_cells(published, group)));
                 text += "\n";
             }
-            let shown = peers.iter().filter(|peer| known(peer));
-            let link = |peer: &Peer| peer.device_name().unwrap_or_else(|| peer.state_name().to_owned());
-            let all = (shown.clone().count() > 1).then(|| ("together".to_owned(), String::new(), together(peers)));
-            let rows = shown.map(|peer| (peer.name(), link(peer), *peer)).chain(all);
-            let pair = |one: u64, other: u64| format!("{one} / {other}");
-            text += &render::table(
-                [
-                    "peer",
-                    "link",
-                    "messages",
-                    "bytes",
-                    "rendezvous",
-                    "matched",
-                    "accesses",
-                    "bytes",
-                    "stalls",
-                    "retries",
-                    "waiting",
-                ],
-                rows.map(|(name, link, peer)| {
-                    [
-                        name,
-                        link,
-                        pair(peer.messages_sent, peer.messages_received),
-                        pair(peer.bytes_sent, peer.bytes_received),
-                        pair(peer.rendezvous_sent, peer.rendezvous_received),
-                        pair(peer.matched_on_arrival, peer.matched_on_posting),
-                        pair(peer.accesses_sent, peer.accesses_received),
-                        pair(peer.access_bytes_sent, peer.access_bytes_received),
-                        peer.stalls.to_string(),
-                        peer.retries.to_string(),
-                        (peer.waiting.saturating_add(peer.outstanding)).to_string(),
-                    ]
-                }),
-            );
+            text += &peer_table(&published.peers, &self.names);
         }
         text
     }
+}
+
+/// The value of a counter for people.
+fn shown(name: &str, word: u64) -> String {
+    if is_bytes(name) { render::byte_count(word) } else { render::count(word) }
+}
+
+/// The peers of an endpoint. Pairs are sent and received.
+fn peer_table(peers: &[Peer], names: &Names) -> String {
+    let with_counts = peers.iter().filter(|peer| has_counts(peer));
+    let link = |peer: &Peer| peer.device_name().unwrap_or_else(|| peer.state_name().to_owned());
+    let all = (with_counts.clone().count() > 1).then(|| ("together".to_owned(), String::new(), together(peers)));
+    let rows = with_counts.map(|peer| (names.full_label(peer), link(peer), *peer)).chain(all);
+    let pair = |one: u64, other: u64| format!("{} / {}", render::count(one), render::count(other));
+    let bytes = |one: u64, other: u64| format!("{} / {}", render::byte_count(one), render::byte_count(other));
+    let heads = [
+        "peer",
+        "link",
+        "messages",
+        "bytes",
+        "rendezvous",
+        "matched",
+        "accesses",
+        "bytes",
+        "stalls",
+        "retries",
+        "waiting",
+    ];
+    let cells = rows.map(|(name, link, peer)| {
+        [
+            name,
+            link,
+            pair(peer.messages_sent, peer.messages_received),
+            bytes(peer.bytes_sent, peer.bytes_received),
+            pair(peer.rendezvous_sent, peer.rendezvous_received),
+            pair(peer.matched_on_arrival, peer.matched_on_posting),
+            pair(peer.accesses_sent, peer.accesses_received),
+            bytes(peer.access_bytes_sent, peer.access_bytes_received),
+            render::count(peer.stalls),
+            render::count(peer.retries),
+            render::count(peer.waiting.saturating_add(peer.outstanding)),
+        ]
+    });
+    render::table(heads, cells)
 }
 
 #[cfg(test)]
@@ -211,8 +247,9 @@ mod tests {
         let peer = Peer { state: 2, messages_sent: 5, address: u64::MAX, ..Peer::default() };
         let empty = Peer { address: 1, ..Peer::default() };
         let published =
-            Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, empty], groups: Vec::new() };
-        Stat(Process { pid: 9, command: "a.out".into(), version: "1".into(), endpoints: vec![published] })
+            Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, empty], groups: vec![] };
+        let process = Process { pid: 9, command: "a.out".into(), endpoints: vec![published], ..Process::default() };
+        Stat { process, names: Names::default() }
     }
 
     #[test]
@@ -238,15 +275,15 @@ mod tests {
 
     #[test]
     fn several_peers_are_also_summed() {
-        let Stat(mut process) = sample();
+        let Stat { mut process, names } = sample();
         let peer = Peer { messages_received: 9, matched_on_arrival: 7, matched_on_posting: 2, ..Peer::default() };
         process.endpoints[0].peers.extend([peer, peer]);
-        let stat = Stat(process.clone());
-        let text = stat.text();
+        let text = Stat { process: process.clone(), names }.text();
         let line = text.lines().find(|line| line.contains("together")).unwrap();
         assert!(line.contains("5 / 18") && line.contains("14 / 4"), "{text}");
         process.endpoints[0].peers.push(Peer { matched_on_arrival: u64::MAX, ..peer });
-        let sums = &serde_json::to_value(Stat(process)).unwrap()["endpoints"][0]["peer_sums"];
+        let sums =
+            &serde_json::to_value(Stat { process, names: Names::default() }).unwrap()["endpoints"][0]["peer_sums"];
         assert_eq!((&sums["messages_sent"], &sums["messages_received"]), (&5.into(), &27.into()));
         assert_eq!((&sums["matched_on_arrival"], &sums["matched_on_posting"]), (&u64::MAX.into(), &6.into()));
         assert!(text.contains("7 / 2"), "{text}");

@@ -1,0 +1,97 @@
+//! The job of a process: the processes that one launcher has started.
+//!
+//! Place in the data flow: `/proc/PID/stat` and `/proc/PID/environ` → here → `find.rs`. A launcher's server that runs
+//! several jobs (prte, pmix) names the job in the environment.
+
+use std::path::PathBuf;
+
+use super::find::text;
+
+/// Launchers, and their daemons on each host.
+const LAUNCHERS: &[&str] = &[
+    "mpiexec",
+    "mpirun",
+    "hydra_pmi_proxy",
+    "hydra_bstrap_pr",
+    "prterun",
+    "prted",
+    "orterun",
+    "orted",
+    "oshrun",
+    "srun",
+    "slurmstepd",
+];
+/// Most ancestors that are examined.
+const ANCESTORS_MOST: usize = 16;
+
+/// The fields of `/proc/PID/stat` that are used here.
+struct Status {
+    name: String,
+    parent: u32,
+    group: u32,
+}
+
+impl Status {
+    fn of(pid: u32) -> Option<Self> {
+        Self::parse(&text(&PathBuf::from(format!("/proc/{pid}/stat"))).ok()?)
+    }
+
+    /// The name is in parentheses and may itself contain parentheses and spaces.
+    fn parse(stat: &str) -> Option<Self> {
+        let (before, after) = stat.rsplit_once(')')?;
+        let (_, name) = before.split_once('(')?;
+        let mut fields = after.split_whitespace().skip(1).map(str::parse);
+        let name = name.chars().filter(|char| !char.is_control()).collect();
+        Some(Self { name, parent: fields.next()?.ok()?, group: fields.next()?.ok()? })
+    }
+}
+
+/// The name of a process's job: its topmost launcher (`mpiexec 4711`), the name that PMIx or Slurm gave the job, or
+/// else its process group (`group 4711`).
+pub(super) fn of(pid: u32) -> String {
+    let status = Status::of(pid);
+    let ancestors =
+        std::iter::successors(status.as_ref().map(|status| status.parent), |pid| Some(Status::of(*pid)?.parent));
+    let named = ancestors.take(ANCESTORS_MOST).filter_map(|pid| Some((Status::of(pid)?.name, pid)));
+    let launcher = named.filter(|(name, _)| LAUNCHERS.iter().any(|known| name.starts_with(known))).last();
+    if let Some((name, pid)) = launcher {
+        return format!("{name} {pid}");
+    }
+    let environment = text(&PathBuf::from(format!("/proc/{pid}/environ"))).unwrap_or_default();
+    let of_variable = of_environment(&environment);
+    of_variable.unwrap_or_else(|| status.map(|status| format!("group {}", status.group)).unwrap_or_default())
+}
+
+fn of_environment(environment: &str) -> Option<String> {
+    let get = |name: &str| environment.split('\0').find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='));
+    let name = get("PMIX_NAMESPACE").map(str::to_owned);
+    let name =
+        name.or_else(|| get("SLURM_JOB_ID").map(|id| format!("slurm {id}.{}", get("SLURM_STEP_ID").unwrap_or("0"))));
+    name.map(|name| name.chars().filter(|char| !char.is_control()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn names_of_processes_may_contain_anything() {
+        let status = Status::parse("4711 (a) (b c) S 12 4700 1 0 -1").unwrap();
+        assert_eq!((status.name.as_str(), status.parent, status.group), ("a) (b c", 12, 4700));
+        assert!(Status::parse("4711 (a").is_none());
+    }
+
+    #[test]
+    fn the_environment_names_a_job() {
+        assert_eq!(of_environment("A=1\0PMIX_NAMESPACE=prte-h@3\0").as_deref(), Some("prte-h@3"));
+        assert_eq!(of_environment("SLURM_JOB_ID=7\0SLURM_STEP_ID=2\0").as_deref(), Some("slurm 7.2"));
+        assert_eq!(of_environment("PATH=/bin"), None);
+    }
+
+    #[test]
+    fn a_process_without_launcher_has_its_group() {
+        assert!(!of(std::process::id()).is_empty());
+        assert_eq!(of(u32::MAX), "");
+    }
+}
