@@ -13,6 +13,8 @@
 pub(crate) mod atomic;
 pub(crate) mod x87;
 
+use std::sync::atomic::AtomicU64;
+
 use smallvec::SmallVec;
 
 /// One contiguous piece of client memory: an address and a length in bytes.
@@ -216,6 +218,12 @@ pub fn to_vec(iov: &[Iov]) -> Vec<u8> {
     let n = gather(iov, &mut bytes);
     debug_assert_eq!(n, bytes.len());
     bytes
+}
+
+/// The memory of atomic words that processes share, for copies that other accesses are ordered against. The caller keeps
+/// the words alive while it uses the `Iov`. As for [`Iov::new`], a peer that breaks the order races on these bytes alone.
+pub(crate) fn of_words(words: &[AtomicU64]) -> Iov {
+    Iov { ptr: words.as_ptr().cast_mut().cast(), len: size_of_val(words) }
 }
 
 /// An owned buffer that can be handed to a device as an `Iov`. Its bytes have a fixed address until it is

@@ -3,8 +3,9 @@
 //! Place in the data flow: a device makes the memory and shares it with peers ([`crate::nic::Nic::make_board`]). The
 //! engine's groups run collectives on it (`engine/collectives/boards.rs`).
 //!
-//! Each member has a *slot* for its contribution. The last member that arrives combines the contributions into the
-//! *result*, in rank order, and releases the others. No thread and no message is needed.
+//! Each member has a *slot* for its contribution. The last member that arrives combines the contributions in the slot of
+//! the first member, and releases the others. No thread and no message is needed. The *result* serves groups on several
+//! hosts.
 //!
 //! Layout, in words of 8 bytes:
 //! ```text
@@ -17,8 +18,8 @@
 //! costs more than that, and `released` follows the combiner.
 //!
 //! Trust: the members of a group have the same user and know each other's names. A member can stop the collectives of
-//! its groups, or spoil their results. It cannot do more: all words are atomics, and no offset or length is read from
-//! the board.
+//! its groups, or spoil their results. It cannot do more: no offset or length is read from the board, and contributions
+//! are only copied and combined.
 
 mod bank;
 
@@ -32,7 +33,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mem::Iov;
+use crate::mem::{self, Iov};
 use bank::Bank;
 
 /// Longest contribution of one member, and longest result, in bytes.
@@ -50,8 +51,6 @@ const BANK_WORDS: usize = 2 * COUNTER_WORDS + SLOT_WORDS;
 /// The most members for which all counters share a line.
 const FEW_MEMBERS: usize = 4;
 const MEMBER_WORDS: usize = COUNTER_WORDS + SLOT_WORDS;
-/// Bytes that are copied at a time between client memory and a board.
-const CHUNK_BYTES: usize = 256;
 
 /// Memory that several processes of a host share. Initially all zero.
 pub trait SharedWords: Any + Send + Sync {
@@ -125,14 +124,18 @@ impl HostBoard {
         &self.board.words()[self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS]
     }
 
-    fn slot(&self, turn: u64, place: usize) -> &[AtomicU64] {
-        let at = self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS + COUNTER_WORDS;
-        &self.board.words()[at..at + SLOT_WORDS]
+    /// The contribution of the member at `place`, [`SLOT_BYTES`] bytes.
+    pub(crate) fn slot(&self, turn: u64, place: usize) -> Iov {
+        self.memory(self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS + COUNTER_WORDS)
     }
 
-    fn result(&self, turn: u64) -> &[AtomicU64] {
-        let at = self.bank_at(turn) + 2 * COUNTER_WORDS;
-        &self.board.words()[at..at + SLOT_WORDS]
+    /// The result that the leader of this host writes, [`SLOT_BYTES`] bytes.
+    pub(crate) fn result(&self, turn: u64) -> Iov {
+        self.memory(self.bank_at(turn) + 2 * COUNTER_WORDS)
+    }
+
+    fn memory(&self, at: usize) -> Iov {
+        mem::of_words(&self.board.words()[at..at + SLOT_WORDS])
     }
 
     /// Whether a member may enter the turn: all have left the one that used the same bank.
@@ -142,7 +145,7 @@ impl HostBoard {
 
     /// Writes the contribution of the member at `place`, and reports its arrival. Returns whether it is the last one.
     pub(crate) fn arrive(&self, turn: u64, place: usize, contribution: &Iov) -> bool {
-        store(self.slot(turn, place), contribution);
+        self.slot(turn, place).copy_from(contribution);
         self.entered(turn, place).store(turn + 1, Ordering::Release);
         self.bank(turn).arrive()
     }
@@ -155,11 +158,6 @@ impl HostBoard {
     /// Whether all members have arrived.
     pub(crate) fn is_full(&self, turn: u64) -> bool {
         self.bank(turn).is_full()
-    }
-
-    /// Copies bytes of a contribution from `offset` on.
-    pub(crate) fn read_slot(&self, turn: u64, place: usize, offset: usize, into: &Iov) {
-        load(self.slot(turn, place), offset, into);
     }
 
     /// Claims the duty to combine the contributions and to release the turn. Returns whether the member at `place` has
@@ -176,16 +174,6 @@ impl HostBoard {
     /// Whether the member at `place` has claimed the turn.
     pub(crate) fn has_claimed(&self, turn: u64, place: usize) -> bool {
         self.combiner(turn).load(Ordering::Acquire) == mark(turn, place)
-    }
-
-    /// Writes the result.
-    pub(crate) fn write_result(&self, turn: u64, from: &Iov) {
-        store(self.result(turn), from);
-    }
-
-    /// Copies bytes of the result from `offset` on.
-    pub(crate) fn read_result(&self, turn: u64, offset: usize, into: &Iov) {
-        load(self.result(turn), offset, into);
     }
 
     /// Lets all members take the result.
@@ -219,34 +207,6 @@ const fn mark(turn: u64, place: usize) -> u64 {
     turn * MAX_MEMBERS as u64 + place as u64 + 1
 }
 
-/// Copies memory to words, as far as it fits.
-fn store(words: &[AtomicU64], from: &Iov) {
-    let mut chunk = [0; CHUNK_BYTES];
-    for (words, at) in words.chunks(CHUNK_BYTES / 8).zip((0..from.len()).step_by(CHUNK_BYTES)) {
-        let len = from.slice(at, CHUNK_BYTES).read(&mut chunk);
-        for (word, bytes) in words.iter().zip(chunk[..len].chunks(8)) {
-            let mut value = [0; 8];
-            value[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
-        }
-    }
-}
-
-/// Copies words to memory, beginning `offset` bytes into the words. Bytes behind the words are not copied.
-fn load(words: &[AtomicU64], offset: usize, into: &Iov) {
-    // One more word, because the first one may be cut.
-    let mut chunk = [0; CHUNK_BYTES + 8];
-    for at in (0..into.len()).step_by(CHUNK_BYTES) {
-        let target = into.slice(at, CHUNK_BYTES);
-        let (first, skipped) = ((offset + at) / 8, (offset + at) % 8);
-        let source = words.get(first..).unwrap_or_default();
-        for (bytes, word) in chunk[..(skipped + target.len()).next_multiple_of(8)].chunks_mut(8).zip(source) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
-        }
-        target.write(&chunk[skipped..skipped + target.len()]);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -265,7 +225,7 @@ mod tests {
         board.arrive(5, 2, &whole.iov());
         for (offset, len) in [(0, 0), (0, 1), (0, SLOT_BYTES), (3, 700), (8, 256), (9, 257), (SLOT_BYTES - 1, 1)] {
             let mut into = Owned::new(vec![0; len]);
-            board.read_slot(5, 2, offset, &into.iov());
+            into.iov().copy_from(&board.slot(5, 2).slice(offset, len));
             assert_eq!(into.into_bytes(), pattern(SLOT_BYTES)[offset..offset + len], "{len} bytes at {offset}");
         }
     }

@@ -105,8 +105,6 @@ pub(super) struct Host {
     /// The turns of the next operation, and of the next one to enter the board.
     next_turn: u64,
     next_entry: u64,
-    /// The contributions that this member combines.
-    scratch: Owned,
 }
 
 impl Host {
@@ -124,7 +122,6 @@ impl Host {
             shared: None,
             next_turn: 0,
             next_entry: 0,
-            scratch: Owned::new(Vec::new()),
             places,
         }
     }
@@ -312,19 +309,21 @@ impl BoardRun {
         let (turn, block) = (self.turn, self.request.block());
         let own = self.request.rank as usize * block;
         let root = host.place_here(self.request.root).unwrap_or(0);
+        let take = |memory: Iov, from: usize| self.result.slice(0, block).copy_from(&memory.slice(from, block));
         let gather = |from: usize| {
             for place in 0..host.places.count() {
                 let rank = host.places.hosts[host.places.host][place] as usize;
-                board.read_slot(turn, place, from, &self.result.slice(rank * block, block));
+                self.result.slice(rank * block, block).copy_from(&board.slot(turn, place).slice(from, block));
             }
         };
         match self.request.operation {
             Operation::Barrier => {}
-            Operation::Broadcast if host.spans_hosts() => board.read_result(turn, 0, &self.result.slice(0, block)),
-            Operation::Broadcast => board.read_slot(turn, root, 0, &self.result.slice(0, block)),
-            Operation::Scatter => board.read_slot(turn, root, own, &self.result.slice(0, block)),
-            Operation::AllReduce | Operation::Reduce => board.read_result(turn, 0, &self.result.slice(0, block)),
-            Operation::ReduceScatter => board.read_result(turn, own, &self.result.slice(0, block)),
+            Operation::Broadcast | Operation::AllReduce if host.spans_hosts() => take(board.result(turn), 0),
+            Operation::Broadcast => take(board.slot(turn, root), 0),
+            Operation::Scatter => take(board.slot(turn, root), own),
+            // The contributions were combined in the first slot.
+            Operation::AllReduce | Operation::Reduce => take(board.slot(turn, 0), 0),
+            Operation::ReduceScatter => take(board.slot(turn, 0), own),
             Operation::AllGather | Operation::Gather => gather(0),
             Operation::AllToAll => gather(own),
         }
@@ -665,15 +664,8 @@ impl Advance<'_> {
             return;
         }
         if let Some(reduction) = self.run.reduction() {
-            let (members, len) = (self.host.places.count(), self.run.contribution().len());
-            if self.host.scratch.iov().len() < members * len {
-                self.host.scratch = Owned::new(vec![0; members * len]);
-            }
-            let all = self.host.scratch.iov();
-            let slot = |place: usize| all.slice(place * len, len);
-            (0..members).for_each(|place| self.board.read_slot(turn, place, 0, &slot(place)));
-            fold(reduction, members, slot);
-            self.board.write_result(turn, &slot(0));
+            let len = self.run.contribution().len();
+            fold(reduction, self.host.places.count(), |place| self.board.slot(turn, place).slice(0, len));
         }
         self.board.release(turn);
         self.changed = true;
@@ -687,7 +679,7 @@ impl Advance<'_> {
             Operation::Broadcast => {
                 self.run.parts = Owned::new(vec![0; block]);
                 if let Some(root) = self.host.place_here(self.run.request.root) {
-                    self.board.read_slot(turn, root, 0, &self.run.parts.iov());
+                    self.run.parts.iov().copy_from(&self.board.slot(turn, root));
                 }
             }
             _ => {
@@ -695,7 +687,7 @@ impl Advance<'_> {
                 self.run.parts = Owned::new(vec![0; (hosts + 1) * most * block]);
                 let own = self.run.parts.iov().slice(hosts * most * block, most * block);
                 for place in 0..places.count() {
-                    self.board.read_slot(turn, place, 0, &own.slice(place * block, block));
+                    own.slice(place * block, block).copy_from(&self.board.slot(turn, place));
                 }
             }
         }
@@ -716,9 +708,9 @@ impl Advance<'_> {
                 parts.slice((host * places.most() + place) * block, block)
             };
             fold(reduction, self.run.request.members as usize, part);
-            self.board.write_result(turn, &part(0));
+            self.board.result(turn).copy_from(&part(0));
         } else {
-            self.board.write_result(turn, &parts);
+            self.board.result(turn).copy_from(&parts);
         }
         self.board.release(turn);
         self.leave()
