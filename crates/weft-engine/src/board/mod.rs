@@ -37,11 +37,11 @@ use crate::mem::{self, Iov};
 use bank::Bank;
 
 /// Longest contribution of one member, and longest result, in bytes.
-pub(crate) const SLOT_BYTES: usize = 4096;
+pub(crate) const SLOT_BYTES: usize = 16 * 1024;
 /// The most members of a board.
 pub(crate) const MAX_MEMBERS: usize = 64;
 /// Operations of one group that may be on the board at a time. Later ones wait.
-const BANKS: usize = 8;
+const BANKS: usize = 4;
 
 /// Words of a pair of cache lines.
 const COUNTER_WORDS: usize = 16;
