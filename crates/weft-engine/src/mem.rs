@@ -220,8 +220,9 @@ pub fn to_vec(iov: &[Iov]) -> Vec<u8> {
     bytes
 }
 
-/// The memory of atomic words that processes share, for copies that other accesses are ordered against. The caller keeps
-/// the words alive while it uses the `Iov`. As for [`Iov::new`], a peer that breaks the order races on these bytes alone.
+/// The memory of atomic words that processes share, for copies that other accesses are ordered against. The
+/// caller keeps the words alive while it uses the `Iov`. As for [`Iov::new`], a peer that breaks the order
+/// races on these bytes alone.
 pub(crate) fn of_words(words: &[AtomicU64]) -> Iov {
     Iov { ptr: words.as_ptr().cast_mut().cast(), len: size_of_val(words) }
 }

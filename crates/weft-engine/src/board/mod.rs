@@ -3,9 +3,9 @@
 //! Place in the data flow: a device makes the memory and shares it with peers ([`crate::nic::Nic::make_board`]). The
 //! engine's groups run collectives on it (`engine/collectives/boards.rs`).
 //!
-//! Each member has a *slot* for its contribution. The last member that arrives combines the contributions in the slot of
-//! the first member, and releases the others. No thread and no message is needed. The *result* serves groups on several
-//! hosts.
+//! Each member has a *slot* for its contribution. The last member that arrives combines the contributions in
+//! the slot of the first member, and releases the others. No thread and no message is needed. The *result*
+//! serves groups on several hosts.
 //!
 //! Layout, in words of 8 bytes:
 //! ```text
