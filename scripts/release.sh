@@ -36,6 +36,12 @@ cp "$built/libweft_fi.so" "$CARGO_TARGET_DIR/dist/libweft-fi.so"
 cp "$built/libweft_coll.so" "$CARGO_TARGET_DIR/dist/libweft-coll.so"
 cp "$built/weft" "$CARGO_TARGET_DIR/dist/weft"
 
+stripped=$(mktemp)
+strip -o "$stripped" "$built/libweft_fi.so"
+size=$(stat -c %s "$stripped")
+rm "$stripped"
+[ "$size" -le $((5 << 19)) ] || die "the stripped provider has $size bytes, more than 2.5 MiB"
+
 say 'making packages'
 python3 scripts/package.py "$out"
 

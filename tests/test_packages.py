@@ -13,6 +13,7 @@ import harness
 import jobs
 import pytest
 
+# Files of a release are built for size, and scripts/release.sh checks their limit of 2.5 MiB. This is the limit of `make`.
 LARGEST_PROVIDER = 3_000_000
 OVERLAY = str(harness.SUPPORT / "overlay.sh")
 DEBIAN_PACKAGES = jobs.ROOT / ".cache" / "debs"
@@ -137,6 +138,19 @@ FI_WEFT_REPORT=1 {launch} -n 2 python {PINGPONG}
 """
     output = run_overlaid(runner, "venv", venv, script)
     assert len(re.findall(r"^weft: rank \d of 2, .* sent [\d,]+ messages", output, re.M)) == 2, output[-3000:]
+
+
+def test_recipes_name_existing_things() -> None:
+    """Spack's recipe is valid Python. The crates that the recipes build, and the files that they copy, exist."""
+    packaging = jobs.ROOT / "packaging"
+    spack = (packaging / "spack/package.py").read_text()
+    compile(spack, "package.py", "exec")
+    for recipe in [spack, (packaging / "conda/recipe.yaml").read_text()]:
+        crates = re.findall(r'-p"?,? "?(weft-[a-z]+)', recipe)
+        assert len(crates) == 3 and all((jobs.ROOT / "crates" / crate / "Cargo.toml").exists() for crate in crates)
+    container = (packaging / "container/Containerfile").read_text()
+    copied = re.findall(r"^COPY (?!--from|target)(\S+)", container, re.MULTILINE)
+    assert copied and all((jobs.ROOT / source).exists() for source in copied), copied
 
 
 UNPACK = f"""
