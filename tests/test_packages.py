@@ -13,7 +13,7 @@ import harness
 import jobs
 import pytest
 
-# Files of a release are built for size, and scripts/release.sh checks their limit of 2.5 MiB. This is the limit of `make`.
+# The limit of files that `make` builds. A release is built for size, and scripts/release.sh has its limit of 2.5 MiB.
 LARGEST_PROVIDER = 3_000_000
 OVERLAY = str(harness.SUPPORT / "overlay.sh")
 DEBIAN_PACKAGES = jobs.ROOT / ".cache" / "debs"
