@@ -369,6 +369,20 @@ impl Endpoint {
         self.deliver("fi_cq_sread", result, &entries, each)
     }
 
+    /// Tells the provider that no call follows for a while (fi_trywait(3)). A provider with automatic progress takes
+    /// over at once, if its queue can be slept on.
+    pub fn leave_to_provider(&mut self) {
+        let fabric = self.inner().fabric;
+        // SAFETY: the fabric is open as long as the domain.
+        let head = unsafe { &*fabric };
+        // SAFETY: an open fabric has its table.
+        let table = unsafe { &*head.ops };
+        let Some(call) = table.trywait else { return };
+        let mut queues: [*mut fid; 1] = [self.cq.cast()];
+        // SAFETY: fabric and queue are open. The answer does not matter: a queue with completions is no reason to wait.
+        unsafe { call(fabric, queues.as_mut_ptr(), 1) };
+    }
+
     #[inline]
     fn deliver(
         &mut self,

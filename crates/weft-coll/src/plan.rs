@@ -82,6 +82,8 @@ pub(crate) struct Shape {
     result: Side,
     /// Whether the result is also this member's input (the root of a broadcast).
     sends_result: bool,
+    /// Bytes of the longest buffer at any member.
+    bytes: usize,
 }
 
 /// What decisions depend on besides the call.
@@ -104,6 +106,7 @@ pub(crate) fn decide(call: &Call, context: &Context<'_>) -> Option<Shape> {
         input: Side::None,
         result: Side::None,
         sends_result: false,
+        bytes: 0,
     };
     match call.operation {
         Operation::Barrier => Some(none),
@@ -112,9 +115,9 @@ pub(crate) fn decide(call: &Call, context: &Context<'_>) -> Option<Shape> {
     }
 }
 
-/// `None` for empty blocks, and for buffers that are too long.
-fn within_limits(block: usize, blocks: usize) -> Option<()> {
-    (1..=MAX_BYTES).contains(&block.checked_mul(blocks)?).then_some(())
+/// Bytes of all blocks. `None` for empty blocks, and for buffers that are too long.
+fn within_limits(block: usize, blocks: usize) -> Option<usize> {
+    block.checked_mul(blocks).filter(|bytes| (1..=MAX_BYTES).contains(bytes))
 }
 
 impl Context<'_> {
@@ -127,11 +130,12 @@ impl Context<'_> {
         let datatype = self.pmpi.mpi.handle(call.recv.datatype);
         let (datatype, op, size) = self.types.reduction(datatype, self.pmpi.mpi.handle(call.op))?;
         let count = usize::try_from(call.recv.count).ok()?;
-        within_limits(count.checked_mul(size)?, if call.operation == Operation::ReduceScatter { members } else { 1 })?;
+        let blocks = if call.operation == Operation::ReduceScatter { members } else { 1 };
+        let bytes = within_limits(count.checked_mul(size)?, blocks)?;
         let input = if self.is_in_place(&call.send) { call.recv.at } else { call.send.at };
         let has_result = call.operation != Operation::Reduce || self.member.rank == none.root;
         let result = if has_result { Side::Plain(call.recv.at) } else { Side::None };
-        Some(Shape { count, datatype, op, input: Side::Plain(input), result, ..none })
+        Some(Shape { count, datatype, op, input: Side::Plain(input), result, bytes, ..none })
     }
 
     fn movement(&self, call: &Call, none: Shape) -> Option<Shape> {
@@ -145,7 +149,7 @@ impl Context<'_> {
             _ => in_place,
         };
         let block = self.bytes(if from_recv { recv } else { send })?;
-        within_limits(block, if call.operation == Operation::Broadcast { 1 } else { size })?;
+        let bytes = within_limits(block, if call.operation == Operation::Broadcast { 1 } else { size })?;
         let whole = |buffer| self.side(buffer, 0, size, block);
         let single = |buffer| self.side(buffer, 0, 1, block);
         // In place, the own block lies in the result.
@@ -161,7 +165,7 @@ impl Context<'_> {
             _ => return None,
         };
         let sends_result = call.operation == Operation::Broadcast && is_root;
-        Some(Shape { count: block, input, result, sends_result, ..none })
+        Some(Shape { count: block, input, result, sends_result, bytes, ..none })
     }
 
     /// Bytes of a buffer's elements.
@@ -213,6 +217,11 @@ impl Staged {
 }
 
 impl Shape {
+    /// Bytes of the longest buffer at any member.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The arguments of the provider's call. `None`: the MPI library could not pack the data. `comm` is any
     /// communicator, which packing needs.
     pub(crate) fn prepare(&self, pmpi: &Pmpi, comm: Handle) -> Option<(Collective, Staged)> {

@@ -31,6 +31,8 @@ const IDLE_POLLS: u32 = 32;
 /// whenever the MPI library makes progress.
 const YIELD_POLLS: u32 = 4096;
 
+/// Bytes from which a non-blocking operation inside a host takes longer than the wake-up of the provider's thread.
+const LONG_BYTES: usize = 128 << 10;
 /// Groups that are kept for later communicators.
 const MAX_IDLE: usize = 16;
 
@@ -64,6 +66,8 @@ pub(crate) struct Parts {
     pub(crate) keyval: c_int,
     /// Whether each rank of this host has a processor.
     pub(crate) is_alone: bool,
+    /// Whether all ranks are on this host.
+    pub(crate) is_one_host: bool,
 }
 
 /// The part under the lock.
@@ -125,6 +129,8 @@ pub(crate) struct Op {
     staged: Mutex<Option<Staged>>,
     /// The program's request, or [`NO_REQUEST`] for a blocking call.
     request: AtomicUsize,
+    /// Whether the provider's thread is worth its wake-up.
+    takes_long: bool,
 }
 
 /// No request has this handle.
@@ -145,6 +151,7 @@ impl Op {
             outcome: AtomicU8::new(PENDING),
             staged: Mutex::new(Some(staged)),
             request: AtomicUsize::new(NO_REQUEST),
+            takes_long: false,
         }
     }
 
@@ -333,6 +340,13 @@ impl Runtime {
         }
     }
 
+    /// Tells the provider that the program computes from now on. Otherwise its thread would notice within milliseconds.
+    fn leave_to_provider(&self) {
+        if let Some(endpoint) = self.state.lock().endpoint.as_mut() {
+            endpoint.leave_to_provider();
+        }
+    }
+
     /// The end of an operation: its data reach the program, and its request completes.
     fn end(&self, op: &Op, success: bool) {
         let staged = op.staged.lock().take();
@@ -397,7 +411,8 @@ fn accept(runtime: &Runtime, call: &Call, blocking: bool) -> Option<Result<Op, c
     let Parts { pmpi, types, own, .. } = &**runtime;
     let shape = decide(call, &Context { pmpi, types, member })?;
     let prepared = shape.prepare(pmpi, *own).ok_or_else(|| pmpi.fail(comm));
-    Some(prepared.map(|(call, staged)| Op::new(call, group, comm, staged)))
+    let takes_long = shape.bytes() >= LONG_BYTES || !runtime.is_one_host;
+    Some(prepared.map(|(call, staged)| Op { takes_long, ..Op::new(call, group, comm, staged) }))
 }
 
 /// Runs a blocking collective. `None`: the MPI library does.
@@ -437,6 +452,9 @@ pub(crate) fn nonblocking(call: &Call, request: *mut c_void) -> Option<c_int> {
             // SAFETY: the program's place for the request.
             unsafe { runtime.pmpi.mpi.write(request, handle) };
             runtime.submit(&op);
+            if op.takes_long && !op.is_complete() {
+                runtime.leave_to_provider();
+            }
             SUCCESS
         }
         None => runtime.pmpi.fail(op.comm),

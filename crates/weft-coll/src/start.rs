@@ -55,10 +55,9 @@ fn text(card: &[u8]) -> &[u8] {
     &card[HOST.end..HOST.end + usize::from(card[1])]
 }
 
-/// Whether this host has a processor for each of its ranks.
-fn has_processors(own: usize, cards: &[&[u8]]) -> bool {
-    let ranks = cards.iter().filter(|card| card[HOST] == cards[own][HOST]).count();
-    std::thread::available_parallelism().is_ok_and(|processors| ranks <= processors.get())
+/// The number of ranks on the host of rank `own`.
+fn ranks_beside(own: usize, cards: &[&[u8]]) -> usize {
+    cards.iter().filter(|card| card[HOST] == cards[own][HOST]).count()
 }
 
 /// Starts the runtime after a successful start of the MPI library. Returns `code`.
@@ -116,8 +115,10 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     }
     let (Ok(addresses), Some(world), Some(keyval)) = (addresses, world, keyval) else { return Err(LOST.to_owned()) };
     let types = Types::of(&pmpi);
-    let is_alone = pmpi.rank(own).is_some_and(|rank| has_processors(rank, &cards));
-    let runtime = Runtime::new(Parts { pmpi, types, own, world, addresses, keyval, is_alone }, endpoint);
+    let beside = pmpi.rank(own).map_or(ranks, |rank| ranks_beside(rank, &cards));
+    let is_alone = std::thread::available_parallelism().is_ok_and(|processors| beside <= processors.get());
+    let is_one_host = beside == ranks;
+    let runtime = Runtime::new(Parts { pmpi, types, own, world, addresses, keyval, is_alone, is_one_host }, endpoint);
     if let Some(runtime) = run::install(runtime) {
         runtime.communicator(pmpi.constants.world, true);
     }
@@ -142,6 +143,7 @@ fn open_domain() -> Result<Domain, String> {
         provider: "weft".to_owned(),
         caps: Caps { collective: true, ..Caps::default() },
         progress: Some(Progress::Auto),
+        can_sleep: true, // The queue's wait object makes the provider take over early, see `Runtime::leave_to_provider`.
         ..Requirements::default()
     };
     let try_in = |library: Result<&'static Library, weft_client::Error>| {
