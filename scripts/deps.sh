@@ -73,17 +73,17 @@ get_mpi4py_tests() {
   tar -C .cache -xzf ".cache/mpi4py-$version.tar.gz"
 }
 
-# Debian's Open MPI and MPICH, which tests unpack into a sandbox. They are not installed: their mpiexec would take the
-# place of others. Only the tests of packages need them, and are skipped without them.
+# Debian's Open MPI, MPICH and Slurm, which tests unpack into a sandbox. They are not installed: their mpiexec would take
+# the place of others. Only the tests of packages need them, and are skipped without them.
 get_debian_mpis() {
   local cache=$PWD/.cache/debs as_root=()
-  compgen -G "$cache/openmpi-bin_*.deb" >/dev/null && return 0
+  compgen -G "$cache/slurmd_*.deb" >/dev/null && return 0
   [ "$(id -u)" -eq 0 ] || as_root=(sudo)
   command -v apt-get >/dev/null 2>&1 && command -v "${as_root[0]:-apt-get}" >/dev/null 2>&1 || return 0
   say "fetching Debian's MPI libraries into $cache"
   mkdir -p "$cache/partial"
   local fetch=(apt-get install -qq -y --no-install-recommends --download-only -o "Dir::Cache::archives=$cache"
-    openmpi-bin libopenmpi-dev mpich libmpich-dev)
+    openmpi-bin libopenmpi-dev mpich libmpich-dev slurmctld slurmd munge libpmix2 libpmi2-0)
   "${as_root[@]}" "${fetch[@]}" >&2 || { "${as_root[@]}" apt-get update -qq && "${as_root[@]}" "${fetch[@]}" >&2; } ||
     say "Debian's MPI libraries could not be fetched: tests of packages are skipped"
 }

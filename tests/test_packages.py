@@ -52,7 +52,7 @@ def run_overlaid(runner: harness.Runner, kind: str, directory: Path, script: str
     command = ["bash", OVERLAY, kind, str(directory), "bash", "-euc", script]
     outcome = runner.run(command, clean_environment(), 120)
     if outcome.status == 77:
-        pytest.skip(f"no overlay: {outcome.output.strip()}")
+        pytest.skip(f"no overlay, or no Slurm: {outcome.output.strip()[-300:]}")
     return outcome.check().output
 
 
@@ -202,3 +202,22 @@ LD_LIBRARY_PATH=/tmp/dir:{venv}/lib:{venv}/lib/mpich {jobs.DIST}/weft run --requ
     output = run_overlaid(runner, "system", jobs.ROOT, script)
     assert "is an MPICH without libfabric (ch4:ucx)" in output and output.count("ring of 2 ranks: 190") == 1, output
     assert CARRIED.search(output), output[-3000:]
+
+
+def test_slurm_starts_ranks_over_weft(runner: harness.Runner, packages: Path) -> None:
+    """`weft run srun`: MPICH's wheel by PMI-2, and Debian's Open MPI by PMIx, whose lines are marked with the rank."""
+    need_debian_packages()
+    if not list(DEBIAN_PACKAGES.glob("slurmd_*.deb")):
+        pytest.skip("the cache has no Slurm: make deps")
+    jobs_of_both = f"""
+set -e
+weft run --require srun --mpi=pmi2 -n 2 {harness.PYTHON} {PINGPONG}
+weft run --require srun -l --mpi=pmix -n 2 /tmp/ring
+"""
+    script = f"""{UNPACK}
+dpkg -i --force-depends {next(packages.glob("weft_*.deb"))} >/dev/null
+cc -I/usr/lib/x86_64-linux-gnu/openmpi/include -o /tmp/ring {harness.PROGRAMS}/ring.c -l:libmpi.so.40
+exec {harness.SUPPORT}/slurm.sh bash -euc '{jobs_of_both}'
+"""
+    output = run_overlaid(runner, "system", jobs.ROOT, script)
+    assert len(CARRIED.findall(output)) == 2 and "1: ring of 2 ranks: 190" in output, output[-3000:]
