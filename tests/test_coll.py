@@ -77,6 +77,15 @@ def test_results_are_those_of_the_library(runner: harness.Runner, library: str, 
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_collectives_progress_while_the_program_sleeps(runner: harness.Runner, library: str) -> None:
+    """Long non-blocking collectives complete while no rank calls MPI."""
+    need(library)
+    argv, env = line(library, 2, [program(library, "coll_progress")], "weft")
+    outcome = runner.run(argv, env, 60).check()
+    assert "4 of 4 complete" in outcome.output, outcome.output[-3000:]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_library_runs_collectives_without_weft(runner: harness.Runner, library: str) -> None:
     """Where weft cannot be found, the results are the same, and one line says why."""
     need("mpich")
@@ -147,7 +156,8 @@ def test_hosts_share_collectives(runner: harness.Runner) -> None:
     argv, env = line("mpich", 4, [program("mpich")], "weft")
     launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
     place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2"]
-    outcome = runner.run([str(harness.SUPPORT / "two-hosts.sh"), argv[0], *launcher, *place, *argv[1:]], env, 90).check()
+    hosts = str(harness.SUPPORT / "two-hosts.sh")
+    outcome = runner.run([hosts, argv[0], *launcher, *place, *argv[1:]], env, 90).check()
     assert digests(outcome.output) == digests(alone.output), outcome.output[-3000:]
     assert re.search(r"weft-coll: \d{4} collectives by weft, 6 by the MPI library", outcome.output)
 
