@@ -151,6 +151,28 @@ bugs! {
     RefusalWithoutData,
     /// Untagged receives stay posted when their connection ends.
     EndKeepsReceives,
+    /// A collective ends while its transfers are under way.
+    CollectiveEndsEarly,
+    /// The messages of a group's collectives have one sequence number.
+    SequenceLost,
+    /// The operands of a reduction are exchanged.
+    OperandsSwapped,
+    /// A block is combined twice.
+    ReducedTwice,
+    /// A collective does not continue after some of its transfers.
+    RunForgotten,
+    /// A run that is used again does not begin at its first task.
+    RunNotRestarted,
+    /// A collective goes on after a failed transfer as if it had arrived.
+    CollectivePoisonLost,
+    /// A collective's message that waited for its receive does not give back its part of the window.
+    CollectiveCreditLost,
+    /// The first member to arrive releases the board.
+    BoardReleasedEarly,
+    /// A member enters a board's bank that others still use.
+    BankOvertaken,
+    /// The members of a host do not learn that the exchange with other hosts has failed.
+    BoardPoisonLost,
 }
 
 #[cfg(feature = "mutants")]

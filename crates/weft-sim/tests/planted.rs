@@ -1,6 +1,6 @@
-//! A test of the oracle: ordinary random runs must find every bug that is planted in the engine.
-//! `cargo test -p weft-sim --features mutants --test planted` runs it. docs/testing.md names the check that
-//! catches each bug.
+//! A test of the oracle: random runs must find every bug that is planted in the engine, by turns ordinary runs and
+//! runs of collectives. `cargo test -p weft-sim --features mutants --test planted` runs it. With
+//! `WEFT_PLANTED=NAME` only the bug of that name is planted. docs/testing.md names the check that catches each bug.
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -22,9 +22,13 @@ fn complaint(plan: &Plan) -> Option<String> {
 #[test]
 fn every_planted_bug_is_caught() {
     let mut alive = Vec::new();
-    for &bug in Bug::ALL {
+    let only = std::env::var("WEFT_PLANTED").ok();
+    for &bug in Bug::ALL.iter().filter(|bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"))) {
         activate(Some(bug));
-        let caught = (0..SEEDS).find_map(|seed| complaint(&Plan::draw(seed)).map(|why| (seed, why)));
+        let caught = (0..SEEDS).find_map(|seed| {
+            let plans = [Plan::draw(seed), Plan::collectives(seed)];
+            plans.iter().find_map(complaint).map(|why| (seed, why))
+        });
         activate(None);
         match caught {
             Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
@@ -38,5 +42,6 @@ fn every_planted_bug_is_caught() {
 fn without_a_bug_there_is_no_complaint() {
     for seed in 0..40 {
         assert_eq!(complaint(&Plan::draw(seed)), None, "seed {seed}");
+        assert_eq!(complaint(&Plan::collectives(seed)), None, "collectives, seed {seed}");
     }
 }

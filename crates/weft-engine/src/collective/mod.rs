@@ -208,6 +208,16 @@ pub enum Order {
     FromFirst,
 }
 
+impl Order {
+    /// The other order, for a planted bug.
+    pub(crate) const fn swapped(self) -> Self {
+        match self {
+            Self::IntoFirst => Self::FromFirst,
+            Self::FromFirst => Self::IntoFirst,
+        }
+    }
+}
+
 /// One step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Task {

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::{Schedule, Task};
+use crate::bugs::planted;
 
 /// The next step of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +61,7 @@ impl Run {
                 Some(&Task::Wait { task }) if self.is_complete(task) => self.next += 1,
                 Some(Task::Wait { .. }) => return Next::Blocked,
                 Some(&task) => return Next::Perform(u32::try_from(self.next).unwrap_or(u32::MAX), task),
-                None if self.under_way == 0 => return Next::Done,
+                None if planted!(Bug::CollectiveEndsEarly, self.under_way == 0, true) => return Next::Done,
                 None => return Next::Blocked,
             }
         }

@@ -31,6 +31,7 @@ use slab::Slab;
 use zerocopy::little_endian::U64;
 
 use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags};
+use crate::bugs::planted;
 use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Schedule, Span, Task};
 use crate::engine::Engine;
 use crate::engine::State;
@@ -302,7 +303,8 @@ impl<N: Nic> Engine<N> {
                 Next::Perform(_, Task::Reduce { from, into, order }) => {
                     let (from, into) = (active.memory(from), active.memory(into));
                     if let (Elements::Numbers(reduction), None) = (active.elements, active.fault) {
-                        reduction.combine(&from, &into, order);
+                        reduction.combine(&from, &into, planted!(Bug::OperandsSwapped, order, order.swapped()));
+                        planted!(Bug::ReducedTwice, reduction.combine(&from, &into, order));
                     }
                     active.run.performed();
                 }
@@ -410,7 +412,9 @@ impl State {
                 if fault.is_none() {
                     memory.write(&bytes);
                 }
-                self.eager_taken(peer_id, bytes.len(), orphan);
+                if planted!(Bug::CollectiveCreditLost, true, false) {
+                    self.eager_taken(peer_id, bytes.len(), orphan);
+                }
                 self.end_transfer(ctx, fault);
             }
             Arrived::Announced { op, len, source, ack, poisoned } => {
@@ -533,7 +537,7 @@ impl Collectives {
             Purpose::Join { tag, .. } => tag,
             _ => {
                 let group = u64::from(group.numbers[receiver as usize]);
-                let sequence = sequence & ((1 << SEQUENCE_BITS) - 1);
+                let sequence = planted!(Bug::SequenceLost, sequence, 1) & ((1 << SEQUENCE_BITS) - 1);
                 group << (SEQUENCE_BITS + NUMBER_BITS) | sequence << NUMBER_BITS
             }
         };
@@ -564,8 +568,10 @@ impl Collectives {
         for ended in all.drain(..) {
             let Some(active) = self.runs.get_mut(ended.run as usize) else { continue };
             active.run.complete(ended.task);
-            active.fault = active.fault.or(ended.fault);
-            self.make_ready(ended.run);
+            active.fault = planted!(Bug::CollectivePoisonLost, active.fault.or(ended.fault), active.fault);
+            if planted!(Bug::RunForgotten, true, ended.task % 4 != 3) {
+                self.make_ready(ended.run);
+            }
         }
         self.ended = all; // Its memory is reused.
     }
@@ -630,7 +636,9 @@ impl Group {
         if let Some(template) = self.templates.get_mut(request)
             && template.idle.len() < IDLE_RUN_LIMIT
         {
-            run.restart();
+            if planted!(Bug::RunNotRestarted, true, false) {
+                run.restart();
+            }
             template.idle.push((run, scratch));
         }
     }

@@ -35,7 +35,7 @@ const TAIL_BYTES: usize = 24;
 /// The content of results and tails before an operation.
 const CANARY: u8 = 0xC7;
 /// Turns after which a run counts as endless.
-const MAX_TURNS: usize = 3_000_000;
+const MAX_TURNS: usize = 1_000_000;
 /// Groups that have not ended, at most.
 const MAX_GROUPS: usize = 6;
 /// Complaints that are kept.
@@ -295,9 +295,23 @@ impl Play {
         if self.groups.iter().all(|group| !group.is_split()) {
             let leaks = self.harness.leaks();
             leaks.into_iter().for_each(|leak| self.complain(leak));
+            self.check_windows();
         }
         let violations = self.cluster().fabric().violations();
         violations.into_iter().for_each(|violation| self.complain(violation));
+    }
+
+    /// With nothing pending, a receiver has given back all of a window but a portion, which is a quarter.
+    fn check_windows(&mut self) {
+        let window_bytes = self.cluster().engine_config().window_bytes as u64;
+        let live_ranks = self.cluster().live_ranks();
+        for (a, b) in live_ranks.iter().flat_map(|a| live_ranks.iter().map(move |b| (*a, *b))) {
+            let addr = self.cluster().addr(b, a);
+            let window = self.cluster().engine(b).and_then(|engine| engine.window(addr));
+            if let Some((_, used)) = window.filter(|(_, used)| *used > window_bytes / 4) {
+                self.complain(format!("rank {b} keeps {used} of {window_bytes} bytes of its window for rank {a}"));
+            }
+        }
     }
 
     /// New groups work, whatever has happened to others.

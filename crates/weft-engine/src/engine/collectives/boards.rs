@@ -16,6 +16,7 @@ use super::{ActiveRun, Collectives, Group, Purpose};
 use crate::amo::Reduction;
 use crate::api::{Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::board::{self, Board, HostBoard, MAX_MEMBERS, SLOT_BYTES};
+use crate::bugs::planted;
 use crate::collective::{Operation, Order, Overlap, Request, tree};
 use crate::engine::collective_op::{CollectiveOp, Elements};
 use crate::engine::ids::{self, PeerId};
@@ -611,7 +612,8 @@ impl Advance<'_> {
         if let Some(fault) = self.broken(self.run.entry_needs_lost(self.host, self.board)) {
             return self.fail(fault);
         }
-        if self.host.next_entry != turn || !self.board.is_free(turn) {
+        let is_free = planted!(Bug::BankOvertaken, self.board.is_free(turn), true);
+        if self.host.next_entry != turn || !is_free {
             return Outcome::Waits;
         }
         self.host.next_entry += 1;
@@ -622,7 +624,7 @@ impl Advance<'_> {
         if !self.host.spans_hosts() {
             if is_source {
                 self.board.release(turn);
-            } else if is_last && !self.run.has_source() {
+            } else if planted!(Bug::BoardReleasedEarly, is_last, true) && !self.run.has_source() {
                 self.combine();
             }
         }
@@ -698,7 +700,9 @@ impl Advance<'_> {
         let turn = self.run.turn;
         self.changed = true;
         if self.run.fault.is_some() {
-            self.board.poison(turn);
+            if planted!(Bug::BoardPoisonLost, true, false) {
+                self.board.poison(turn);
+            }
             return Outcome::Ended;
         }
         let (parts, block, places) = (self.run.parts.iov(), self.run.request.block(), &self.host.places);
@@ -743,6 +747,7 @@ impl Advance<'_> {
 /// Folds the values of all ranks into that of rank 0, along the declared tree.
 fn fold(reduction: Reduction, ranks: usize, value: impl Fn(usize) -> Iov) {
     for (low, high) in tree::pairs(ids::number(ranks)) {
-        reduction.combine(&value(high as usize), &value(low as usize), Order::IntoFirst);
+        let order = planted!(Bug::OperandsSwapped, Order::IntoFirst, Order::FromFirst);
+        reduction.combine(&value(high as usize), &value(low as usize), order);
     }
 }
