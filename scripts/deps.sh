@@ -73,8 +73,8 @@ get_mpi4py_tests() {
   tar -C .cache -xzf ".cache/mpi4py-$version.tar.gz"
 }
 
-# Debian's Open MPI, MPICH and Slurm, which tests unpack into a sandbox. They are not installed: their mpiexec would take
-# the place of others. Only the tests of packages need them, and are skipped without them.
+# Debian's Open MPI, MPICH and Slurm, which tests unpack into a sandbox. They are not installed: their mpiexec would
+# take the place of others. Only the tests of packages need them, and are skipped without them.
 get_debian_mpis() {
   local cache=$PWD/.cache/debs as_root=()
   compgen -G "$cache/slurmd_*.deb" >/dev/null && return 0

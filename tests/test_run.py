@@ -67,16 +67,27 @@ def test_reports_come_through_the_launcher(runner: harness.Runner, name: str, ma
     assert not marks, outcome.output[-3000:]
 
 
-def test_two_hosts_report_both_paths(runner: harness.Runner) -> None:
-    """Four ranks on two hosts: messages by shared memory inside a host, and by TCP between the hosts."""
+TWO_HOSTS = {
+    "mpich": ["-launcher", "ssh", "-launcher-exec", "AGENT", "-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2"],
+    "open-mpi": ["--allow-run-as-root", "--prtemca", "plm_ssh_agent", "AGENT", "--host", "h1:2,h2:2"],
+}
+
+
+@pytest.mark.parametrize("name", TWO_HOSTS)
+def test_two_hosts_report_both_paths(runner: harness.Runner, name: str) -> None:
+    """Four ranks on two hosts with names, processes and environments of their own: the variables reach all ranks, and
+    the reports come back. Messages go by shared memory inside a host, and by TCP between the hosts."""
     harness.need_sandbox()
-    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
-    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2"]
-    command = jobs.mpich(4, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py")], *launcher, *place)
+    directory, launcher, *_ = LAUNCHES[name]
+    agent = str(harness.SUPPORT / "remote-host.sh")
+    place = [agent if word == "AGENT" else word for word in TWO_HOSTS[name]]
+    program = [str(directory / "bin/python"), str(harness.PROGRAMS / "all_pairs.py")]
+    command = [str(directory / "bin" / launcher), *place, "-n", "4", *program]
     run = [str(harness.SUPPORT / "two-hosts.sh"), WEFT, "run", "--require", "--", *command]
     outcome = runner.run(run, clean_environment(), 60).check()
-    line = r"^weft: 4 of 4 ranks used weft: [\d,]+ messages \(.*\) by shm, [\d,]+ messages \(.*\) by TCP, no errors$"
-    assert re.search(line, outcome.output, re.M), outcome.output[-3000:]
+    traffic = r"[\d,]+ messages \(.*\) by shm, [\d,]+ messages \(.*\) by TCP, no errors$"
+    assert re.search(rf"weft: 4 of 4 ranks on 2 hosts used weft: {traffic}", outcome.output, re.M), outcome.output[-3000:]
+    assert "all pairs: good" in outcome.output and "shm_messages=" not in outcome.output
 
 
 def test_own_shared_memory_is_named(runner: harness.Runner) -> None:
