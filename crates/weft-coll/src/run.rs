@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use weft_client::{Address, Collective, Endpoint, Error, Group, Operation, Posted};
 
 use crate::mpi::{Handle, SUCCESS, pmpi};
@@ -142,6 +143,9 @@ unsafe impl Send for Op {}
 // SAFETY: as above.
 unsafe impl Sync for Op {}
 
+/// Operations that have ended, and whether each succeeded.
+type Ended = SmallVec<[(Arc<Op>, bool); 16]>;
+
 impl Op {
     pub(crate) fn new(call: Collective, group: usize, comm: Handle, staged: Staged) -> Self {
         Self {
@@ -231,9 +235,9 @@ impl State {
     }
 
     /// Reads completions into `ended`, with whether each operation succeeded.
-    fn poll(&mut self, ended: &mut Vec<(Arc<Op>, bool)>) {
+    fn poll(&mut self, ended: &mut Ended) {
         let Some(endpoint) = self.endpoint.as_mut() else { return };
-        let mut slots = Vec::new();
+        let mut slots: SmallVec<[Option<u32>; 16]> = SmallVec::new();
         match endpoint.poll(|completion| slots.push(completion.slot)) {
             Ok(_) => {}
             Err(Error::Completion { slot, .. }) => {
@@ -364,7 +368,7 @@ impl Runtime {
         if self.under_way.load(Ordering::Acquire) == 0 {
             return false;
         }
-        let mut ended = Vec::new();
+        let mut ended = Ended::new();
         self.state.lock().poll(&mut ended);
         for (op, success) in &ended {
             self.end(op, *success);
