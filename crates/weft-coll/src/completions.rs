@@ -36,8 +36,9 @@ fn wait_for_all(count: c_int, array: *mut c_void) {
     }
 }
 
+/// Makes progress, in every library: MPI_Request_get_status of MPICH 4.0 does not poll.
 fn make_progress() {
-    if let Some(runtime) = polling() {
+    if let Some(runtime) = runtime() {
         runtime.progress();
     }
 }
