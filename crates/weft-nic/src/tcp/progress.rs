@@ -456,7 +456,7 @@ impl Tcp {
             let session = Session::new(found.session, &peer, &self.local, initiator);
             link.session = Some(Box::new(session));
             if let Some(socket) = &link.socket {
-                sys::keep_little_unsent(socket.as_fd());
+                sys::tune_within_host(socket.as_fd());
             }
         }
         self.add_session(id);

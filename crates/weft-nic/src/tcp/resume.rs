@@ -224,7 +224,7 @@ impl Tcp {
         // While there was no connection, no queued message was written, and no thread was notified.
         let unattended = link.tx.queued() > 0 && self.config.unsent.as_ref().is_some_and(|unsent| !unsent.note());
         if let Some(socket) = &link.socket {
-            sys::keep_little_unsent(socket.as_fd());
+            sys::tune_within_host(socket.as_fd());
         }
         if let Some(session) = &link.session {
             log::info!("tcp: the connection with {} is restored", session.socket());

@@ -381,11 +381,11 @@ pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     Err(Errno::CONNREFUSED)
 }
 
-/// Limits the unsent bytes in the kernel if both ends of a connected socket are on one host.
+/// Limits the unsent bytes in the kernel, and avoids pacing, if both ends of a connected socket are on one host.
 ///
-/// Otherwise messages and acknowledgements wait behind megabytes of bulk data, and the kernel's buffer exceeds the
+/// Without the limit, messages and acknowledgements wait behind megabytes of bulk data, and the kernel's buffer exceeds the
 /// processor's cache. Between hosts there is no limit, so that the kernel continues to send while the client computes.
-pub(super) fn keep_little_unsent(fd: BorrowedFd<'_>) {
+pub(super) fn tune_within_host(fd: BorrowedFd<'_>) {
     /// The size of one segment that is offloaded to the network card.
     static UNSENT_BYTES: libc::c_int = 64 * 1024;
     let here = rustix::net::getsockname(fd).ok().and_then(|addr| SocketAddr::try_from(addr).ok());
@@ -394,6 +394,9 @@ pub(super) fn keep_little_unsent(fd: BorrowedFd<'_>) {
     if here.ip() != there.ip() {
         return;
     }
+    // Other algorithms may pace: BBR arms a timer for every few segments, although nothing can be congested here.
+    // Where the system does not offer this algorithm, the socket keeps its own.
+    let _ = sockopt::set_tcp_congestion(fd, "reno");
     let value = &raw const UNSENT_BYTES;
     let len = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(4);
     // SAFETY: the kernel reads one integer. A kernel without the option changes nothing.

@@ -3,7 +3,7 @@
 //! Place in the data flow: [`super::Tcp`] calls [`Writer::message`] and [`Writer::push`] for the engine. It calls
 //! [`Writer::pump`] when it flushes, or when a socket becomes writable. A message is copied once, into the link's
 //! [`super::retransmit`] buffer, and written from there. The first message after a flush or poll goes to the kernel
-//! immediately. Later ones leave with the next flush, in one call, or with a long message. A push is cut into segments,
+//! immediately. Later ones leave with the next flush, or when enough are gathered, in one call. A push is cut into segments,
 //! each of which is sent from the client's memory after its header ([`super::pushes`]). Messages are sent between
 //! segments, so that a message waits for one segment at most.
 //!
@@ -35,7 +35,8 @@ use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::wire::{self, ACK_BYTES, HEAD_BYTES, MAILBOX_BYTES};
 
-/// Messages of at least this length do not wait for a flush, and earlier gathered messages leave with them.
+/// Messages of at least this length do not wait for a flush, unless the peer has not acknowledged as many bytes. In such
+/// a stream they are gathered as well: the kernel's cost per call exceeds that of copying them.
 const DIRECT_BYTES: usize = 8 * 1024;
 /// Gathered bytes of this number are written without waiting for a flush.
 const FLUSH_BYTES: usize = 64 * 1024;
@@ -279,6 +280,7 @@ impl Writer {
         assert!(len <= MAILBOX_BYTES, "a message of {len} bytes was given to a device whose mailbox is smaller");
         let frame_bytes = HEAD_BYTES + len;
         let queued = tx.queued();
+        let long = len >= DIRECT_BYTES && tx.messages.len() < DIRECT_BYTES;
         if tx.socket.has_failed()
             || tx.messages.len() + frame_bytes > KEPT_BYTES
             || queued + frame_bytes > self.queue_bytes
@@ -289,7 +291,7 @@ impl Writer {
         let first = queued == 0 && tx.socket.takes() && !tx.ack_due && !tx.is_cut();
         let begins = first && tx.round != self.round;
         let frame = tx.messages.append(head, body, len);
-        if (begins || first && len >= DIRECT_BYTES)
+        if (begins || first && long)
             && let Some(frame) = frame
         {
             let (outcome, asked) = (wire.send_one(frame), frame_bytes);
@@ -298,7 +300,7 @@ impl Writer {
                 tx.within = n < asked;
                 tx.round = self.round;
             }
-        } else if tx.socket.takes() && (begins || len >= DIRECT_BYTES || queued + frame_bytes >= FLUSH_BYTES) {
+        } else if tx.socket.takes() && (begins || long || queued + frame_bytes >= FLUSH_BYTES) {
             self.pump(wire, tx, rx, 1);
         }
         Ok(())

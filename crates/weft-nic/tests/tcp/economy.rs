@@ -66,6 +66,26 @@ fn long_messages_leave_immediately_in_order() {
     assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 4, 20_000]);
 }
 
+/// Long messages that follow one another are gathered until one call is worth its cost.
+#[test]
+fn a_stream_of_long_messages_takes_few_calls() {
+    let mut world = world(&config(), 2);
+    let (near, far) = world.join_and_greet(0, 1);
+    let sender = &mut world.nodes[0];
+    sender.nic.flush();
+    let before = sender.nic.stats().send_calls;
+    for _ in 0..9 {
+        sender.send(near, 40, &[9; 16 * 1024]).unwrap();
+    }
+    // The first message alone, then four at a time.
+    assert_eq!(sender.nic.stats().send_calls - before, 3);
+    let mut got = 0;
+    world.until("all", |nodes| {
+        got += nodes[1].take_messages(far).len();
+        got == 9
+    });
+}
+
 /// Without links, the device rarely polls the kernel.
 #[test]
 fn an_endpoint_without_links_rarely_polls_the_kernel() {
