@@ -27,6 +27,7 @@
 //! peer. A registration lasts until `done`, or until the end of the operation that announced the memory.
 
 use crate::board::Board;
+use crate::engine::{HEADER_BYTES, ORDERED_RMA_BYTES};
 use crate::mem::Iov;
 use crate::name::EpName;
 
@@ -63,6 +64,26 @@ pub struct NicCaps {
     /// `get` and `put` reach only memory that its own side has registered ([`Registrar`]), on both sides.
     /// `push` copies through the device's own memory, and serves where memory cannot be registered.
     pub registered: bool,
+}
+
+/// The longest payloads in bytes that travel within a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Of a message. Longer ones are sent by rendezvous.
+    pub eager_bytes: usize,
+    /// Of a remote read or write. Longer ones are moved by the device, or in parts.
+    pub access_bytes: usize,
+}
+
+impl NicCaps {
+    /// The engine's thresholds on a link. `eager` overrides the device's own threshold. Both leave room for the longest
+    /// header.
+    #[must_use]
+    pub fn thresholds(&self, eager: Option<usize>) -> Thresholds {
+        let room = self.mailbox_bytes.saturating_sub(HEADER_BYTES);
+        let eager = eager.unwrap_or(self.eager_bytes);
+        Thresholds { eager_bytes: eager.min(room), access_bytes: eager.max(ORDERED_RMA_BYTES).min(room) }
+    }
 }
 
 /// The device cannot accept the call now. There is no side effect; try again after a `poll`.

@@ -166,14 +166,13 @@ impl PathFlags {
 }
 
 impl PathCaps {
-    /// `eager` overrides the device's own threshold. Both leave room for the longest header.
+    /// `eager` overrides the device's own threshold.
     fn new(caps: &NicCaps, eager: Option<usize>) -> Self {
         let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let room = caps.mailbox_bytes.saturating_sub(HEADER_BYTES);
-        let eager = eager.unwrap_or(caps.eager_bytes);
+        let thresholds = caps.thresholds(eager);
         Self {
-            eager_bytes: clamp(eager.min(room)),
-            rma_bytes: clamp(eager.max(ORDERED_RMA_BYTES).min(room)),
+            eager_bytes: clamp(thresholds.eager_bytes),
+            rma_bytes: clamp(thresholds.access_bytes),
             mailbox_bytes: clamp(caps.mailbox_bytes),
             slow_sends: if caps.survives { SLOW_SENDS } else { SLOW_SENDS.union(OpFlags::TRANSMIT) },
         }

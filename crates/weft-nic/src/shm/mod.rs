@@ -102,6 +102,25 @@ const _: () = assert!(EAGER_BYTES + ENGINE_HEADER_BYTES <= MAILBOX_BYTES);
 /// | half round trip, 31 KiB | 3.2 µs | 4.8 µs |
 /// | stream of 16 KiB | 10.8 GB/s | 4.1 GB/s |
 pub const EAGER_BYTES: usize = 32 * 1024;
+/// Capabilities on a link. `eager_bytes`: the longest eager payload in bytes, if not the default. `direct`: the peer's
+/// memory can be accessed by address.
+#[must_use]
+pub fn caps(eager_bytes: Option<usize>, direct: bool) -> NicCaps {
+    NicCaps {
+        device: "shm",
+        mailbox_bytes: MAILBOX_BYTES,
+        inline_bytes: INLINE_BYTES,
+        eager_bytes: eager_bytes.unwrap_or(EAGER_BYTES).min(MAILBOX_BYTES - ENGINE_HEADER_BYTES),
+        get: direct,
+        put: direct,
+        ordered: true,
+        push_follows: true,
+        // Messages are in the ring, which the peer drains before it reports the end of the link.
+        survives: true,
+        registered: false,
+    }
+}
+
 /// Maximum number of bytes that one poll pushes, and that it copies by address, over all links. Each takes
 /// about 25 µs.
 const BULK_BYTES_PER_POLL: usize = 256 * 1024;
@@ -249,19 +268,7 @@ impl Shm {
 
     /// Capabilities on a link. `direct`: the peer's memory can be accessed by address.
     fn caps(&self, direct: bool) -> NicCaps {
-        NicCaps {
-            device: "shm",
-            mailbox_bytes: MAILBOX_BYTES,
-            inline_bytes: INLINE_BYTES,
-            eager_bytes: self.config.eager_bytes.unwrap_or(EAGER_BYTES).min(MAILBOX_BYTES - ENGINE_HEADER_BYTES),
-            get: direct,
-            put: direct,
-            ordered: true,
-            push_follows: true,
-            // Messages are in the ring, which the peer drains before it reports the end of the link.
-            survives: true,
-            registered: false,
-        }
+        caps(self.config.eager_bytes, direct)
     }
 
     #[inline(always)]

@@ -92,6 +92,24 @@ pub(crate) use wire::MAILBOX_BYTES;
 pub use config::{TcpConfig, TcpLinkInfo, TcpStats};
 pub use unsent::Unsent;
 
+/// Capabilities on a link. `eager_bytes`: the longest eager payload in bytes.
+#[must_use]
+pub fn caps(eager_bytes: usize) -> NicCaps {
+    NicCaps {
+        device: "tcp",
+        mailbox_bytes: wire::MAILBOX_BYTES,
+        inline_bytes: 256,
+        eager_bytes: eager_bytes.min(wire::MAILBOX_BYTES - 128),
+        get: false,
+        put: false,
+        ordered: true,
+        push_follows: true,
+        // Accepted bytes may still be in a buffer of the device or of this system.
+        survives: false,
+        registered: false,
+    }
+}
+
 /// Limit of bytes that one link sends at a time while others wait.
 const SEND_BUDGET_BYTES: usize = 1024 * 1024;
 /// Limit of gathered bytes on one link.
@@ -306,19 +324,7 @@ impl Tcp {
     }
 
     fn caps(&self) -> NicCaps {
-        NicCaps {
-            device: "tcp",
-            mailbox_bytes: wire::MAILBOX_BYTES,
-            inline_bytes: 256,
-            eager_bytes: self.config.eager_bytes.min(wire::MAILBOX_BYTES - 128),
-            get: false,
-            put: false,
-            ordered: true,
-            push_follows: true,
-            // Accepted bytes may still be in a buffer of the device or of this system.
-            survives: false,
-            registered: false,
-        }
+        caps(self.config.eager_bytes)
     }
 
     fn next_generation(&mut self) -> u32 {
