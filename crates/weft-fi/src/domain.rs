@@ -197,7 +197,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
     let connections = offer.ep.type_ == sys::FI_EP_MSG;
     let auto = if instance::is_automatic(&offer) {
         let spin = Duration::from_micros(params.progress_spin_us);
-        let auto = AutoProgress::new(spin, params.progress_affinity.as_deref())?;
+        let auto = AutoProgress::new(spin, params.progress_affinity)?;
         THREADS.lock().push(Arc::downgrade(&auto));
         Some(auto)
     } else {

@@ -5,17 +5,23 @@
 //! lists them. A program that links weft as a library (the `weft` command) reads the environment directly.
 //! The table is also the source for fi_weft(7) and `weft info --params`.
 //!
-//! A value that does not parse is reported, and the default is used. Sizes may end in K, M or G (powers of
-//! 1024). An empty job key is an error of `Params::check`: the default would give no protection.
+//! A value that does not parse is reported, and the default is used. A number out of its limits is reported, and the
+//! nearest limit is used ([`problem`]). Sizes may end in K, M or G (powers of 1024). An empty job key is an error of
+//! `Params::check`: the default would give no protection.
+
+pub mod problem;
 
 use std::ffi::CString;
 use std::sync::OnceLock;
 
+use rustix::thread::CpuSet;
 use weft_engine::api::Matching;
 use weft_engine::mrcache::Limits;
+use weft_engine::name::MAX_CONTEXTS;
 
 use crate::abi::errno::Errno;
 use crate::host;
+use problem::Problem;
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +32,8 @@ pub struct Param {
     pub default: &'static str,
     /// The unit: `bytes`, `ms`, `µs`, `yes/no`, `count`, `name`, `list` or `text`.
     pub unit: &'static str,
+    /// The smallest and the largest number, if the value is a number with limits.
+    pub limits: Option<(u64, u64)>,
     /// The description, one to three sentences.
     pub help: &'static str,
 }
@@ -38,6 +46,11 @@ trait Value: Sized {
     /// The value of a variable that is not set, by default that of the table's text.
     fn unset(default: &str) -> Option<Self> {
         Self::parse(default)
+    }
+
+    /// The value as a number, if it is one.
+    fn number(&self) -> Option<u64> {
+        None
     }
 }
 
@@ -61,11 +74,35 @@ impl Value for u64 {
         };
         digits.trim().parse::<Self>().ok()?.checked_mul(1 << shift)
     }
+
+    fn number(&self) -> Option<u64> {
+        Some(*self)
+    }
 }
 
 impl Value for usize {
     fn parse(text: &str) -> Option<Self> {
         u64::parse(text).and_then(|value| value.try_into().ok())
+    }
+
+    fn number(&self) -> Option<u64> {
+        u64::try_from(*self).ok()
+    }
+}
+
+/// Processors by numbers and ranges, such as `1,4-7`.
+impl Value for CpuSet {
+    fn parse(text: &str) -> Option<Self> {
+        let mut set = Self::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            if first > last || last >= Self::MAX_CPU {
+                return None;
+            }
+            (first..=last).for_each(|processor| set.set(processor));
+        }
+        Some(set)
     }
 }
 
@@ -117,14 +154,25 @@ impl<T: Value> Value for Option<T> {
     fn parse(text: &str) -> Option<Self> {
         if text.is_empty() { Some(None) } else { T::parse(text).map(Some) }
     }
+
+    fn number(&self) -> Option<u64> {
+        self.as_ref().and_then(T::number)
+    }
 }
 
 /// Declares the table, the structure and its reader in one place.
 macro_rules! params {
-    ($($field:ident: $type:ty = $default:literal, $unit:literal, $name:literal, $help:literal;)*) => {
+    ($($field:ident: $type:ty = $default:literal, $unit:literal, $name:literal, $help:literal
+        $(, $least:literal to $most:expr)?;)*) => {
         /// All variables, in the order in which they are listed.
         pub const TABLE: &[Param] =
-            &[$(Param { name: $name, default: $default, unit: $unit, help: $help }),*];
+            &[$(Param {
+                name: $name,
+                default: $default,
+                unit: $unit,
+                limits: params!(@limits $($least to $most)?),
+                help: $help,
+            }),*];
 
         /// The current values.
         #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,15 +184,24 @@ macro_rules! params {
         }
 
         impl Params {
-            /// Reads the values from `source`, which maps a name to a text, with the table's defaults.
-            fn read(source: impl Fn(&str) -> Option<String>) -> Self {
-                let read = Self { $($field: value($name, $default, $unit, source($name))),* };
-                // A queue of size 0 would always be full.
-                Self { tx_size: read.tx_size.max(1), rx_size: read.rx_size.max(1), ..read }
+            /// Reads the values from `source`, which maps a name to a text, with the table's defaults. Returns the
+            /// texts that could not be used, too.
+            fn read(source: impl Fn(&str) -> Option<String>) -> (Self, Vec<Problem>) {
+                let mut problems = Vec::new();
+                let mut rows = TABLE.iter();
+                let read = Self { $($field: value(rows.next(), source($name), &mut problems)),* };
+                (read, problems)
             }
         }
     };
+    (@limits) => { None };
+    (@limits $least:literal to $most:expr) => { Some(($least, $most)) };
 }
+
+/// The largest time-out: a day.
+const DAY_MS: u64 = 86_400_000;
+/// The largest amount of memory.
+const MEMORY_MOST: u64 = 1 << 40;
 
 params! {
     iface: Option<String> = "", "name", "IFACE",
@@ -156,41 +213,56 @@ params! {
     cma: bool = "yes", "yes/no", "CMA",
         "Copy large messages inside a host once, by process_vm_readv(2), where the kernel permits it.";
     connect_timeout_ms: u64 = "10000", "ms", "CONNECT_TIMEOUT_MS",
-        "Longest time on each device for a connection to a peer, and then for each of the peer's two answers. Operations to the peer fail after it. A process that may be computing has an hour for an answer if its address is complete: one on the same host, or one that accepts connections.";
+        "Longest time on each device for a connection to a peer, and then for each of the peer's two answers. Operations to the peer fail after it. A process that may be computing has an hour for an answer if its address is complete: one on the same host, or one that accepts connections.",
+        0 to DAY_MS;
     connect_retry_ms: u64 = "1000", "ms", "CONNECT_RETRY_MS",
-        "Time during which a refused TCP connection is retried: the peer may be about to listen.";
+        "Time during which a refused TCP connection is retried: the peer may be about to listen.",
+        0 to DAY_MS;
     tcp_resume_ms: u64 = "10000", "ms", "TCP_RESUME_MS",
-        "Time during which a broken TCP connection to a peer is restored, unless the peer is known to be gone. Data that the peer did not receive is sent again. 0: the link ends at once.";
+        "Time during which a broken TCP connection to a peer is restored, unless the peer is known to be gone. Data that the peer did not receive is sent again. 0: the link ends at once.",
+        0 to DAY_MS;
     eager_bytes: Option<usize> = "", "bytes", "EAGER_BYTES",
-        "Longest message that is sent eagerly, without a request to the receiver, on every device. Values above a device's maximum (32,896 for shared memory, 65,664 for TCP) are reduced to it. Default: the device's choice.";
+        "Longest message that is sent eagerly, without a request to the receiver, on every device. Values above a device's maximum (32,896 for shared memory, 65,664 for TCP) are reduced to it. Default: the device's choice.",
+        0 to 1 << 30;
     shm_eager_bytes: Option<usize> = "", "bytes", "SHM_EAGER_BYTES",
-        "Longest message that is sent eagerly over shared memory. Default: the device's choice.";
+        "Longest message that is sent eagerly over shared memory. Default: the device's choice.",
+        0 to 1 << 30;
     tcp_eager_bytes: Option<usize> = "", "bytes", "TCP_EAGER_BYTES",
-        "Longest message that is sent eagerly over TCP. Default: the device's choice.";
+        "Longest message that is sent eagerly over TCP. Default: the device's choice.",
+        0 to 1 << 30;
     inject_bytes: usize = "4096", "bytes", "INJECT_BYTES",
-        "Longest message that fi_inject accepts (inject_size).";
+        "Longest message that fi_inject accepts (inject_size).",
+        0 to 1 << 20;
     tx_size: usize = "4096", "count", "TX_SIZE",
-        "Operations to one peer that may be queued for transmission (default of the transmit attribute size).";
+        "Operations to one peer that may be queued for transmission (default of the transmit attribute size).",
+        1 to 1 << 20;
     rx_size: usize = "65536", "count", "RX_SIZE",
-        "Receives that may be posted to an endpoint (default of the receive attribute size).";
+        "Receives that may be posted to an endpoint (default of the receive attribute size).",
+        1 to 1 << 24;
     unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",
-        "Memory that one peer may fill with unexpected messages. At the limit the peer waits.";
+        "Memory that one peer may fill with unexpected messages. At the limit the peer waits.",
+        0 to MEMORY_MOST;
     max_unknown_peers: usize = "16K", "count", "MAX_UNKNOWN_PEERS",
-        "Peers without an entry in an address vector that may be connected to an endpoint or have messages queued there. The maximum is half the process's limit of descriptors. One more peer replaces an idle one, or is refused.";
+        "Peers without an entry in an address vector that may be connected to an endpoint or have messages queued there. The maximum is half the process's limit of descriptors. One more peer replaces an idle one, or is refused.",
+        0 to 1 << 20;
     unknown_peers_bytes: usize = "64M", "bytes", "UNKNOWN_PEERS_BYTES",
-        "Memory that all peers without an entry in an address vector may fill together with unexpected messages. Other state that they cause at an endpoint has a limit of the same size.";
+        "Memory that all peers without an entry in an address vector may fill together with unexpected messages. Other state that they cause at an endpoint has a limit of the same size.",
+        0 to MEMORY_MOST;
     ep_contexts: usize = "1", "count", "EP_CONTEXTS",
-        "Transmit and receive contexts per endpoint (max_ep_tx_ctx, max_ep_rx_ctx) that are reported to clients without hints for them. Values above 1 invite clients to use scalable endpoints.";
+        "Transmit and receive contexts per endpoint (max_ep_tx_ctx, max_ep_rx_ctx) that are reported to clients without hints for them. Values above 1 invite clients to use scalable endpoints.",
+        1 to MAX_CONTEXTS as u64;
     matching: Matching = "auto", "name", "MATCH",
         "Search structure for the queues of receives and unexpected messages: list, hash, tree, or auto, which walks short queues and chooses an index for deep ones.";
     mr_cache: bool = "yes", "yes/no", "MR_CACHE",
         "Share memory registrations and keep unused ones, if a device requires registration. Shared memory and TCP do not require it.";
     mr_cache_entries: usize = "4096", "count", "MR_CACHE_ENTRIES",
-        "Registrations that an endpoint may have.";
+        "Registrations that an endpoint may have.",
+        0 to 1 << 24;
     mr_cache_bytes: Option<u64> = "", "bytes", "MR_CACHE_BYTES",
         "Memory that an endpoint may have registered. Other data is copied through the device's own memory. Default: the device's limit.";
     mr_cache_stale_entries: usize = "1024", "count", "MR_CACHE_STALE_ENTRIES",
-        "Unused registrations that an endpoint keeps. 0: none (no lazy deregistration).";
+        "Unused registrations that an endpoint keeps. 0: none (no lazy deregistration).",
+        0 to 1 << 24;
     mr_cache_stale_bytes: Option<u64> = "", "bytes", "MR_CACHE_STALE_BYTES",
         "Memory in the unused registrations that an endpoint keeps. Default: no limit.";
     mr_cache_monitor: bool = "yes", "yes/no", "MR_CACHE_MONITOR",
@@ -204,38 +276,44 @@ params! {
     tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",
         "Encrypt TCP connections with fresh keys, which are authenticated by the job key and the addresses. It must have the same value in all processes of a job.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",
-        "Longest time that closing an endpoint waits for sent data to leave.";
+        "Longest time that closing an endpoint waits for sent data to leave.",
+        0 to DAY_MS;
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
-        "Time that the thread for automatic progress polls for work before it sleeps.";
+        "Time that the thread for automatic progress polls for work before it sleeps.",
+        0 to 1_000_000;
     coll_boards: bool = "yes", "yes/no", "COLL_BOARDS",
         "Perform the collectives of endpoints on the same host in memory that they share. Where a host has no such memory, the whole group uses messages.";
-    progress_affinity: Option<String> = "", "list", "PROGRESS_AFFINITY",
+    progress_affinity: Option<CpuSet> = "", "list", "PROGRESS_AFFINITY",
         "Processors that the thread for automatic progress may run on, such as 1,4-7. Default: the processors of the thread that enables the first endpoint.";
 }
 
-/// The valid values of a unit, in words.
-fn understood(unit: &str) -> &'static str {
-    match unit {
-        "yes/no" => "yes or no",
-        "bytes" | "count" | "ms" | "µs" => "a number from 0 on, which may end in K, M or G",
-        _ => "one of the values that fi_weft(7) names",
-    }
-}
-
-/// The value of one variable: the text if it is set and parses, otherwise the default.
-fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<String>) -> T {
+/// The value of one variable: the text if it is set and parses, otherwise the default. A number out of its limits
+/// becomes the nearest limit.
+fn value<T: Value>(param: Option<&'static Param>, set: Option<String>, problems: &mut Vec<Problem>) -> T {
+    let Some(param) = param else { unreachable!("the table has a row for each field") };
     if let Some(text) = set {
-        match T::parse(text.trim()) {
-            Some(value) => return value,
-            None => log::warn!(
-                "FI_WEFT_{name}={text} is not understood, so the default ({default}) is used; set it to {}",
-                understood(unit)
-            ),
+        let parsed = T::parse(text.trim());
+        let problem = match (&parsed, param.limits) {
+            (None, _) => Some(Problem::unparsed(param, &text)),
+            (Some(value), Some((least, most))) => match value.number() {
+                Some(number) if number < least => Some(Problem::beyond(param, &text, least)),
+                Some(number) if number > most => Some(Problem::beyond(param, &text, most)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let Some(problem) = problem else {
+            return parsed.unwrap_or_else(|| unreachable!("a text that does not parse is a problem"));
+        };
+        let instead = T::parse(problem.instead()).filter(|_| parsed.is_some());
+        problems.push(problem);
+        if let Some(value) = instead {
+            return value;
         }
     }
-    match T::unset(default) {
+    match T::unset(param.default) {
         Some(value) => value,
-        None => unreachable!("the default of FI_WEFT_{name} parses: a test proves it"),
+        None => unreachable!("the default of FI_WEFT_{} parses: a test proves it", param.name),
     }
 }
 
@@ -247,8 +325,16 @@ impl Params {
         static LOADED: OnceLock<Params> = OnceLock::new();
         match host::current() {
             Some(host) => host.params(),
-            None => LOADED.get_or_init(|| Self::read(|name| std::env::var(format!("FI_WEFT_{name}")).ok())),
+            None => LOADED.get_or_init(|| Self::of_environment().0),
         }
+    }
+
+    /// The values in the environment, and the texts there that cannot be used, with unknown names.
+    #[must_use]
+    pub fn of_environment() -> (Self, Vec<Problem>) {
+        let (params, mut problems) = Self::read(|name| std::env::var(format!("FI_WEFT_{name}")).ok());
+        problems.extend(problem::unknown(problem::environment_names()));
+        (params, problems)
     }
 
     /// Checks whether an endpoint may be opened with these values.
@@ -279,14 +365,17 @@ impl Params {
 
     /// The values of a host.
     pub(crate) fn of(host: &host::Host) -> Self {
-        Self::read(|name| host.param(&CString::new(name.to_ascii_lowercase()).ok()?))
+        let (params, mut problems) = Self::read(|name| host.param(&CString::new(name.to_ascii_lowercase()).ok()?));
+        problems.extend(problem::unknown(problem::environment_names()));
+        problem::warn(&problems, host);
+        params
     }
 }
 
 impl Default for Params {
     /// The defaults, independent of the environment.
     fn default() -> Self {
-        Self::read(|_| None)
+        Self::read(|_| None).0
     }
 }
 
@@ -327,7 +416,7 @@ mod tests {
 
     #[test]
     fn an_empty_job_key_is_an_error() {
-        let read = |text: Option<&str>| Params::read(|name| text.filter(|_| name == "JOB_KEY").map(str::to_owned));
+        let read = |text: Option<&str>| Params::read(|name| text.filter(|_| name == "JOB_KEY").map(str::to_owned)).0;
         for (text, key, usable) in [
             (None, JobKey::Unset, true),
             (Some(""), JobKey::Empty, false),
@@ -341,7 +430,7 @@ mod tests {
 
     #[test]
     fn valid_values_override_and_invalid_ones_do_not() {
-        let params = Params::read(|name| {
+        let (params, problems) = Params::read(|name| {
             let text = match name {
                 "SHM" => "no",
                 "TX_SIZE" => "2K",
@@ -350,6 +439,9 @@ mod tests {
                 "RX_SIZE" => "-3",
                 "UNEXPECTED_WINDOW_BYTES" => "99999999999G",
                 "TCP" => "perhaps",
+                "INJECT_BYTES" => "99G",
+                "MATCH" => "foo",
+                "PROGRESS_AFFINITY" => "1,4-6",
                 _ => return None,
             };
             Some(text.to_owned())
@@ -361,5 +453,18 @@ mod tests {
         let default = Params::default();
         assert_eq!((params.rx_size, params.tcp), (default.rx_size, default.tcp));
         assert_eq!(params.unexpected_window_bytes, default.unexpected_window_bytes);
+        // A number beyond its limits becomes the limit.
+        assert_eq!((params.inject_bytes, params.matching), (1 << 20, default.matching));
+        let processors = params.progress_affinity.unwrap();
+        assert_eq!((0..10).filter(|at| processors.is_set(*at)).collect::<Vec<_>>(), [1, 4, 5, 6]);
+        let names: Vec<&str> = problems.iter().map(Problem::variable).collect();
+        let wrong = ["TCP", "INJECT_BYTES", "RX_SIZE", "UNEXPECTED_WINDOW_BYTES", "MATCH"];
+        assert_eq!(names, wrong.map(|name| format!("FI_WEFT_{name}")));
+        assert!(problems[1].to_string().contains("1048576"), "{}", problems[1]);
+    }
+
+    #[test]
+    fn lists_of_processors_are_checked() {
+        assert!(["", "a", "3-1", "99999", "1,,2"].into_iter().all(|text| CpuSet::parse(text).is_none()));
     }
 }

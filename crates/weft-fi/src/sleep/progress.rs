@@ -156,21 +156,12 @@ enum Next {
 
 impl AutoProgress {
     /// Prepares the thread, which the first endpoint starts. After work it polls for `spin` before it sleeps.
-    /// `affinity` lists the processors on which it may run.
-    pub(crate) fn new(spin: Duration, affinity: Option<&str>) -> Result<Arc<Self>, Errno> {
-        let processors = affinity.map(|list| {
-            let set = processors(list);
-            if set.is_none() {
-                log::warn!(
-                    "FI_WEFT_PROGRESS_AFFINITY={list} is not a list of processors and is ignored; name them by numbers and ranges, such as 1,4-7"
-                );
-            }
-            set
-        });
+    /// `processors`: those on which it may run.
+    pub(crate) fn new(spin: Duration, processors: Option<CpuSet>) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
             waker: Waker::new().map_err(|error| errno::told("fi_domain", &error))?,
             spin,
-            processors: processors.flatten(),
+            processors,
             members: Mutex::new(Vec::new()),
             rounds: AtomicU64::new(0),
             client_parked: AtomicBool::new(false),
@@ -423,20 +414,6 @@ impl Member {
     }
 }
 
-/// Parses a list of processors, such as `1,4-7`.
-fn processors(list: &str) -> Option<CpuSet> {
-    let mut set = CpuSet::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if first > last || last >= CpuSet::MAX_CPU {
-            return None;
-        }
-        (first..=last).for_each(|processor| set.set(processor));
-    }
-    Some(set)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -450,17 +427,6 @@ mod tests {
                 && Next::SteadyTick < Next::SleeperTick
                 && Next::SleeperTick < Next::WhenWoken
         );
-    }
-
-    #[test]
-    fn lists_of_processors_are_parsed() {
-        let set =
-            |list| processors(list).map(|set| (0..CpuSet::MAX_CPU).filter(|&n| set.is_set(n)).collect::<Vec<_>>());
-        assert_eq!(set("3"), Some(vec![3]));
-        assert_eq!(set("1, 4-6,5"), Some(vec![1, 4, 5, 6]));
-        for list in ["", "x", "1,", "5-4", "-1", "0-99999999"] {
-            assert_eq!(set(list), None, "{list:?}");
-        }
     }
 
     #[test]
