@@ -39,6 +39,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) use child::run as run_child;
 use job::{Job, Outcome};
 pub(crate) use options::Options;
+pub(crate) use places::{libfabrics, probe_with};
 use plan::Case;
 use rows::{Row, Samples};
 use subject::Subject;

@@ -151,18 +151,27 @@ fn built() -> Option<PathBuf> {
     library::find(&beside.into_iter().chain([PathBuf::from("target/dist")]).collect::<Vec<_>>())
 }
 
-/// Determines the version and the providers of a library, in a process of its own.
+/// Determines the version and the providers of a library, in a process of its own. FI_PROVIDER is not used.
 fn probe(path: &Path, provider_dir: Option<&Path>) -> Result<((u32, u32), Vec<String>), String> {
+    probe_with(path, |command| {
+        command.env_remove("FI_PROVIDER");
+        if let Some(dir) = provider_dir {
+            command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", dir);
+        }
+    })
+}
+
+/// Determines the version and the providers of a library in a process of its own, in the present environment with the
+/// given changes.
+pub(crate) fn probe_with(path: &Path, change: impl FnOnce(&mut Command)) -> Result<((u32, u32), Vec<String>), String> {
     if !path.is_file() {
         return Err("there is no such file".to_owned());
     }
     let us = std::env::current_exe().map_err(|error| error.to_string())?;
     let task = serde_json::to_string(&Task::Probe(path.to_owned())).map_err(|error| error.to_string())?;
     let mut command = Command::new(us);
-    command.args(["bench-child", &task]).stdin(Stdio::null()).env_remove("FI_PROVIDER");
-    if let Some(dir) = provider_dir {
-        command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", dir);
-    }
+    command.args(["bench-child", &task]).stdin(Stdio::null());
+    change(&mut command);
     let child = command.output().map_err(|error| error.to_string())?;
     let output = String::from_utf8_lossy(&child.stdout);
     for line in output.lines().filter_map(|line| line.strip_prefix(MARK)) {
@@ -175,16 +184,22 @@ fn probe(path: &Path, provider_dir: Option<&Path>) -> Result<((u32, u32), Vec<St
     Err(format!("a process that loads it ended with {}", child.status))
 }
 
+/// The libfabrics in the usual places, each file once.
+pub(crate) fn libfabrics() -> Vec<PathBuf> {
+    let mut seen = Vec::new();
+    let is_new = |path: &PathBuf| {
+        let Ok(real) = path.canonicalize() else { return false };
+        let is_new = !seen.contains(&real);
+        seen.push(real);
+        is_new
+    };
+    candidates().into_iter().filter(is_new).collect()
+}
+
 /// The newest libfabric in the usual places.
 fn newest() -> Option<(PathBuf, (u32, u32), Vec<String>)> {
-    let mut seen = Vec::new();
     let mut best: Option<(PathBuf, (u32, u32), Vec<String>)> = None;
-    for path in candidates() {
-        let Ok(real) = path.canonicalize() else { continue };
-        if seen.contains(&real) {
-            continue;
-        }
-        seen.push(real);
+    for path in libfabrics() {
         if let Ok((version, providers)) = probe(&path, None)
             && best.as_ref().is_none_or(|best| version > best.1)
         {
@@ -215,6 +230,11 @@ fn candidates() -> Vec<PathBuf> {
     for root in roots {
         environments.extend([".venv", ".venv-mpich", ".venv-ompi", ".venv-impi"].map(|name| root.join(name)));
     }
+    // The environment of the MPI launcher in PATH.
+    let launcher = std::env::var_os("PATH").and_then(|path| {
+        std::env::split_paths(&path).map(|directory| directory.join("mpiexec")).find(|file| file.is_file())
+    });
+    environments.extend(launcher.and_then(|file| Some(file.parent()?.parent()?.to_owned())));
     // The prefixes of pip without an environment.
     environments.extend(["/usr/local", "/usr"].map(PathBuf::from));
     for environment in environments {

@@ -1,16 +1,25 @@
-//! `weft info`: the paths that the provider offers on this machine, and the table of its variables.
+//! `weft info`: the paths that the provider offers on this machine, the protocols on them with their thresholds, and
+//! the libfabrics that were found; with `--params` the table of variables.
+
+mod params;
+mod protocols;
 
 use serde::Serialize;
-use weft_fi::params::{Params, TABLE};
+use weft_fi::params::Params;
 use weft_nic::{host, shm};
 
+use crate::bench;
 use crate::library;
 use crate::render::{self, Text};
+pub(crate) use params::params;
+use protocols::{Limit, Protocol};
 
 /// The facts about this machine that determine the available paths.
 #[derive(Serialize)]
 pub(crate) struct Info {
     version: &'static str,
+    /// The revision of the sources, by `git describe`; `unknown` without git.
+    revision: &'static str,
     /// The newest libfabric API that the provider supports.
     api_version: String,
     /// The library that libfabric would load, if it is found.
@@ -19,6 +28,34 @@ pub(crate) struct Info {
     host_id: String,
     paths: Vec<PathFact>,
     interfaces: Vec<InterfaceFact>,
+    protocols: Vec<Protocol>,
+    limits: Vec<Limit>,
+    libfabrics: Vec<LibfabricFact>,
+}
+
+/// One libfabric of this machine, loaded by a child process.
+#[derive(Serialize)]
+struct LibfabricFact {
+    path: String,
+    /// `None`: it cannot be loaded.
+    version: Option<String>,
+    /// Its providers in the present environment, or the reason why it cannot be loaded.
+    providers: String,
+    /// Whether weft is among them.
+    has_weft: bool,
+}
+
+fn libfabrics() -> Vec<LibfabricFact> {
+    let facts = bench::libfabrics().into_iter().map(|path| match bench::probe_with(&path, |_| {}) {
+        Ok(((major, minor), providers)) => LibfabricFact {
+            path: path.display().to_string(),
+            version: Some(format!("{major}.{minor}")),
+            has_weft: providers.iter().any(|name| name == "weft"),
+            providers: providers.join(" "),
+        },
+        Err(why) => LibfabricFact { path: path.display().to_string(), version: None, has_weft: false, providers: why },
+    });
+    facts.collect()
 }
 
 /// A path to peers.
@@ -57,18 +94,29 @@ pub(crate) fn gather() -> Info {
         addresses: interface.addrs.iter().map(|addr| addr.ip().to_string()).collect(),
     });
     let api = weft_fi::API_VERSION;
+    let shm = shm_path(params);
+    let attach = shm.available && params.cma && attach_refused(&shm::probe()).is_none();
     Info {
+        revision: env!("WEFT_REVISION"),
+        protocols: protocols::protocols(params, attach),
+        limits: protocols::limits(params),
+        libfabrics: libfabrics(),
         version: env!("CARGO_PKG_VERSION"),
         api_version: format!("{}.{}", api >> 16, api & 0xffff),
         library: library.map(|path| path.display().to_string()),
         host_id: format!("{:016x}", host::host_id()),
-        paths: vec![shm_path(params), tcp_path(params, chosen)],
+        paths: vec![shm, tcp_path(params, chosen)],
         interfaces: interfaces.collect(),
     }
 }
 
 /// The probes that shared memory depends on. The other probes only affect its speed.
 pub(crate) const SHM_NEEDS: &[&str] = &["sealed memfd", "abstract Unix socket", "user id"];
+
+/// The probe that shows that processes may not read each other's memory.
+fn attach_refused(findings: &[shm::Finding]) -> Option<&shm::Finding> {
+    findings.iter().find(|found| !found.ok && found.what.starts_with("cross-memory attach"))
+}
 
 fn shm_path(params: &Params) -> PathFact {
     let reaches = "endpoints on this host, in the same network namespace, of a user with whom memory may be shared";
@@ -80,10 +128,9 @@ fn shm_path(params: &Params) -> PathFact {
     if let Some(broken) = findings.iter().find(|found| !found.ok && SHM_NEEDS.contains(&found.what)) {
         return fact(false, format!("{}: {}", broken.what, broken.detail));
     }
-    let attach = findings.iter().find(|found| !found.ok && found.what.starts_with("cross-memory attach"));
     fact(
         true,
-        match attach {
+        match attach_refused(&findings) {
             _ if !params.cma => "large messages are copied twice: FI_WEFT_CMA disables cross-memory attach".to_owned(),
             Some(refused) => format!("large messages are copied twice ({}: {})", refused.what, refused.detail),
             None => "large messages may be copied once, by cross-memory attach".to_owned(),
@@ -112,8 +159,8 @@ impl Text for Info {
         let library = self.library.as_deref().unwrap_or("not found: see `weft doctor`");
         let yes_no = |flag: bool| if flag { "yes" } else { "no" }.to_owned();
         let head = format!(
-            "weft {}, libfabric API {}\nlibrary  {library}\nhost id  {}\n",
-            self.version, self.api_version, self.host_id
+            "weft {}, revision {}, libfabric API {}\nlibrary  {library}\nhost id  {}\n",
+            self.version, self.revision, self.api_version, self.host_id
         );
         let paths = render::table(
             ["path", "available", "why", "reaches"],
@@ -123,60 +170,44 @@ impl Text for Info {
             ["interface", "up", "used by tcp", "addresses"],
             self.interfaces.iter().map(|i| [i.name.clone(), yes_no(i.up), yes_no(i.chosen), i.addresses.join(" ")]),
         );
-        format!("{head}\n{paths}\n{interfaces}")
+        format!(
+            "{head}\n{paths}\n{interfaces}\n{}\n{}\n{}",
+            self.protocol_table(),
+            self.limit_table(),
+            self.libfabric_table()
+        )
     }
 }
 
-/// The table of variables, with the values that are set.
-#[derive(Serialize)]
-#[serde(transparent)]
-pub(crate) struct ParamList(Vec<ParamFact>);
+impl Info {
+    fn protocol_table(&self) -> String {
+        let size = |row: &Protocol| match row.to_bytes {
+            Some(to) => format!("to {to} B"),
+            None => format!("from {} B", row.from_bytes),
+        };
+        let set_by = |row: &Protocol| if row.set_by.is_empty() { "default" } else { row.set_by }.to_owned();
+        render::table(
+            ["path", "operation", "size", "protocol", "way of the data", "threshold by"],
+            self.protocols.iter().map(|row| {
+                let (path, operation, protocol) =
+                    (row.path.to_owned(), row.operation.to_owned(), row.protocol.to_owned());
+                [path, operation, size(row), protocol, row.how.to_owned(), set_by(row)]
+            }),
+        )
+    }
 
-#[derive(Serialize)]
-struct ParamFact {
-    /// Without the prefix FI_WEFT_.
-    name: &'static str,
-    default: &'static str,
-    unit: &'static str,
-    /// The value in the environment, if set.
-    set: Option<String>,
-    help: &'static str,
-}
+    fn limit_table(&self) -> String {
+        let rows = self.limits.iter();
+        let rows = rows.map(|limit| [limit.variable.to_owned(), limit.value.to_string(), limit.meaning.to_owned()]);
+        render::table(["limit", "in force", "meaning"], rows)
+    }
 
-/// Reads the table.
-pub(crate) fn params() -> ParamList {
-    ParamList(
-        TABLE
-            .iter()
-            .map(|param| ParamFact {
-                name: param.name,
-                default: param.default,
-                unit: param.unit,
-                set: std::env::var(format!("FI_WEFT_{}", param.name)).ok().map(|text| shown(param.name, text)),
-                help: param.help,
-            })
-            .collect(),
-    )
-}
-
-/// Hides secrets: the output is pasted into reports.
-fn shown(name: &str, text: String) -> String {
-    if name == "JOB_KEY" { "(set)".to_owned() } else { text }
-}
-
-impl Text for ParamList {
-    fn text(&self) -> String {
-        let rows = self.0.iter().map(|param| {
-            let set = param.set.clone().unwrap_or_default();
-            [
-                format!("FI_WEFT_{}", param.name),
-                param.default.to_owned(),
-                param.unit.to_owned(),
-                set,
-                param.help.to_owned(),
-            ]
+    fn libfabric_table(&self) -> String {
+        let rows = self.libfabrics.iter().map(|found| {
+            let weft = if found.has_weft { "yes" } else { "no" }.to_owned();
+            [found.path.clone(), found.version.clone().unwrap_or_default(), weft, found.providers.clone()]
         });
-        render::table(["variable", "default", "unit", "set", "meaning"], rows)
+        render::table(["libfabric", "version", "has weft", "providers in this environment"], rows)
     }
 }
 
@@ -190,6 +221,7 @@ mod tests {
         assert_eq!(info.paths.iter().map(|path| path.name).collect::<Vec<_>>(), ["shm", "tcp"]);
         assert!(info.interfaces.iter().any(|interface| interface.loopback));
         let text = info.text();
+        assert!(text.contains("rendezvous") && text.contains("FI_WEFT_INJECT_BYTES"), "{text}");
         assert!(text.contains("shm") && text.contains("tcp") && text.ends_with('\n'), "{text}");
     }
 
@@ -211,12 +243,5 @@ mod tests {
         }
         let tcp = tcp_path(&Params::default(), Ok(([127, 0, 0, 1], 0).into()));
         assert!(tcp.available && tcp.why.contains("no interface but loopback"), "{}", tcp.why);
-    }
-
-    #[test]
-    fn every_variable_is_listed() {
-        let text = params().text();
-        assert_eq!(params().0.len(), TABLE.len());
-        assert!(TABLE.iter().all(|param| text.contains(param.name)), "{text}");
     }
 }
