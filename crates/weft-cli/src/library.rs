@@ -5,7 +5,7 @@
 //! directory `<prefix>/lib/libfabric` of its build.
 //!
 //! This program calls no unsafe function, so it does not load the library itself. Instead the dynamic loader loads it
-//! in a child process (LD_PRELOAD), and so does libfabric's own `fi_info`, if that is installed.
+//! in a child process (LD_PRELOAD).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -93,17 +93,6 @@ pub(crate) fn loads(library: &Path) -> Result<(), String> {
         None if child.status.success() => Ok(()),
         None => Err(format!("a process with the library loaded ended with {}: {}", child.status, complaints.trim())),
     }
-}
-
-/// Runs libfabric's `fi_info -p weft` in the present environment and returns its output. `None` if there is no fi_info.
-pub(crate) fn fi_info() -> Option<Result<String, String>> {
-    let child = Command::new("fi_info").args(["-p", "weft"]).stdin(Stdio::null()).output().ok()?;
-    let output = String::from_utf8_lossy(&child.stdout).into_owned();
-    if child.status.success() && output.contains("provider: weft") {
-        return Some(Ok(output));
-    }
-    let complaint = String::from_utf8_lossy(&child.stderr).trim().to_owned();
-    Some(Err(if complaint.is_empty() { format!("fi_info ended with {}", child.status) } else { complaint }))
 }
 
 #[cfg(test)]

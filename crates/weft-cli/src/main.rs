@@ -23,6 +23,7 @@ mod run;
 mod sim;
 mod stat;
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -39,9 +40,11 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Options),
-    /// Shows the paths that the provider offers on this machine, and why a path is or is not available.
+    /// Shows the paths that the provider offers on this machine, the protocols on them for each size, the limits in
+    /// force, and the libfabrics that are found.
     Info {
-        /// List the variables FI_WEFT_* instead: default, set value, meaning.
+        /// Print the variables FI_WEFT_* instead, as a file for the shell: meaning, limits, and `export` lines of those
+        /// that are set.
         #[arg(long)]
         params: bool,
         /// Print JSON.
@@ -54,6 +57,9 @@ enum Command {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+        /// A launcher and a program, such as `mpiexec -n 2 ./a.out`: its libfabric is examined, and it is started once.
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
     },
     /// Shows the counters of a running process's endpoints: messages, bytes, stalls, links, failures.
     Stat {
@@ -98,8 +104,8 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
     match command {
         Command::Info { params: true, json } => render::print(out, &info::params(), *json)?,
         Command::Info { params: false, json } => render::print(out, &info::gather(), *json)?,
-        Command::Doctor { json } => {
-            let report = doctor::examine();
+        Command::Doctor { json, command } => {
+            let report = doctor::examine(command);
             render::print(out, &report, *json)?;
             if !report.works() {
                 return Ok(ExitCode::FAILURE);

@@ -3,9 +3,13 @@
 //! Each area is one file of checks that return [`Finding`]s. This file runs all of them and shows the result. An
 //! inconclusive check yields a note, never "good".
 
+mod libfabrics;
 mod loading;
 mod system;
+mod trace;
 mod variables;
+
+use std::ffi::OsString;
 
 use serde::Serialize;
 use weft_fi::params::Params;
@@ -73,13 +77,18 @@ impl Report {
     }
 }
 
-/// Runs all checks.
-pub(crate) fn examine() -> Report {
+/// Runs all checks. `command`: a launcher with a program, which is started once; empty for none.
+pub(crate) fn examine(command: &[OsString]) -> Report {
     let env = |name: &str| std::env::var(name).ok();
-    let params = Params::load();
-    let mut findings = loading::examine(&env);
-    findings.extend(variables::examine(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()), params));
-    findings.extend(system::examine(params));
+    let (params, problems) = Params::of_environment();
+    let (mut findings, provider) = loading::examine(&env);
+    findings.extend(libfabrics::examine(command, provider.as_deref()));
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let processors = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let processors = processors.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1).max(1);
+    findings.extend(variables::examine(names, &params, &problems, processors));
+    findings.extend(system::examine(&params));
+    findings.extend(trace::examine(command));
     Report { works: findings.iter().all(|finding| finding.state != State::Bad), findings }
 }
 
@@ -112,7 +121,7 @@ mod tests {
 
     #[test]
     fn every_problem_has_a_remedy() {
-        let report = examine();
+        let report = examine(&[]);
         for finding in &report.findings {
             let wrong = matches!(finding.state, State::Bad | State::Degraded);
             assert_eq!(wrong, !finding.remedy.is_empty(), "{finding:?}");

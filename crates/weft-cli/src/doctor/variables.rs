@@ -1,16 +1,36 @@
-//! Checks that the variables FI_WEFT_* that are set exist and leave a path enabled.
+//! Checks that the variables FI_WEFT_* that are set exist, have usable values, and leave a path enabled.
+//!
+//! The provider's own table judges names and values (`weft_fi::params::problem`).
 
-use weft_fi::params::{JobKey, Params, TABLE};
+use weft_fi::params::problem::Problem;
+use weft_fi::params::{JobKey, Params};
 
 use super::Finding;
 
 const PREFIX: &str = "FI_WEFT_";
 
-/// Runs all checks of this area. `names`: the names of all environment variables.
-pub(super) fn examine(names: impl Iterator<Item = String>, params: &Params) -> Vec<Finding> {
+/// Runs all checks of this area. `names`: the names of all environment variables. `processors`: how many there are.
+pub(super) fn examine(
+    names: impl Iterator<Item = String>,
+    params: &Params,
+    problems: &[Problem],
+    processors: usize,
+) -> Vec<Finding> {
     let mut set: Vec<String> = names.filter(|name| name.starts_with(PREFIX)).collect();
     set.sort();
-    let mut findings: Vec<Finding> = set.iter().filter_map(|name| unknown(name)).collect();
+    let wrong =
+        |problem: &Problem| Finding::degraded(problem.variable(), problem.detail().trim_start(), problem.remedy());
+    let mut findings: Vec<Finding> = problems.iter().map(wrong).collect();
+    if let Some(named) = &params.progress_affinity {
+        let missing = (processors..rustix::thread::CpuSet::MAX_CPU).find(|number| named.is_set(*number));
+        findings.extend(missing.map(|number| {
+            Finding::degraded(
+                "FI_WEFT_PROGRESS_AFFINITY",
+                format!("names processor {number}, and this machine has {processors}, counted from 0"),
+                "name existing processors, or unset it",
+            )
+        }));
+    }
     if !params.shm && !params.tcp {
         findings.push(Finding::bad(
             "FI_WEFT_SHM, FI_WEFT_TCP",
@@ -32,54 +52,22 @@ pub(super) fn examine(names: impl Iterator<Item = String>, params: &Params) -> V
     findings
 }
 
-/// Reports a variable that does not exist. weft itself would silently ignore the misspelling.
-fn unknown(name: &str) -> Option<Finding> {
-    let tail = name.strip_prefix(PREFIX)?;
-    if TABLE.iter().any(|param| param.name == tail) {
-        return None;
-    }
-    let nearest = TABLE.iter().map(|param| param.name).min_by_key(|known| distance(tail, known))?;
-    let remedy = if distance(tail, nearest) <= 3 {
-        format!("perhaps {PREFIX}{nearest} is meant")
-    } else {
-        "`weft info --params` lists the existing variables".to_owned()
-    };
-    Some(Finding::degraded(name, "weft has no such variable and ignores it", remedy))
-}
-
-/// The Levenshtein distance: the number of letters to insert, delete or change.
-fn distance(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (i, a) in left.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in right.iter().enumerate() {
-            let change = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[right.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::State;
     use super::*;
 
     fn run(names: &[&str], params: &Params) -> Vec<Finding> {
-        examine(names.iter().map(|name| (*name).to_owned()), params)
+        examine(names.iter().map(|name| (*name).to_owned()), params, &[], 4)
     }
 
     #[test]
-    fn a_misspelled_variable_gets_a_suggestion() {
-        let findings = run(&["HOME", "FI_WEFT_IFCE", "FI_WEFT_SHM"], &Params::default());
-        assert_eq!(findings.len(), 1);
-        assert_eq!(findings[0].state, State::Degraded);
-        assert!(findings[0].remedy.contains("FI_WEFT_IFACE"), "{findings:?}");
-        let far = run(&["FI_WEFT_COMPLETELY_DIFFERENT"], &Params::default());
-        assert!(far[0].remedy.contains("--params"));
+    fn processors_that_do_not_exist_are_named() {
+        let mut named = rustix::thread::CpuSet::new();
+        named.set(99);
+        let params = Params { progress_affinity: Some(named), ..Params::default() };
+        let findings = run(&["FI_WEFT_PROGRESS_AFFINITY"], &params);
+        assert!(findings[0].state == State::Degraded && findings[0].detail.contains("processor 99"), "{findings:?}");
     }
 
     #[test]
@@ -93,12 +81,5 @@ mod tests {
     fn an_empty_job_key_is_bad() {
         let findings = run(&["FI_WEFT_JOB_KEY"], &Params { job_key: JobKey::Empty, ..Params::default() });
         assert!(findings[0].state == State::Bad && findings[0].remedy.contains("unset"), "{findings:?}");
-    }
-
-    #[test]
-    fn edit_distances_are_counted() {
-        assert_eq!(distance("IFCE", "IFACE"), 1);
-        assert_eq!(distance("", "abc"), 3);
-        assert_eq!(distance("kitten", "sitting"), 3);
     }
 }
