@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -50,6 +51,17 @@ def test_weft_run_needs_no_variables(runner: harness.Runner, name: str) -> None:
     assert "shm_messages=" not in outcome.output, outcome.output[-3000:]
     if outcome.left is not None:
         assert not [file for file in outcome.left.files if "weft" in file] and not outcome.left.processes, outcome.left
+
+
+def test_the_doctor_traces_a_start(runner: harness.Runner) -> None:
+    """`weft doctor -- mpiexec …` examines the libfabric of that MPI library, starts the job, and reports the outcome."""
+    outcome = runner.run([WEFT, "doctor", "--json", "--", *job("mpich")], clean_environment(), 90)
+    report = json.loads(outcome.output[outcome.output.index("\n{\n") if not outcome.output.startswith("{") else 0 :])
+    findings = {finding["what"]: finding for finding in report["findings"]}
+    assert findings["traced start"]["state"] == "good", findings
+    assert "2 of 2 ranks used weft" in findings["traced start"]["detail"], findings
+    behind = [what for what in findings if what.endswith("libfabric.so.1") or "libfabric-" in what]
+    assert behind and all(findings[what]["state"] in ("good", "note") for what in behind), findings
 
 
 @pytest.mark.parametrize("name, mark", [("mpich", "-prepend-rank"), ("open-mpi", "--tag-output")])
