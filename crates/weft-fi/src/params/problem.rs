@@ -140,7 +140,9 @@ fn distance(left: &str, right: &str) -> usize {
 /// Logs the problems, and prints them on standard error if the log does not go there.
 pub(super) fn warn(problems: &[Problem], host: &Host) {
     static PRINTED: AtomicBool = AtomicBool::new(false);
-    problems.iter().for_each(|problem| log::warn!("{problem}"));
+    for Problem { variable, detail, remedy, .. } in problems {
+        log::warn!("{variable}{detail}; {remedy}");
+    }
     if problems.is_empty() || host.log_enabled(FI_LOG_WARN, FI_LOG_CORE) || PRINTED.swap(true, Ordering::Relaxed) {
         return;
     }
