@@ -128,6 +128,16 @@ def test_status_and_output_are_those_of_the_job(runner: harness.Runner) -> None:
     assert runner.run([WEFT, "run", "/nonexistent"], clean_environment(), 20).status == 1
 
 
+def test_signals_end_the_job(runner: harness.Runner) -> None:
+    """SIGTERM goes to the launcher, which ends its ranks. The command still reports, and nothing is left."""
+    launch = " ".join(jobs.mpich(2, ["sleep", "50"]))
+    script = f"{WEFT} run {launch} & sleep 1; kill -TERM $!; wait $!; echo status $?"
+    outcome = runner.run(["bash", "-c", script], clean_environment(), 30)
+    assert re.search(r"^status [1-9]", outcome.output, re.M) and "weft: nothing was sent" in outcome.output, outcome.output
+    if outcome.left is not None:
+        assert not outcome.left.processes, outcome.left
+
+
 def test_collectives_are_preloaded(runner: harness.Runner) -> None:
     """--collectives preloads the library into the ranks, whose collectives then pass weft as well."""
     program = """

@@ -197,11 +197,12 @@ fn is_mark(text: &[u8]) -> bool {
     text.is_empty() || numbered || (text.starts_with('[') && text.ends_with([']', ':']))
 }
 
-/// Signals that end a job. While they are blocked, this process outlives the launcher and can still report.
+/// Signals that end a job. While they are blocked, this process outlives the launcher and can still report. A process
+/// inherits the mask, so the launcher must be started before.
 pub(crate) struct Signals(SignalFd);
 
 impl Signals {
-    /// Blocks the signals in this thread, and in those that it starts. The launcher starts with none blocked.
+    /// Blocks the signals in this thread, and in those that it starts.
     pub(crate) fn block() -> io::Result<Self> {
         let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect();
         set.thread_block()?;

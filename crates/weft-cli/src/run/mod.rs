@@ -77,7 +77,6 @@ pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCod
 
 /// Runs the command to its end. Lines of reports are removed from its standard error.
 fn start(settings: &Settings, launcher: &Launcher, collector: &Collector) -> io::Result<ExitStatus> {
-    let signals = collect::Signals::block()?;
     let mut command = settings.command();
     command.env("FI_WEFT_REPORT", collector.value());
     // A program without launcher writes its report into the memfd, and keeps its terminal.
@@ -87,6 +86,8 @@ fn start(settings: &Settings, launcher: &Launcher, collector: &Collector) -> io:
     let mut child = command.spawn().map_err(|error| {
         io::Error::new(error.kind(), format!("{} cannot be started: {error}", command.get_program().display()))
     })?;
+    // The child inherits the signal mask, so signals are blocked after its start.
+    let signals = collect::Signals::block()?;
     let filter = child.stderr.take().map(|pipe| collector.filter(pipe));
     signals.forward_to(child.id());
     let status = child.wait()?;
