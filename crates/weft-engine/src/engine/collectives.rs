@@ -123,6 +123,9 @@ struct Group {
     joined: bool,
     next_sequence: u64,
     templates: FxHashMap<Request, Template>,
+    /// Members whose link has ended. Messages may have been lost with it, so neither side waits for the other any
+    /// more: all transfers between them fail.
+    lost: Vec<(u32, LinkError)>,
     /// Operations under way, the join included.
     runs: usize,
     /// The members by host, and the board of this one. `None`: all transfers are messages.
@@ -189,6 +192,8 @@ struct Transfer {
     memory: Iov,
     ctx: Context,
     poisoned: bool,
+    /// The peer is a member whose link has ended.
+    lost: Option<LinkError>,
 }
 
 impl<N: Nic> Engine<N> {
@@ -316,7 +321,10 @@ impl<N: Nic> Engine<N> {
 
 impl<N: Nic> Engine<N> {
     fn send_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, poisoned } = *transfer;
+        let Transfer { peer, tag, memory, ctx, poisoned, lost } = *transfer;
+        if let Some(why) = lost {
+            return self.state.end_transfer(ctx, Some(Fault::Link(why)));
+        }
         let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
         let mut flags = OpFlags::TAGGED;
         flags.set(OpFlags::DATA, poisoned);
@@ -328,10 +336,13 @@ impl<N: Nic> Engine<N> {
     }
 
     fn receive_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, .. } = *transfer;
+        let Transfer { peer, tag, memory, ctx, lost, .. } = *transfer;
         let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
         if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
             return self.state.deliver_arrived(peer_id, &memory, ctx, arrived);
+        }
+        if let Some(why) = lost {
+            return self.state.end_transfer(ctx, Some(Fault::Link(why)));
         }
         self.state.collectives().posted.insert((peer_id, tag), Posted { memory, ctx });
         // Without a link, the death of the peer would not be noticed.
@@ -434,9 +445,14 @@ impl State {
 
     /// Handles the failure of a peer: receives from it fail, and messages whose payload is not here are lost. As for
     /// the messages of clients, the number of lost messages is limited per peer, and those of strangers are dropped.
-    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError) {
+    /// `linked`: a link has ended, which the peer learns as well.
+    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
         let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
+        let addr = self.peers[peer_id].addr();
         let Some(groups) = self.collectives.as_deref_mut() else { return };
+        if linked {
+            groups.groups.iter_mut().for_each(|(_, group)| group.member_lost(addr, why));
+        }
         groups.groups.iter_mut().filter_map(|(_, group)| group.host.as_deref_mut()).for_each(|host| {
             host.peer_lost(peer_id, why);
         });
@@ -547,6 +563,7 @@ impl Collectives {
             memory,
             ctx: Context { ptr: index as usize, user: u64::from(task) },
             poisoned: active.fault.is_some(),
+            lost: group.lost.iter().find(|(rank, _)| *rank == peer).map(|(_, why)| *why),
         }
     }
 
@@ -578,6 +595,14 @@ impl Collectives {
 }
 
 impl Group {
+    /// Notes that the link to the member at an address has ended.
+    fn member_lost(&mut self, addr: Addr, why: LinkError) {
+        let rank = self.members.iter().position(|&member| member == addr).map(ids::number);
+        if let Some(rank) = rank.filter(|rank| self.lost.iter().all(|(other, _)| other != rank)) {
+            self.lost.push((rank, why));
+        }
+    }
+
     /// The request for a schedule, once the operation is found valid.
     fn request(&self, op: &CollectiveOp) -> Result<Request, Error> {
         let members = ids::number(self.members.len());

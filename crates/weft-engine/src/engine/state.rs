@@ -89,7 +89,7 @@ impl State {
         if let Some(parts) = parts {
             self.abort_multipart(parts);
         }
-        self.collective_peer_lost(peer_id, why);
+        self.collective_peer_lost(peer_id, why, in_use);
         if planted!(Bug::OrphanOvertakes, left > 0 || came, false) {
             self.orphan_unexpected(peer_id, why);
         }

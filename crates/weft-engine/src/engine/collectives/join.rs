@@ -80,6 +80,7 @@ impl<N: Nic> Engine<N> {
             joined: false,
             next_sequence: VOTE_SEQUENCE + 1,
             templates: FxHashMap::default(),
+            lost: Vec::new(),
             runs: 1,
             host: places.map(|places| Box::new(Host::new(places, board, ctx))),
         });
@@ -114,7 +115,8 @@ impl<N: Nic> Engine<N> {
     /// Shares the board of one group. `Some`: whether this member has the board.
     fn link_board(&mut self, index: usize) -> Option<bool> {
         let places = self.state.collectives().groups.get(index)?.host.as_deref()?.others();
-        let mut pending = false;
+        // Members that have a link still get the board, because they wait for it.
+        let (mut pending, mut refused) = (false, false);
         for (place, rank) in places {
             let group = self.state.collectives().groups.get(index)?;
             let (addr, number) = (group.members[rank as usize], group.numbers[rank as usize]);
@@ -127,14 +129,16 @@ impl<N: Nic> Engine<N> {
             let link = self.state.peers[peer_id].link();
             let host = self.state.host_of(index)?;
             if host.has_lost(place) {
-                return Some(false);
+                refused = true;
+                continue;
             }
             let Some(link) = link else {
                 pending = true;
                 continue;
             };
             if host.needs_link_to(place) && !self.nic.shares_boards(link) {
-                return Some(false);
+                refused = true;
+                continue;
             }
             if let Some(board) = host.to_pass(place) {
                 match self.nic.share_board(link, u64::from(number), board.as_ref()) {
@@ -148,7 +152,11 @@ impl<N: Nic> Engine<N> {
             }
         }
         let host = self.state.host_of(index)?;
-        if pending { None } else { host.adopt() }
+        match (pending, refused) {
+            (true, _) => None,
+            (false, true) => Some(false),
+            (false, false) => host.adopt(),
+        }
     }
 }
 
