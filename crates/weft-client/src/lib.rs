@@ -26,6 +26,7 @@ mod domain;
 mod endpoint;
 mod library;
 mod operations;
+mod sockets;
 
 use std::ffi::c_int;
 #[cfg(target_env = "gnu")]
@@ -42,6 +43,7 @@ pub use collective::{Collective, Group, Numbers, Operation};
 pub use domain::{Caps, Domain, Progress, Requirements, Stats, Threading};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;
+pub use sockets::Sockets;
 
 /// Bytes that all libraries of this process have allocated from malloc(3) and not freed. `None`: the C
 /// library does not report it.

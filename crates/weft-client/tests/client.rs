@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use weft_client::{Caps, Domain, Endpoint, Error, Library, Piece, Posted, Requirements};
+use weft_client::{Caps, Domain, Endpoint, Error, Library, Piece, Posted, Requirements, Sockets};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -85,6 +85,23 @@ fn data_arrives_and_misuse_is_refused() {
         assert_eq!(complete(&mut ep, [0, 1]), 64);
         assert_eq!(ep.load(into.offset + 8).unwrap(), 7 * round);
     }
+}
+
+#[test]
+fn arriving_bytes_are_noticed_once() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut other, _) = listener.accept().unwrap();
+    let sockets = Sockets::find().unwrap();
+    one.write_all(&[1]).unwrap();
+    let end = Instant::now() + LIMIT;
+    while !sockets.arrived() {
+        assert!(Instant::now() < end, "the byte is not noticed");
+    }
+    assert!(!sockets.arrived(), "it is noticed once");
+    other.read_exact(&mut [0]).unwrap();
+    assert!(!sockets.arrived());
 }
 
 #[test]

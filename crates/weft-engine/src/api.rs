@@ -342,8 +342,8 @@ pub struct Config {
     pub mr_cache: Limits,
     /// Checks memory before a peer's access to a region. `None`: the memory of all regions is accessible.
     pub probe: Option<Probe>,
-    /// Whether groups perform collectives in memory that the members of a host share. The first member of each host
-    /// decides for the host; a host without such memory decides for the group.
+    /// Whether groups perform collectives in memory that the members of a host share. A member that does not decides
+    /// for its groups.
     pub boards: bool,
     /// The purpose of the engine.
     pub role: Role,

@@ -282,7 +282,7 @@ params! {
         "Time that the thread for automatic progress polls for work before it sleeps.",
         0 to 1_000_000;
     coll_boards: bool = "yes", "yes/no", "COLL_BOARDS",
-        "Perform the collectives of endpoints on the same host in memory that they share. Where a host has no such memory, the whole group uses messages.";
+        "Perform the collectives of endpoints on the same host in memory that they share. With no, all groups of the endpoint use messages.";
     progress_affinity: Option<CpuSet> = "", "list", "PROGRESS_AFFINITY",
         "Processors that the thread for automatic progress may run on, such as 1,4-7. Default: the processors of the thread that enables the first endpoint.";
 }

@@ -38,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) library: PathBuf,
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
+    /// Whether there are more ranks than cores.
+    pub(crate) crowded: bool,
     /// The cores for the threads of this rank that call a provider.
     pub(crate) cores: Vec<usize>,
     /// The cores for the other threads of this rank.
@@ -65,6 +67,7 @@ impl Job {
             library: host.library.clone(),
             rank: 0,
             ranks,
+            crowded: ranks > all_cores.len(),
             cores: all_cores.to_vec(),
             others_cores: all_cores.to_vec(),
             bind: options.bind,
@@ -84,7 +87,7 @@ impl Job {
         let cores = match (self.case.kind, self.floor) {
             // There may be more ranks than cores, so the system places them.
             (Kind::Oversubscribe | Kind::Counter, _) => self.cores.clone(),
-            (Kind::Collective, _) if self.ranks > self.cores.len() => self.cores.clone(),
+            (Kind::Collective | Kind::OverlapColl, _) if self.crowded => self.cores.clone(),
             // Idle processes must not disturb the measuring ones.
             (Kind::Peers, None) if rank >= 2 => self.cores.clone(),
             (Kind::Memory, None) if rank >= 1 => self.cores.clone(),
@@ -98,7 +101,19 @@ impl Job {
             Bind::Apart if rank == 0 => cores::except(&self.others_cores, &cores),
             _ => cores.clone(),
         };
-        Self { rank, cores, others_cores, ..self.clone() }
+        // The members behind an emulated wire make progress only when they are polled.
+        let progress = if self.case.wire_us > 0 && rank > 0 { Some(Progress::Manual) } else { self.progress };
+        Self { rank, cores, others_cores, progress, ..self.clone() }
+    }
+
+    /// The variables of a rank: behind an emulated wire rank 0 is reached by TCP, and no member shares memory for its
+    /// part of a collective. Without resumption a link carries no acknowledgements, which are no steps.
+    pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
+        match (self.case.wire_us, self.rank) {
+            (0, _) => &[],
+            (_, 0) => &[("FI_WEFT_COLL_BOARDS", "no"), ("FI_WEFT_TCP_RESUME_MS", "0"), ("FI_WEFT_SHM", "no")],
+            _ => &[("FI_WEFT_COLL_BOARDS", "no"), ("FI_WEFT_TCP_RESUME_MS", "0")],
+        }
     }
 }
 
@@ -110,7 +125,8 @@ fn ranks(case: &Case, floor: Option<Floor>) -> usize {
         (None, Kind::Peers, _) if case.number == 0 => 2,
         (None, Kind::Peers, _) => 3,
         (None, Kind::Memory, _) => 3,
-        (None, Kind::Oversubscribe | Kind::Collective, _) => case.number,
+        (None, Kind::OverlapColl, _) if case.wire_us > 0 => 2,
+        (None, Kind::Oversubscribe | Kind::Collective | Kind::OverlapColl, _) => case.number,
         (None, Kind::Counter, _) => case.number + 1,
         _ => 2,
     }
@@ -129,6 +145,9 @@ pub(crate) struct Hello {
 
 /// The unit of counted events.
 pub(crate) const COUNT: &str = "times";
+
+/// The unit of events of an operation.
+pub(crate) const PER_OPERATION: &str = "per operation";
 
 /// One measured value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

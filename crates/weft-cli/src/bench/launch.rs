@@ -126,6 +126,7 @@ impl Rank {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench-child", &task]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host.prepare(&mut command, subject);
+        command.envs(job.variables().iter().copied());
         if job.case.variant == Variant::IdlePeer {
             // The freed blocks that glibc keeps for the thread would count as in use. They are some 40 KiB, which few
             // peers would share.

@@ -75,7 +75,7 @@ fn prepare(options: &Options) -> Result<Prepared, String> {
     let mut subjects = Vec::new();
     for text in options.providers() {
         let subject: Subject = text.parse()?;
-        for subject in subject.with_progress(&options.progress) {
+        for subject in subject.with_progress(options.progress()) {
             if !subjects.contains(&subject) {
                 subjects.push(subject);
             }

@@ -31,6 +31,9 @@ pub(crate) enum Kind {
     Memory,
     /// Time and rate of fi_collective's operations among processes of this host.
     Collective,
+    /// Share of a collective's time that remains for computing.
+    #[serde(rename = "overlap-coll")]
+    OverlapColl,
 }
 
 /// A collective operation.
@@ -219,10 +222,11 @@ pub(crate) struct Options {
     #[arg(value_enum)]
     pub(crate) kind: Kind,
     /// Providers, each optionally with variables: weft,tcp,weft:FI_WEFT_SHM=0 [default: weft,shm,sm2,tcp,sockets; for
-    /// collective: weft,weft:FI_WEFT_SHM=0,tcp;ofi_rxm]
+    /// collectives: weft,weft:FI_WEFT_SHM=0,tcp;ofi_rxm]
     #[arg(long, value_delimiter = ',')]
     providers: Vec<String>,
-    /// Message sizes [default: 8,4K,64K,1M; for rate, peers and match: 8; for collective: 8,16K, multiples of 8]
+    /// Message sizes [default: 8,4K,64K,1M; for rate, peers, match and overlap-coll: 8; for collective: 8,16K].
+    /// Those of collectives are multiples of 8
     #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<Size>,
     /// Operations (pingpong and rate: all; bandwidth: all but fetch-add)
@@ -255,12 +259,18 @@ pub(crate) struct Options {
     /// Numbers of adding processes (counter)
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = positive)]
     pub(crate) adders: Vec<usize>,
-    /// Collective operations [default: all]
+    /// Collective operations [default: all; for overlap-coll: barrier,allreduce]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) coll: Vec<Coll>,
-    /// Numbers of members, each a process (collective) [default: 2,4,16]
+    /// Numbers of members (collective, overlap-coll) [default: 2,4,16; for overlap-coll: 2, with a wire 4,16,64]
     #[arg(long, value_delimiter = ',', value_parser = members)]
     pub(crate) members: Vec<usize>,
+    /// Times of an emulated wire in microseconds (overlap-coll). 0: none, each member is a process that computes.
+    /// Otherwise one member computes, and another process has the endpoints of all others. It makes one step of the
+    /// collective at a time, this long after a message of the computing member has arrived by TCP. (weft only,
+    /// for barrier and allreduce)
+    #[arg(long, value_delimiter = ',', default_value = "0,20,50,200", value_parser = wire)]
+    pub(crate) wire: Vec<usize>,
     /// Addresses to insert (memory)
     #[arg(long, default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) addresses: usize,
@@ -272,7 +282,7 @@ pub(crate) struct Options {
     pub(crate) bind: Bind,
     /// Progress to request, or both to compare: auto,manual [default: the provider's own]
     #[arg(long, value_enum, value_delimiter = ',')]
-    pub(crate) progress: Vec<Progress>,
+    progress: Vec<Progress>,
     /// The way to wait for completions [default: spin; with --bind pair, and for more members than cores: yield]
     #[arg(long, value_enum)]
     pub(crate) wait: Option<Wait>,
@@ -299,6 +309,9 @@ impl Kind {
     pub(crate) const fn columns(self) -> &'static [&'static str] {
         match self {
             Self::Collective => &["latency", "min", "p99", "CPU", "rate"],
+            Self::OverlapColl => {
+                &["raw", "at 80 %", "at 100 %", "method 1", "method 2", "OSU", "IMB", "bound", "CPU", "agent", "system"]
+            }
             _ => &[],
         }
     }
@@ -307,15 +320,24 @@ impl Kind {
 impl Options {
     /// The way to wait for completions of `ranks` processes on `cores` cores.
     pub(crate) fn wait(&self, ranks: usize, cores: usize) -> Wait {
-        let share = self.bind == Bind::Pair || self.kind == Kind::Collective && ranks > cores;
+        let groups = matches!(self.kind, Kind::Collective | Kind::OverlapColl);
+        let share = self.bind == Bind::Pair || groups && ranks > cores;
         self.wait.unwrap_or(if share { Wait::Yield } else { Wait::Spin })
+    }
+
+    /// The kinds of progress to compare.
+    pub(crate) fn progress(&self) -> &[Progress] {
+        match self.kind {
+            Kind::OverlapColl if self.progress.is_empty() => &[Progress::Auto, Progress::Manual],
+            _ => &self.progress,
+        }
     }
 
     /// The providers to measure.
     pub(crate) fn providers(&self) -> Vec<&str> {
         match self.kind {
             _ if !self.providers.is_empty() => self.providers.iter().map(String::as_str).collect(),
-            Kind::Collective => vec!["weft", "weft:FI_WEFT_SHM=0", "tcp;ofi_rxm"],
+            Kind::Collective | Kind::OverlapColl => vec!["weft", "weft:FI_WEFT_SHM=0", "tcp;ofi_rxm"],
             _ => vec!["weft", "shm", "sm2", "tcp", "sockets"],
         }
     }
@@ -327,6 +349,13 @@ fn positive(text: &str) -> Result<usize, String> {
         Ok(0) => Err("0 would measure nothing; give 1 or more".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err(format!("`{text}` is no number")),
+    }
+}
+
+fn wire(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(time @ 0..=10_000) => Ok(time),
+        _ => Err("the wire takes 0 to 10000 µs".to_owned()),
     }
 }
 

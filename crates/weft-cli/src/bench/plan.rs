@@ -68,6 +68,8 @@ pub(crate) struct Case {
     pub(crate) threads: usize,
     /// The number of idle peers, ranks or addresses, or the depth, as [`number_name`] names it. Otherwise 0.
     pub(crate) number: usize,
+    /// Time of the emulated wire in microseconds; 0: there is none.
+    pub(crate) wire_us: usize,
     /// The floors that are measured with this case.
     pub(crate) floors: Vec<Floor>,
 }
@@ -80,7 +82,7 @@ pub(crate) const fn number_name(kind: Kind, variant: Variant) -> Option<&'static
         (Kind::Match, _) => Some("depth"),
         (Kind::Oversubscribe, _) => Some("ranks"),
         (Kind::Counter, _) => Some("adders"),
-        (Kind::Collective, _) => Some("members"),
+        (Kind::Collective | Kind::OverlapColl, _) => Some("members"),
         _ => None,
     }
 }
@@ -111,6 +113,9 @@ impl Case {
             Some((name, number)) => title += &format!(", {number} {name}"),
             None => {}
         }
+        if self.wire_us > 0 {
+            title += &format!(", wire {} µs", self.wire_us);
+        }
         if self.kind == Kind::Rate {
             title += &format!(", {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" });
         }
@@ -119,7 +124,9 @@ impl Case {
 
     /// Whether the case is measured over this subject.
     pub(crate) fn suits(&self, subject: &Subject) -> bool {
-        subject.floor.is_none_or(|floor| self.floors.contains(&floor))
+        // The emulated wire depends on weft's variables, and is itself by TCP.
+        let on_wire = subject.provider == "weft" && !subject.by_sockets();
+        subject.floor.is_none_or(|floor| self.floors.contains(&floor)) && (self.wire_us == 0 || on_wire)
     }
 
     /// Whether a remote memory operation is measured.
@@ -131,8 +138,13 @@ impl Case {
 /// Plans all cases.
 pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
     let kind = options.kind;
-    if let (Kind::Collective, Some(size)) = (kind, options.sizes.iter().find(|size| !size.0.is_multiple_of(8))) {
+    if let (Kind::Collective | Kind::OverlapColl, Some(size)) =
+        (kind, options.sizes.iter().find(|size| !size.0.is_multiple_of(8)))
+    {
         return Err(format!("collectives have elements of 8 bytes; {} bytes are no multiple of that", size.0));
+    }
+    if kind == Kind::OverlapColl {
+        return overlap_cases(options);
     }
     let mut cases = Vec::new();
     for (index, &op) in ops(options)?.iter().enumerate() {
@@ -141,13 +153,47 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
                 if variant == Variant::Collective(Coll::Barrier) && place > 0 {
                     continue; // It has no size.
                 }
-                cases.push(Case { kind, op, variant, size, threads, number, floors: Vec::new() });
+                cases.push(Case { kind, op, variant, size, threads, number, wire_us: 0, floors: Vec::new() });
             }
             // Floors do not depend on the operation, so they are measured with the first one only.
             if index == 0
                 && let Some(case) = cases.iter_mut().find(|case| case.size == size)
             {
                 case.floors = floors(options, place == 0);
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// The cases of the overlap of collectives: by operation, size, wire and members.
+fn overlap_cases(options: &Options) -> Result<Vec<Case>, String> {
+    let colls = if options.coll.is_empty() { vec![Coll::Barrier, Coll::Allreduce] } else { options.coll.clone() };
+    let on_wire = |coll: &&Coll| matches!(coll, Coll::Barrier | Coll::Allreduce);
+    if let (Some(coll), Some(_)) =
+        (colls.iter().find(|coll| !on_wire(coll)), options.wire.iter().find(|&&wire| wire > 0))
+    {
+        return Err(format!("{} has no emulated wire, as barrier and allreduce have; use --wire 0", coll.name()));
+    }
+    let mut cases = Vec::new();
+    for &coll in &colls {
+        for (place, size) in sizes(options, Op::Tagged).into_iter().enumerate() {
+            if coll == Coll::Barrier && place > 0 {
+                continue; // It has no size.
+            }
+            for &wire_us in &options.wire {
+                let default: &[usize] = if wire_us == 0 { &[2] } else { &[4, 16, 64] };
+                let groups = if options.members.is_empty() { default } else { &options.members };
+                cases.extend(groups.iter().map(|&number| Case {
+                    kind: Kind::OverlapColl,
+                    op: Op::Tagged,
+                    variant: Variant::Collective(coll),
+                    size,
+                    threads: 1,
+                    number,
+                    wire_us,
+                    floors: Vec::new(),
+                }));
             }
         }
     }
@@ -179,6 +225,7 @@ fn sizes(options: &Options, op: Op) -> Vec<usize> {
         _ if op == Op::FetchAdd => short,
         _ if !given.is_empty() => given,
         Kind::Rate | Kind::Peers | Kind::Match => short,
+        Kind::OverlapColl => short,
         Kind::Collective => vec![8, 16 << 10],
         Kind::Overlap => vec![64 << 10, 1 << 20],
         Kind::Pingpong | Kind::Bandwidth => vec![8, 4 << 10, 64 << 10, 1 << 20],
@@ -189,6 +236,8 @@ fn sizes(options: &Options, op: Op) -> Vec<usize> {
 fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
     use Variant::*;
     match options.kind {
+        // `overlap_cases` has them.
+        Kind::OverlapColl => Vec::new(),
         Kind::Pingpong | Kind::Bandwidth => vec![(Plain, 1, 0)],
         Kind::Rate => options.threads.iter().map(|&threads| (Plain, threads, 0)).collect(),
         Kind::Overlap => vec![(Sender, 1, 0), (Receiver, 1, 0)],
@@ -257,6 +306,10 @@ mod tests {
         assert_eq!(floors("rate --threads 1,2"), [1, 0]);
         assert_eq!(floors("rate --threads 1,2 --bind pair"), [0, 0]);
         assert_eq!(floors("oversubscribe"), [1, 0]);
+        let overlap = planned("overlap-coll --wire 0,50 --sizes 8,1K").expect("well-formed");
+        let titles: Vec<_> = overlap.iter().take(5).map(Case::title).collect();
+        assert_eq!(titles[..2], ["barrier, 2 members", "barrier, 4 members, wire 50 µs"]);
+        assert_eq!((titles[4].as_str(), overlap.len()), ("allreduce 8 B, 2 members", 12));
         assert_eq!(planned("memory --peers 3,5").expect("well-formed")[0].title(), "idle peer, 5 peers");
     }
 
@@ -264,5 +317,7 @@ mod tests {
     fn operations_that_a_kind_does_not_have_are_refused() {
         assert!(planned("bandwidth --op fetch-add").is_err_and(|error| error.contains("write, read")));
         assert!(planned("peers --op read").is_err());
+        assert!(planned("overlap-coll --coll reduce").is_err_and(|error| error.contains("--wire 0")));
+        assert!(planned("collective --sizes 12").is_err());
     }
 }

@@ -30,6 +30,13 @@ enum Axis {
     Size,
     Threads,
     Count,
+    /// The work of a collective's overlap, in percent of its time.
+    Work,
+}
+
+/// The share of work in the name of a quantity "at N %".
+fn work_percent(metric: &str) -> Option<usize> {
+    metric.strip_prefix("at ")?.strip_suffix(" %")?.parse().ok()
 }
 
 impl Axis {
@@ -37,6 +44,7 @@ impl Axis {
     fn of(rows: &[&Row]) -> Self {
         let varies = |key: fn(&Row) -> usize| rows.iter().any(|row| key(row) != key(rows[0]));
         match () {
+            () if work_percent(&rows[0].metric).is_some() => Self::Work,
             () if varies(|row| row.case.size) => Self::Size,
             () if varies(|row| row.case.threads) => Self::Threads,
             () if varies(|row| row.case.number) => Self::Count,
@@ -49,6 +57,7 @@ impl Axis {
             Self::Size => row.case.size,
             Self::Threads => row.case.threads,
             Self::Count => row.case.number,
+            Self::Work => work_percent(&row.metric).unwrap_or(0),
         }
     }
 
@@ -56,6 +65,7 @@ impl Axis {
         match self {
             Self::Size => "message size in bytes",
             Self::Threads => "threads",
+            Self::Work => "work in percent of the raw time",
             Self::Count => row.case.count().map_or("", |(name, _)| name),
         }
     }
@@ -78,6 +88,10 @@ fn panels(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
     for row in rows.iter().filter(|row| row.median.is_some_and(|median| median > 0.0)) {
         // Sizes and numbers of members vary together, so each size has a panel.
         let title = match row.case.kind {
+            Kind::OverlapColl => match overlap_title(row) {
+                Some(title) => title,
+                None => continue,
+            },
             Kind::Collective if !matches!(row.metric.as_str(), "latency" | "rate") => continue,
             Kind::Collective => format!("{} {}: {}", row.case.op_name(), size_title(row.case.size), row.metric),
             _ => format!("{}: {}", row.case.op_name(), row.metric),
@@ -88,6 +102,22 @@ fn panels(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
         }
     }
     panels
+}
+
+/// The panel of a row of the overlap of collectives, in the form of the paper's figures: time, both availabilities by
+/// the number of members, and the time by the amount of work.
+fn overlap_title(row: &Row) -> Option<String> {
+    let case = &row.case;
+    let operation = format!("{} {}, wire {} µs", row.case.op_name(), size_title(case.size), case.wire_us);
+    Some(match row.metric.as_str() {
+        "raw" => format!("{operation}: time of start and wait"),
+        "method 1" => format!("{operation}: CPU available, work in slices with tests"),
+        "method 2" => format!("{operation}: CPU available, work in one piece"),
+        metric if work_percent(metric).is_some() => {
+            format!("{operation}, {} members: time by work in one piece", case.number)
+        }
+        _ => return None,
+    })
 }
 
 type Drawn = Result<(), Box<dyn std::error::Error>>;

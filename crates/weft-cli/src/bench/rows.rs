@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::job::{COUNT, Measure, Outcome};
+use super::job::{COUNT, Measure, Outcome, PER_OPERATION};
 use super::kinds::floor;
 use super::options::{Kind, Progress};
 use super::places::Host;
@@ -106,7 +106,7 @@ pub(crate) struct Row {
 
 /// Whether smaller values of this unit are better.
 pub(crate) fn less_is_better(unit: &str) -> bool {
-    matches!(unit, "ns" | "B" | COUNT)
+    matches!(unit, "ns" | "B" | "×" | PER_OPERATION | COUNT)
 }
 
 /// The factor by which one value is better than another; `None` if either is 0.
@@ -188,7 +188,7 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
     match row.unit.as_str() {
         // The optimum leaves all of the time for computing.
         "%" => return row.median.map(|percent| percent / 100.0),
-        COUNT => return None,
+        COUNT | PER_OPERATION | "×" => return None,
         _ => {}
     }
     // The ring passes numbers of 8 bytes only.
@@ -236,6 +236,9 @@ fn object(row: &Row) -> Value {
     if let Some((name, number)) = row.case.count() {
         object[name] = json!(number);
     }
+    if row.case.kind == Kind::OverlapColl {
+        object["wire_us"] = json!(row.case.wire_us);
+    }
     object
 }
 
@@ -246,7 +249,16 @@ mod tests {
     use super::*;
 
     fn case(kind: Kind) -> Case {
-        Case { kind, op: Op::Tagged, variant: Variant::Plain, size: 8, threads: 1, number: 0, floors: vec![] }
+        Case {
+            kind,
+            op: Op::Tagged,
+            variant: Variant::Plain,
+            size: 8,
+            threads: 1,
+            number: 0,
+            wire_us: 0,
+            floors: vec![],
+        }
     }
 
     fn subject(name: &str) -> Subject {

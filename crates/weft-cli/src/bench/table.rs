@@ -1,6 +1,6 @@
 //! Prints the results as a table for people.
 
-use super::job::COUNT;
+use super::job::{COUNT, PER_OPERATION};
 use super::options::{Kind, Options};
 use super::places::Host;
 use super::rows::{Row, less_is_better};
@@ -109,6 +109,11 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
         Kind::Oversubscribe => "time of a collective operation",
         Kind::Counter => "fetch-and-adds per second of processes that add to one number, one addition after the other",
         Kind::Memory => "memory and time per peer or address",
+        Kind::OverlapColl => {
+            "overlap of collectives with computing. raw: time without work; at N %: time with work of N % of raw, as a \
+             multiple of raw;\nbound: 1 - CPU / raw, which no availability can exceed on a core that also moves the data; \
+             CPU, agent, system: per operation beside the work"
+        }
         Kind::Collective => "time and rate of collective operations (fi_collective), every result checked",
     };
     let ours = host.provider_dir.as_ref().map(|dir| format!("\nweft from {}", dir.display())).unwrap_or_default();
@@ -154,6 +159,7 @@ pub(crate) fn value_text(value: f64, unit: &str) -> String {
     match unit {
         "ns" => scaled(&[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")]),
         "MB/s" => scaled(&[(1e3, "GB/s"), (1.0, "MB/s")]),
+        "×" | PER_OPERATION => format!("{value:.2}"),
         "Mop/s" => scaled(&[(1.0, "Mop/s"), (1e-3, "kop/s")]),
         COUNT => format!("{value:.0} {unit}"),
         "B" => scaled(&[(1048576.0, "MiB"), (1024.0, "KiB"), (1.0, "B")]),

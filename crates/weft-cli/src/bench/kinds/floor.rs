@@ -34,7 +34,7 @@ pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
         Kind::Rate | Kind::Match => &[Floor::Ring],
         Kind::Peers => &[Floor::CacheLine, Floor::Tcp],
         Kind::Oversubscribe => &[Floor::Futex],
-        Kind::Overlap | Kind::Memory | Kind::Counter | Kind::Collective => &[],
+        Kind::Overlap | Kind::Memory | Kind::Counter | Kind::Collective | Kind::OverlapColl => &[],
     };
     floors.iter().copied().map(Subject::floor).collect()
 }

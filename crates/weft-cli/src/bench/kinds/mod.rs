@@ -7,6 +7,7 @@ mod idle;
 mod matching;
 mod memory;
 mod overlap;
+mod overlap_coll;
 mod oversubscribe;
 mod pair;
 mod pingpong;
@@ -45,6 +46,7 @@ pub(super) fn run(session: &mut Session) -> Result<(), RankError> {
         (None, Kind::Oversubscribe) => oversubscribe::run(session),
         (None, Kind::Counter) => counter::run(session),
         (None, Kind::Collective) => collective::run(session),
+        (None, Kind::OverlapColl) => overlap_coll::run(session),
         (None, Kind::Memory) if job.case.variant == Variant::AvInsert => memory::insert(session),
         (None, Kind::Memory) => memory::idle_peers(session),
     }

@@ -76,7 +76,7 @@ fn measure(pair: &mut Pair, workload: &mut Overlap, sample: Duration) -> Result<
 }
 
 /// Computes for `steps` steps.
-fn work(steps: u64) {
+pub(super) fn work(steps: u64) {
     let mut value = black_box(1_u64);
     for _ in 0..steps {
         value = black_box(value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7));

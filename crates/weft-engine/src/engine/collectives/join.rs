@@ -30,6 +30,8 @@ use crate::nic::{Full, Nic};
 const ANNOUNCEMENT_BYTES: usize = 16;
 /// Offset of the byte that says whether there is a board.
 const BOARD_AT: usize = 4;
+/// The value of that byte if the member uses no boards.
+const NO_BOARDS: u8 = 2;
 
 /// What follows the announcements.
 pub(super) enum Joined {
@@ -53,10 +55,11 @@ impl<N: Nic> Engine<N> {
         let rank = names.iter().position(|name| name.identity() == me).ok_or(Error::NoSuchAddress)?;
         let request = all_gather(rank, names.len(), ANNOUNCEMENT_BYTES);
         let schedule = Arc::new(collective::compile(&request).map_err(|_| Error::TooLong)?);
-        let places = Places::new(&names, rank).filter(Places::shares_memory);
+        let boards = self.state.config.boards;
+        let places = Places::new(&names, rank).filter(|places| boards && places.shares_memory());
         let board = places
             .as_ref()
-            .filter(|places| self.state.config.boards && places.is_leader() && places.count() > 1)
+            .filter(|places| places.is_leader() && places.count() > 1)
             .and_then(|places| self.nic.make_board(board_bytes(places.count())));
         let groups = self.state.collectives();
         let number = groups.free_number();
@@ -68,7 +71,7 @@ impl<N: Nic> Engine<N> {
         let mut bytes = vec![0; (names.len() + 1) * ANNOUNCEMENT_BYTES];
         let own = names.len() * ANNOUNCEMENT_BYTES;
         bytes[own..own + BOARD_AT].copy_from_slice(&number.to_le_bytes());
-        bytes[own + BOARD_AT] = u8::from(board.is_some());
+        bytes[own + BOARD_AT] = if boards { u8::from(board.is_some()) } else { NO_BOARDS };
         bytes[own + 8..].copy_from_slice(&digest.to_le_bytes());
         let mut announcements = Owned::new(bytes);
         let all = announcements.iov();
@@ -177,6 +180,10 @@ impl Collectives {
         let group = self.groups.get_mut(index).ok_or(Fault::Refused(Error::Invalid))?;
         let members = group.members.len();
         group.numbers = numbers_in(announcements, members, digest).ok_or(Fault::Refused(Error::Invalid))?;
+        let mut all = announcements.chunks_exact(ANNOUNCEMENT_BYTES).take(members);
+        if all.any(|one| one[BOARD_AT] == NO_BOARDS) {
+            group.host = None;
+        }
         let Some(host) = group.host.as_deref_mut() else { return Ok(Joined::Complete) };
         let leader = host.leader() as usize;
         host.set_offered(announcements[leader * ANNOUNCEMENT_BYTES + BOARD_AT] != 0);

@@ -68,15 +68,10 @@ impl Crew {
     /// Joins the group of all ranks.
     pub(crate) fn join(&mut self) -> Result<Group, RankError> {
         let group = self.port.ep.join(&self.addresses)?;
-        loop {
-            // This is the only join, so the event need not name it. (That of off_coll does not.)
-            match self.port.ep.joined()? {
-                Some((_, Some(error))) => return Err(error.into()),
-                Some((_, None)) => return Ok(group),
-                None => self.port.poll()?,
-            };
+        while !joined(&mut self.port)? {
             std::thread::yield_now();
         }
+        Ok(group)
     }
 
     /// The slots of the order to, and of the report from, a rank.
@@ -134,6 +129,17 @@ impl Crew {
         let [_, slot] = self.slots(self.rank);
         self.send(slot, 0, REPORT_TAG + self.rank as u64, words)?;
         self.port.finish(slot)
+    }
+}
+
+/// Whether the only join of an endpoint has ended. Makes progress.
+pub(crate) fn joined(port: &mut Port) -> Result<bool, RankError> {
+    port.poll()?;
+    // The event need not name the join. (That of off_coll does not.)
+    match port.ep.joined()? {
+        Some((_, Some(error))) => Err(error.into()),
+        Some((_, None)) => Ok(true),
+        None => Ok(false),
     }
 }
 

@@ -9,8 +9,8 @@
 //!
 //! Every result is checked (`buffers`); a wrong one ends the measurement.
 
-mod buffers;
-mod crew;
+pub(super) mod buffers;
+pub(super) mod crew;
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use weft_client::{Group, Numbers, Operation, Piece};
 
 use super::super::child::{RankError, Session};
-use super::super::job::Measure;
+use super::super::job::{Job, Measure};
 use super::super::options::Coll;
 use super::super::plan::Variant;
 use super::super::{stats, timing};
@@ -60,9 +60,7 @@ impl Times {
 /// The measurement.
 pub(crate) fn run(session: &mut Session) -> Result<(), RankError> {
     let job = &session.job;
-    let Variant::Collective(coll) = job.case.variant else {
-        return Err(RankError::Failed("the case has no collective operation".to_owned()));
-    };
+    let coll = operation(job)?;
     let window = count(job.window)?;
     let place = [job.rank, job.ranks];
     let buffers = Buffers::new(coll.operation(), job.case.size, place, Crew::data_at(job.ranks), window);
@@ -78,6 +76,14 @@ pub(crate) fn run(session: &mut Session) -> Result<(), RankError> {
         member.follow()?;
     }
     session.linger(1, || member.crew.port.linger())
+}
+
+/// The operation of a case.
+pub(super) fn operation(job: &Job) -> Result<Coll, RankError> {
+    match job.case.variant {
+        Variant::Collective(coll) => Ok(coll),
+        _ => Err(RankError::Failed("the case has no collective operation".to_owned())),
+    }
 }
 
 /// One member.
@@ -231,7 +237,7 @@ impl Member {
 }
 
 /// The CPU time of this process.
-fn cpu_time() -> Duration {
+pub(super) fn cpu_time() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
