@@ -298,6 +298,71 @@ fn random_collectives_are_exact_under_faults() {
     }
 }
 
+/// Two ranks in one group, without faults.
+fn pair() -> (Run, [(usize, GroupId); 2]) {
+    let mut run = Run::new(1, 2);
+    run.cluster = Cluster::new(FabricConfig::new(1), Config::default(), 2);
+    run.join(2);
+    run.settle();
+    let group = &run.groups[0];
+    let members = [0, 1].map(|place| (group.members[place], group.ids[place].unwrap()));
+    (run, members)
+}
+
+fn barrier(group: GroupId) -> CollectiveOp {
+    CollectiveOp {
+        group,
+        operation: Operation::Barrier,
+        root: 0,
+        count: 0,
+        elements: Elements::Bytes(1),
+        input: Iov::EMPTY,
+        result: Iov::EMPTY,
+        ctx: Context::default(),
+        flags: OpFlags::QUIET,
+    }
+}
+
+/// Sequence numbers do not repeat after 65,536 operations: a barrier of both ranks is still one, and a sum is exact.
+#[test]
+fn a_group_performs_more_operations_than_sixteen_bits_count() {
+    let (mut run, members) = pair();
+    for _ in 0..300 {
+        for (rank, id) in members {
+            (0..250).for_each(|_| run.cluster.engine(rank).unwrap().start_collective(&barrier(id)).unwrap());
+        }
+        run.settle();
+    }
+    let call = Call { number: 1, operation: Operation::AllReduce, root: 0, count: 100 };
+    members.iter().for_each(|&(rank, _)| run.start(0, call, rank));
+    run.settle();
+    assert_eq!((run.good, run.failed, run.pending.len()), (2, 0, 0));
+    assert!(members.iter().all(|&(rank, _)| run.cluster.engine(rank).unwrap().at_rest()));
+}
+
+/// A member that calls without end is refused. The accepted operations end, and the refused one has no effect.
+#[test]
+fn too_many_operations_are_refused_whole() {
+    let (mut run, [(first, id), (second, other)]) = pair();
+    let mut accepted = 0;
+    while run.cluster.engine(first).unwrap().start_collective(&barrier(id)).is_ok() {
+        accepted += 1;
+        assert!(accepted < 1 << 20, "a limit");
+    }
+    assert_eq!(run.cluster.engine(first).unwrap().start_collective(&barrier(id)), Err(Error::Again));
+    for _ in 0..accepted {
+        while run.cluster.engine(second).unwrap().start_collective(&barrier(other)) == Err(Error::Again) {
+            run.cluster.turn(|_, _| {});
+        }
+    }
+    run.settle();
+    assert!(run.cluster.engine(first).unwrap().at_rest() && run.cluster.engine(second).unwrap().at_rest());
+    let call = Call { number: 2, operation: Operation::AllGather, root: 0, count: 3 };
+    [first, second].iter().for_each(|&rank| run.start(0, call, rank));
+    run.settle();
+    assert_eq!((run.good, run.failed), (2, 0), "the group goes on");
+}
+
 #[test]
 fn requests_that_cannot_be_are_refused() {
     let mut run = Run::new(1, 3);
