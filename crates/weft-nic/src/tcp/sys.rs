@@ -383,8 +383,9 @@ pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
 
 /// Limits the unsent bytes in the kernel, and avoids pacing, if both ends of a connected socket are on one host.
 ///
-/// Without the limit, messages and acknowledgements wait behind megabytes of bulk data, and the kernel's buffer exceeds the
-/// processor's cache. Between hosts there is no limit, so that the kernel continues to send while the client computes.
+/// Without the limit, messages and acknowledgements wait behind megabytes of bulk data, and the kernel's buffer exceeds
+/// the processor's cache. Between hosts there is no limit, so that the kernel continues to send while the client
+/// computes.
 pub(super) fn tune_within_host(fd: BorrowedFd<'_>) {
     /// The size of one segment that is offloaded to the network card.
     static UNSENT_BYTES: libc::c_int = 64 * 1024;

@@ -3,9 +3,9 @@
 //! Place in the data flow: [`super::Tcp`] calls [`Writer::message`] and [`Writer::push`] for the engine. It calls
 //! [`Writer::pump`] when it flushes, or when a socket becomes writable. A message is copied once, into the link's
 //! [`super::retransmit`] buffer, and written from there. The first message after a flush or poll goes to the kernel
-//! immediately. Later ones leave with the next flush, or when enough are gathered, in one call. A push is cut into segments,
-//! each of which is sent from the client's memory after its header ([`super::pushes`]). Messages are sent between
-//! segments, so that a message waits for one segment at most.
+//! immediately. Later ones leave with the next flush, or when enough are gathered, in one call. A push is cut into
+//! segments, each of which is sent from the client's memory after its header ([`super::pushes`]). Messages are sent
+//! between segments, so that a message waits for one segment at most.
 //!
 //! Messages and pushes are kept until the peer's endpoint has acknowledged them ([`Writer::acknowledged`]), so that
 //! they can be written again ([`Writer::rewind`]) after the connection has broken. A push is done when it is
@@ -35,8 +35,8 @@ use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::wire::{self, ACK_BYTES, HEAD_BYTES, MAILBOX_BYTES};
 
-/// Messages of at least this length do not wait for a flush, unless the peer has not acknowledged as many bytes. In such
-/// a stream they are gathered as well: the kernel's cost per call exceeds that of copying them.
+/// Messages of at least this length do not wait for a flush, unless the peer has not acknowledged as many bytes. In
+/// such a stream they are gathered as well: the kernel's cost per call exceeds that of copying them.
 const DIRECT_BYTES: usize = 8 * 1024;
 /// Gathered bytes of this number are written without waiting for a flush.
 const FLUSH_BYTES: usize = 64 * 1024;
