@@ -279,10 +279,9 @@ impl Writer {
         let len = head.len() + mem::total_len(body);
         assert!(len <= MAILBOX_BYTES, "a message of {len} bytes was given to a device whose mailbox is smaller");
         let frame_bytes = HEAD_BYTES + len;
-        let queued = tx.queued();
-        let long = len >= DIRECT_BYTES && tx.messages.len() < DIRECT_BYTES;
+        let (queued, unacked) = (tx.queued(), tx.messages.len());
         if tx.socket.has_failed()
-            || tx.messages.len() + frame_bytes > KEPT_BYTES
+            || unacked + frame_bytes > KEPT_BYTES
             || queued + frame_bytes > self.queue_bytes
             || !tx.messages.make_room(frame_bytes, &mut self.spare)
         {
@@ -291,7 +290,9 @@ impl Writer {
         let first = queued == 0 && tx.socket.takes() && !tx.ack_due && !tx.is_cut();
         let begins = first && tx.round != self.round;
         let frame = tx.messages.append(head, body, len);
-        if (begins || first && long)
+        // Checked last: the first message of a round needs no length.
+        let is_long = || len >= DIRECT_BYTES && unacked < DIRECT_BYTES;
+        if (begins || first && is_long())
             && let Some(frame) = frame
         {
             let (outcome, asked) = (wire.send_one(frame), frame_bytes);
@@ -300,7 +301,7 @@ impl Writer {
                 tx.within = n < asked;
                 tx.round = self.round;
             }
-        } else if tx.socket.takes() && (begins || long || queued + frame_bytes >= FLUSH_BYTES) {
+        } else if tx.socket.takes() && (begins || is_long() || queued + frame_bytes >= FLUSH_BYTES) {
             self.pump(wire, tx, rx, 1);
         }
         Ok(())
