@@ -86,7 +86,7 @@ pub(crate) struct Shape {
     bytes: usize,
 }
 
-/// What decisions depend on besides the call.
+/// The facts besides the call on which a decision depends.
 pub(crate) struct Context<'a> {
     pub(crate) pmpi: &'a Pmpi,
     pub(crate) types: &'a Types,

@@ -345,7 +345,7 @@ pub trait Nic: Registrar {
         false
     }
 
-    /// Passes a board to the peer of a link, or the news that there is none, under a key of the engine's choice. Ends
+    /// Passes a board to the peer of a link, or reports that there is none, under a key of the engine's choice. Ends
     /// in [`Sink::board`] there. Only where [`Nic::shares_boards`].
     fn share_board(&mut self, _link: LinkId, _key: u64, _board: Option<&Board>) -> Result<(), Full> {
         Ok(())

@@ -1,9 +1,9 @@
-//! The counters of one bank of a board: who has arrived, who has left, and whether the result may be taken.
+//! The counters of one bank of a board: arrivals, departures, and the release of the result.
 //!
 //! Place in the data flow: [`super::HostBoard`] runs each collective of a group in one of its banks.
 //!
 //! A bank serves one operation (*turn*) after another; the number of turns that it has served before is its *lap*.
-//! All counters only grow, so that no member ever resets a word on which another one still waits.
+//! All counters only grow, so that no member resets a word that another member polls.
 //!
 //! ```text
 //! enter   departed = members × lap     all members have left the bank's previous turn

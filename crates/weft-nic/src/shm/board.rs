@@ -54,7 +54,7 @@ pub(super) fn make(bytes: usize) -> Option<Board> {
     Some(Arc::new(SharedFile { file, map }))
 }
 
-/// Sends a board, or the news that there is none, over a life line. A hang-up is noticed elsewhere.
+/// Sends a board, or reports that there is none, over a life line. A hang-up is noticed elsewhere.
 pub(super) fn pass(socket: BorrowedFd<'_>, key: u64, board: Option<&Board>) -> Result<(), Full> {
     let shared = board.and_then(|board| (&**board as &dyn Any).downcast_ref::<SharedFile>());
     let mut frame = [0; FRAME_BYTES];
@@ -73,7 +73,7 @@ pub(super) fn pass(socket: BorrowedFd<'_>, key: u64, board: Option<&Board>) -> R
     }
 }
 
-/// What a life line has delivered.
+/// A packet of a life line, or the end of the line.
 pub(super) enum Received {
     Nothing,
     WakeUp,

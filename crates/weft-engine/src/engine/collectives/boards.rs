@@ -95,11 +95,11 @@ pub(super) struct Host {
     passed: Vec<bool>,
     /// The context of the join.
     join: Context,
-    /// The leader's board, or what the leader has passed.
+    /// The board that the leader has made or passed.
     board: Option<Board>,
     /// Whether the leader has made a board.
     offered: bool,
-    /// Whether the leader has passed its board, or the news that there is none.
+    /// Whether the leader has passed its board, or reported that there is none.
     received: bool,
     /// The board in use.
     shared: Option<HostBoard>,
@@ -173,7 +173,7 @@ impl Host {
         self.offered && (self.places.is_leader() || place == 0)
     }
 
-    /// The board to pass to the member at `place`; the inner `None` is the news that there is none.
+    /// The board to pass to the member at `place`; the inner `None` reports that there is none.
     pub(super) fn to_pass(&self, place: usize) -> Option<Option<Board>> {
         (self.places.is_leader() && self.offered && !self.passed[place]).then(|| self.board.clone())
     }
@@ -225,7 +225,7 @@ impl Host {
     }
 }
 
-/// How far an operation on a board has come.
+/// The progress of an operation on a board.
 enum Step {
     /// The board's bank, or an earlier operation, holds it up.
     Enter,

@@ -33,7 +33,7 @@ const BOARD_AT: usize = 4;
 /// The value of that byte if the member uses no boards.
 const NO_BOARDS: u8 = 2;
 
-/// What follows the announcements.
+/// The next part of a join, once all announcements are here.
 pub(super) enum Joined {
     /// The join is complete.
     Complete,
