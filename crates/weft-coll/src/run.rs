@@ -419,15 +419,20 @@ fn accept(runtime: &Runtime, call: &Call, blocking: bool) -> Option<Result<Op, c
     Some(prepared.map(|(call, staged)| Op { takes_long, ..Op::new(call, group, comm, staged) }))
 }
 
+/// The operation for a call, as [`accept`] gives it, and its runtime. Counts the calls that weft runs and
+/// those of the library.
+fn take(call: &Call, blocking: bool) -> Option<(&'static Runtime, Result<Arc<Op>, c_int>)> {
+    let taken = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, blocking)?)));
+    let count = if taken.is_some() { &BY_WEFT } else { &BY_LIBRARY };
+    count.fetch_add(1, Ordering::Relaxed);
+    taken.map(|(runtime, op)| (runtime, op.map(Arc::new)))
+}
+
 /// Runs a blocking collective. `None`: the MPI library does.
 pub(crate) fn blocking(call: &Call) -> Option<c_int> {
-    let Some((runtime, op)) = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, true)?))) else {
-        BY_LIBRARY.fetch_add(1, Ordering::Relaxed);
-        return None;
-    };
-    BY_WEFT.fetch_add(1, Ordering::Relaxed);
+    let (runtime, op) = take(call, true)?;
     let op = match op {
-        Ok(op) => Arc::new(op),
+        Ok(op) => op,
         Err(code) => return Some(code),
     };
     runtime.submit(&op);
@@ -442,13 +447,9 @@ pub(crate) fn blocking(call: &Call) -> Option<c_int> {
 
 /// Starts a non-blocking collective and writes its request. `None`: the MPI library does.
 pub(crate) fn nonblocking(call: &Call, request: *mut c_void) -> Option<c_int> {
-    let Some((runtime, op)) = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, false)?))) else {
-        BY_LIBRARY.fetch_add(1, Ordering::Relaxed);
-        return None;
-    };
-    BY_WEFT.fetch_add(1, Ordering::Relaxed);
+    let (runtime, op) = take(call, false)?;
     let op = match op {
-        Ok(op) => Arc::new(op),
+        Ok(op) => op,
         Err(code) => return Some(code),
     };
     Some(match requests::open(runtime, &op) {
