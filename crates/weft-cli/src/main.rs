@@ -76,7 +76,8 @@ enum Command {
         #[arg(value_enum, default_value_t = man::Page::FiWeft)]
         page: man::Page,
     },
-    Bench(Box<bench::Options>),
+    /// Measures weft and other providers of any libfabric in one run, beside the floors of this machine.
+    Bench(Box<bench::Command>),
     /// Runs the engine on a simulated fabric in virtual time.
     #[command(subcommand)]
     Sim(sim::Command),

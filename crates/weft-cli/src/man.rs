@@ -62,7 +62,7 @@ pub(crate) fn write_weft(command: &clap::Command, out: &mut impl io::Write) -> i
 
 fn write_subcommands(command: &clap::Command, out: &mut impl io::Write) -> io::Result<()> {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
-        if sub.has_subcommands() {
+        if sub.has_subcommands() && sub.get_positionals().next().is_none() {
             write_subcommands(sub, out)?;
             continue;
         }
@@ -75,6 +75,7 @@ fn write_subcommands(command: &clap::Command, out: &mut impl io::Write) -> io::R
         // Sections of a subcommand become parts of its own section; its synopsis and description need no heads.
         let text = String::from_utf8_lossy(&parts).replace(".SH SYNOPSIS\n", "").replace(".SH DESCRIPTION\n", ".PP\n");
         writeln!(out, ".SH {}\n{}", escape(name), text.replace(".SH OPTIONS", ".SS Options"))?;
+        write_subcommands(sub, out)?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! until its standard input is closed, because a peer may need that. Lines without [`MARK`] come from libraries
 //! in the child and are ignored.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,8 @@ pub(crate) struct Job {
     pub(crate) timeout_s: usize,
     /// The parent's process id. A child with another parent was orphaned before it could ask for a signal.
     pub(crate) parent: u32,
+    /// This host's address for the rank on the other host. `None`: both ranks are here.
+    pub(crate) listen: Option<IpAddr>,
 }
 
 impl Job {
@@ -79,6 +82,7 @@ impl Job {
             wait: options.wait(ranks, all_cores.len()),
             timeout_s: options.timeout_s,
             parent: std::process::id(),
+            listen: None,
         }
     }
 
@@ -189,4 +193,35 @@ pub(crate) enum Outcome {
     NotOffered(String),
     Failed(String),
     TimedOut,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::options::Op;
+    use super::*;
+
+    /// A job of this kind over weft, as rank 1 of 2.
+    pub(crate) fn job(kind: Kind) -> Job {
+        Job {
+            case: Case { kind, op: Op::Tagged, variant: Variant::Plain, size: 8, threads: 1, number: 0, wire_us: 0, floors: vec![] },
+            provider: "weft".to_owned(),
+            floor: None,
+            library: PathBuf::new(),
+            rank: 1,
+            ranks: 2,
+            crowded: false,
+            cores: vec![0],
+            others_cores: vec![0],
+            bind: Bind::Core,
+            sample_ms: 1,
+            window: 1,
+            inject: false,
+            delivery: false,
+            progress: None,
+            wait: Wait::Spin,
+            timeout_s: 1,
+            parent: 0,
+            listen: None,
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! The parent's side of a measurement: starts the ranks, distributes their addresses, and collects their results. No
 //! rank remains after it, also in case of an error.
 //!
+//! A rank is a process of this host ([`LocalRank`]), or of a server on another host ([`RemoteRank`]).
+//!
 //! A deadline bounds the time of the whole measurement. Ranks get SIGTERM first, upon which libfabric's shm provider
 //! removes its files in /dev/shm, and SIGKILL if they do not end. If this process dies, the system sends the ranks a
 //! signal (see `child`).
@@ -17,42 +19,42 @@ use super::cleanup;
 use super::job::{Hello, Job, MARK, Measure, Outcome, Task, ToParent};
 use super::places::Host;
 use super::plan::Variant;
+use super::remote::{Control, RemoteRank};
 use super::subject::Subject;
 
 /// Time that a rank has to end after SIGTERM.
-const GRACE: Duration = Duration::from_secs(2);
+pub(super) const GRACE: Duration = Duration::from_secs(2);
 /// Bytes kept from the end of a rank's standard error.
 const KEPT_BYTES: usize = 4096;
 
 /// An event of a rank's output.
-enum Event {
+pub(super) enum Event {
     Message(ToParent),
     /// The output ended.
     Closed,
 }
 
-/// One rank. Dropping it ends the process.
-struct Rank {
-    process: Child,
-    stdin: Option<ChildStdin>,
-    complaints: Arc<Mutex<Vec<u8>>>,
+/// One rank. Dropping it ends its process.
+enum Rank {
+    Local(LocalRank),
+    Remote(RemoteRank),
 }
 
-/// Makes one measurement.
-pub(crate) fn run(job: &Job, subject: &Subject, host: &Host) -> Outcome {
+/// Makes one measurement. With `control`, all ranks but the first are on that server.
+pub(crate) fn run(job: &Job, subject: &Subject, host: &Host, control: Option<&Control>) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(job.timeout_s as u64);
     let (events, inbox) = channel();
     let mut ranks = Vec::new();
     for number in 0..job.ranks {
-        match Rank::start(&job.of_rank(number), subject, host, number, events.clone()) {
+        match Rank::start(&job.of_rank(number), subject, host, control, events.clone()) {
             Ok(rank) => ranks.push(rank),
-            Err(error) => return Outcome::Failed(format!("cannot start a process: {error}")),
+            Err(error) => return Outcome::Failed(error),
         }
     }
     let outcome = conduct(&mut ranks, &inbox, deadline);
     if let Outcome::Measured(_) = outcome {
         // The ranks end when their input closes. They may need time to remove files.
-        ranks.iter_mut().for_each(|rank| rank.stdin = None);
+        ranks.iter_mut().for_each(Rank::close);
         let end = Instant::now() + GRACE;
         ranks.iter_mut().for_each(|rank| rank.await_end(end));
     }
@@ -104,12 +106,13 @@ fn gave_up(inbox: &Receiver<(usize, Event)>) -> Option<Outcome> {
     None
 }
 
-/// Sends the addresses of all ranks to each rank. A rank that cannot be written to has ended; its output shows that.
+/// Sends the addresses of all ranks to each rank.
 fn distribute(ranks: &mut [Rank], hellos: &[Option<Hello>]) {
     let Ok(line) = serde_json::to_string(hellos) else { return };
     for rank in ranks {
-        if let Some(stdin) = &mut rank.stdin {
-            let _ = writeln!(stdin, "{line}").and_then(|()| stdin.flush());
+        match rank {
+            Rank::Local(rank) => rank.tell(&line),
+            Rank::Remote(rank) => rank.tell(&line),
         }
     }
 }
@@ -119,9 +122,86 @@ impl Rank {
         job: &Job,
         subject: &Subject,
         host: &Host,
-        number: usize,
+        control: Option<&Control>,
+        events: Sender<(usize, Event)>,
+    ) -> Result<Self, String> {
+        match control.filter(|_| job.rank > 0) {
+            Some(control) => {
+                let started = control.start(job, &subject.env, events);
+                started.map(Self::Remote).map_err(|error| format!("the connection to {} broke: {error}", control.name))
+            }
+            None => {
+                let started = LocalRank::start(job, subject, host, events);
+                started.map(Self::Local).map_err(|error| format!("cannot start a process: {error}"))
+            }
+        }
+    }
+
+    /// Closes the rank's input, upon which it ends.
+    fn close(&mut self) {
+        match self {
+            Self::Local(rank) => rank.close(),
+            Self::Remote(rank) => rank.close(),
+        }
+    }
+
+    /// Waits for the end of the process, at most until `end`.
+    fn await_end(&mut self, end: Instant) {
+        match self {
+            Self::Local(rank) => rank.await_end(end),
+            Self::Remote(rank) => rank.await_end(end),
+        }
+    }
+
+    /// Describes how the process ended.
+    fn last_words(&mut self) -> String {
+        match self {
+            Self::Local(rank) => rank.last_words(),
+            Self::Remote(rank) => rank.last_words(),
+        }
+    }
+}
+
+/// The end of a process's standard error.
+#[derive(Clone, Default)]
+pub(super) struct Complaints(Arc<Mutex<Vec<u8>>>);
+
+impl Complaints {
+    /// The last line.
+    pub(super) fn last(&self) -> Option<String> {
+        let kept = self.0.lock().map(|kept| String::from_utf8_lossy(&kept).into_owned()).unwrap_or_default();
+        kept.trim().lines().last().map(str::to_owned)
+    }
+
+    /// Reads to the end and keeps only the last bytes.
+    fn keep_end_of(&self, mut from: impl Read) {
+        let mut buffer = [0; 1024];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            if let Ok(mut kept) = self.0.lock() {
+                kept.extend_from_slice(&buffer[..count]);
+                let surplus = kept.len().saturating_sub(KEPT_BYTES);
+                kept.drain(..surplus);
+            }
+        }
+    }
+}
+
+/// A process of this host. Dropping it ends the process.
+pub(super) struct LocalRank {
+    process: Child,
+    stdin: Option<ChildStdin>,
+    complaints: Complaints,
+}
+
+impl LocalRank {
+    /// Starts the process.
+    pub(super) fn start(
+        job: &Job,
+        subject: &Subject,
+        host: &Host,
         events: Sender<(usize, Event)>,
     ) -> std::io::Result<Self> {
+        let number = job.rank;
         let task = serde_json::to_string(&Task::Rank(job.clone()))?;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench-child", &task]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -135,19 +215,36 @@ impl Rank {
         cleanup::starting();
         let mut process = command.spawn()?;
         cleanup::started(pid(&process));
-        let complaints = Arc::new(Mutex::new(Vec::new()));
+        let complaints = Complaints::default();
         if let Some(stdout) = process.stdout.take() {
             std::thread::spawn(move || listen(BufReader::new(stdout), number, &events));
         }
         if let Some(stderr) = process.stderr.take() {
-            let kept = Arc::clone(&complaints);
-            std::thread::spawn(move || keep_end(stderr, &kept));
+            let complaints = complaints.clone();
+            std::thread::spawn(move || complaints.keep_end_of(stderr));
         }
         Ok(Self { stdin: process.stdin.take(), process, complaints })
     }
 
+    /// The end of its standard error.
+    pub(super) fn complaints(&self) -> Complaints {
+        self.complaints.clone()
+    }
+
+    /// Writes a line to its standard input. A process that cannot be written to has ended; its output shows that.
+    pub(super) fn tell(&mut self, line: &str) {
+        if let Some(stdin) = &mut self.stdin {
+            let _ = writeln!(stdin, "{line}").and_then(|()| stdin.flush());
+        }
+    }
+
+    /// Closes its standard input, upon which it ends.
+    pub(super) fn close(&mut self) {
+        self.stdin = None;
+    }
+
     /// Waits for the end of the process, at most until `end`.
-    fn await_end(&mut self, end: Instant) {
+    pub(super) fn await_end(&mut self, end: Instant) {
         while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -160,15 +257,14 @@ impl Rank {
             Ok(Some(status)) => format!("ended early ({status})"),
             _ => "closed its output".to_owned(),
         };
-        let kept = self.complaints.lock().map(|kept| String::from_utf8_lossy(&kept).into_owned()).unwrap_or_default();
-        match kept.trim().lines().last() {
+        match self.complaints.last() {
             Some(last) => format!("{how}: {last}"),
             None => how,
         }
     }
 }
 
-impl Drop for Rank {
+impl Drop for LocalRank {
     fn drop(&mut self) {
         self.stdin = None;
         if let (Ok(None), Some(pid)) = (self.process.try_wait(), pid(&self.process)) {
@@ -200,16 +296,4 @@ fn listen(output: impl BufRead, rank: usize, events: &Sender<(usize, Event)>) {
     }
     // The receiver is gone when the measurement is over.
     let _ = events.send((rank, Event::Closed));
-}
-
-/// Reads to the end and keeps only the last bytes.
-fn keep_end(mut from: impl Read, kept: &Mutex<Vec<u8>>) {
-    let mut buffer = [0; 1024];
-    while let Ok(count @ 1..) = from.read(&mut buffer) {
-        if let Ok(mut kept) = kept.lock() {
-            kept.extend_from_slice(&buffer[..count]);
-            let surplus = kept.len().saturating_sub(KEPT_BYTES);
-            kept.drain(..surplus);
-        }
-    }
 }

@@ -10,6 +10,7 @@
 //! - `places`: the paths of libfabrics and of the provider. `cores`: the placement of ranks and threads.
 //! - `job`: the messages between parent and child. `launch`: the parent's side. `child`: the child's side.
 //! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements.
+//! - `remote`, `serve`: both ends of the control connection of a measurement between two hosts.
 //! - `cleanup`: leftover files and interruptions. `stats`, `rows`: medians, ratios, JSON. `table`, `plot`: the output.
 
 mod child;
@@ -23,7 +24,9 @@ mod places;
 mod plan;
 mod plot;
 mod port;
+mod remote;
 mod rows;
+mod serve;
 mod stats;
 mod subject;
 mod table;
@@ -34,21 +37,48 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub(crate) use child::run as run_child;
 use job::{Job, Outcome};
-pub(crate) use options::Options;
+use options::Options;
 pub(crate) use places::{libfabrics, probe_with};
 use plan::Case;
+use remote::Control;
 use rows::{Row, Samples};
 use subject::Subject;
 
 /// Failures after which a case over a subject is given up.
 const PATIENCE: usize = 2;
 
+/// The command line: the options of a measurement, or a subcommand.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Command {
+    #[command(subcommand)]
+    action: Option<Action>,
+    #[command(flatten)]
+    options: Option<Options>,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    Serve(serve::ServeOptions),
+}
+
+/// Runs the command.
+pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
+    match command {
+        Command { action: Some(Action::Serve(options)), .. } => serve::run(options, out),
+        Command { options: Some(options), .. } => bench(options, out),
+        // The parser demands one of both.
+        Command { .. } => Ok(ExitCode::from(2)),
+    }
+}
+
 /// Plans, measures, prints. The exit status is 1 if nothing could be measured.
-pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCode> {
+fn bench(options: &Options, out: &mut impl Write) -> io::Result<ExitCode> {
     match prepare(options) {
         Err(complaint) => {
             eprintln!("weft bench: {complaint}");
@@ -68,13 +98,15 @@ struct Prepared {
     subjects: Vec<Subject>,
     cases: Vec<Case>,
     cores: Vec<usize>,
+    /// The server on the other host.
+    control: Option<Control>,
 }
 
 fn prepare(options: &Options) -> Result<Prepared, String> {
     let cores = cores::choose(&options.cores)?;
     let mut subjects = Vec::new();
     for text in options.providers() {
-        let subject: Subject = text.parse()?;
+        let subject = Subject { between_hosts: options.to.is_some(), ..text.parse()? };
         for subject in subject.with_progress(options.progress()) {
             if !subjects.contains(&subject) {
                 subjects.push(subject);
@@ -86,8 +118,9 @@ fn prepare(options: &Options) -> Result<Prepared, String> {
         writable(file)?;
     }
     let host = places::Host::find(options.libfabric.as_deref(), &subjects)?;
-    subjects.extend(kinds::floor::subjects(options.kind));
-    Ok(Prepared { host, subjects, cases, cores })
+    subjects.extend(kinds::floor::subjects(options.kind, options.to.is_some()));
+    let control = options.to.as_deref().map(Control::connect).transpose()?;
+    Ok(Prepared { host, subjects, cases, cores, control })
 }
 
 /// Checks before the measurements that a file can be written after them.
@@ -101,7 +134,7 @@ fn writable(file: &Path) -> Result<(), String> {
 
 /// Makes all measurements, in rounds.
 fn measure(options: &Options, prepared: &Prepared) -> Vec<Row> {
-    let Prepared { host, subjects, cases, cores } = prepared;
+    let Prepared { host, subjects, cases, cores, control } = prepared;
     cleanup::begin();
     let mut turns: Vec<(usize, usize)> = Vec::new();
     for (index, case) in cases.iter().enumerate() {
@@ -122,7 +155,10 @@ fn measure(options: &Options, prepared: &Prepared) -> Vec<Row> {
                 if gathered.wants_more(PATIENCE) {
                     let outcome = match host.refuses(subject) {
                         Some(why) => Outcome::NotOffered(why),
-                        None => launch::run(&Job::new(options, case, subject, host, cores), subject, host),
+                        None => {
+                            let job = Job::new(options, case, subject, host, cores);
+                            launch::run(&job, subject, host, control.as_ref())
+                        }
                     };
                     gathered.add(outcome);
                 }
@@ -146,10 +182,10 @@ fn progress_bar(turns: usize) -> ProgressBar {
 fn print(options: &Options, prepared: &Prepared, rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     let about = |file: &Path, error: io::Error| io::Error::other(format!("{}: {error}", file.display()));
     if let Some(file) = &options.json {
-        std::fs::write(file, rows::json(rows, &prepared.host)).map_err(|error| about(file, error))?;
+        std::fs::write(file, rows::json(rows, &prepared.host, prepared.control.as_ref())).map_err(|error| about(file, error))?;
     }
     if let Some(file) = &options.plot {
         std::fs::write(file, plot::svg(options, rows)).map_err(|error| about(file, error))?;
     }
-    out.write_all(table::text(options, &prepared.host, &prepared.cores, rows).as_bytes())
+    out.write_all(table::text(options, prepared, rows).as_bytes())
 }

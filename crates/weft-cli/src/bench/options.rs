@@ -149,12 +149,15 @@ pub(crate) enum Wait {
     Sread,
 }
 
+/// Most pending operations.
+pub(crate) const MOST_WINDOW: usize = 4096;
+
 /// A number of bytes: 8, 4K, 1M.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Size(pub(crate) usize);
 
 /// The longest message: a window of longer messages would not fit into memory.
-const LONGEST: usize = 1 << 30;
+pub(crate) const LONGEST: usize = 1 << 30;
 
 impl FromStr for Size {
     type Err = String;
@@ -221,8 +224,8 @@ pub(crate) struct Options {
     /// The kind of measurement
     #[arg(value_enum)]
     pub(crate) kind: Kind,
-    /// Providers, each optionally with variables: weft,tcp,weft:FI_WEFT_SHM=0 [default: weft,shm,sm2,tcp,sockets; for
-    /// collectives: weft,weft:FI_WEFT_SHM=0,tcp;ofi_rxm]
+    /// Providers, each optionally with variables: weft,tcp,weft:FI_WEFT_SHM=0 [default: weft,shm,sm2,tcp,sockets; with
+    /// --to: weft,tcp; for collectives: weft,weft:FI_WEFT_SHM=0,tcp;ofi_rxm]
     #[arg(long, value_delimiter = ',')]
     providers: Vec<String>,
     /// Message sizes [default: 8,4K,64K,1M; for rate, peers, match and overlap-coll: 8; for collective: 8,16K].
@@ -232,6 +235,10 @@ pub(crate) struct Options {
     /// Operations (pingpong and rate: all; bandwidth: all but fetch-add)
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tagged")]
     pub(crate) op: Vec<Op>,
+    /// Measure between this host and another one, on which `weft bench serve` runs (pingpong, bandwidth, rate, overlap,
+    /// match). Operations start here. The server passes only the variables FI_* of --providers on to its rank
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) to: Option<String>,
     /// The libfabric to load [default: the newest one found]
     #[arg(long, value_name = "PATH")]
     pub(crate) libfabric: Option<PathBuf>,
@@ -304,6 +311,11 @@ pub(crate) struct Options {
 }
 
 impl Kind {
+    /// Whether two hosts can measure it: two ranks take part, and the first of them measures.
+    pub(crate) const fn is_between_hosts(self) -> bool {
+        matches!(self, Self::Pingpong | Self::Bandwidth | Self::Rate | Self::Overlap | Self::Match)
+    }
+
     /// The measured quantities that are columns of one table and panels of a drawing. Empty: each quantity has rows of
     /// its own, and a panel.
     pub(crate) const fn columns(self) -> &'static [&'static str] {
@@ -338,6 +350,7 @@ impl Options {
         match self.kind {
             _ if !self.providers.is_empty() => self.providers.iter().map(String::as_str).collect(),
             Kind::Collective | Kind::OverlapColl => vec!["weft", "weft:FI_WEFT_SHM=0", "tcp;ofi_rxm"],
+            _ if self.to.is_some() => vec!["weft", "tcp"],
             _ => vec!["weft", "shm", "sm2", "tcp", "sockets"],
         }
     }
@@ -368,7 +381,7 @@ fn members(text: &str) -> Result<usize, String> {
 
 fn window(text: &str) -> Result<usize, String> {
     match positive(text)? {
-        large if large > 4096 => Err("windows of more than 4096 operations are not supported".to_owned()),
+        large if large > MOST_WINDOW => Err(format!("windows of more than {MOST_WINDOW} operations are not supported")),
         number => Ok(number),
     }
 }

@@ -138,6 +138,11 @@ impl Case {
 /// Plans all cases.
 pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
     let kind = options.kind;
+    if options.to.is_some() && !kind.is_between_hosts() {
+        return Err(
+            "this kind is measured on one host; pingpong, bandwidth, rate, overlap and match take --to".to_owned()
+        );
+    }
     if let (Kind::Collective | Kind::OverlapColl, Some(size)) =
         (kind, options.sizes.iter().find(|size| !size.0.is_multiple_of(8)))
     {
@@ -260,9 +265,11 @@ fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
     }
 }
 
-/// The floors of a kind. Some do not depend on the size and are measured with the first size only.
+/// The floors of a case. Some do not depend on the size and are measured with the first size only.
 fn floors(options: &Options, first: bool) -> Vec<Floor> {
     match options.kind {
+        Kind::Pingpong | Kind::Bandwidth if options.to.is_some() => vec![Floor::Tcp],
+        _ if options.to.is_some() => Vec::new(),
         Kind::Pingpong if first => vec![Floor::CacheLine, Floor::Memcpy, Floor::Readv, Floor::Tcp],
         Kind::Pingpong | Kind::Bandwidth => vec![Floor::Memcpy, Floor::Readv, Floor::Tcp],
         Kind::Peers if first => vec![Floor::CacheLine, Floor::Tcp],

@@ -9,6 +9,7 @@ use super::kinds::floor;
 use super::options::{Kind, Progress};
 use super::places::Host;
 use super::plan::Case;
+use super::remote::Control;
 use super::stats;
 use super::subject::{Floor, Subject};
 
@@ -200,11 +201,14 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
 }
 
 /// Formats the rows as JSON: an array with one object per line.
-pub(crate) fn json(rows: &[Row], host: &Host) -> String {
+pub(crate) fn json(rows: &[Row], host: &Host, control: Option<&Control>) -> String {
     let (major, minor) = host.version;
     let line = |row: &Row| {
         let mut object = object(row);
         object["libfabric"] = json!(format!("{major}.{minor}"));
+        if let Some(control) = control {
+            object["to"] = json!(control.name);
+        }
         format!("  {object}")
     };
     let lines: Vec<String> = rows.iter().map(line).collect();
@@ -326,7 +330,7 @@ mod tests {
     fn json_has_one_object_per_row() {
         let all: [(Subject, &[f64]); 2] = [(subject("weft"), &[1.0, 3.0]), (subject("shm"), &[])];
         let parsed: Value =
-            serde_json::from_str(&json(&rows(Kind::Pingpong, "ns", &all), &Host::for_tests())).expect("JSON");
+            serde_json::from_str(&json(&rows(Kind::Pingpong, "ns", &all), &Host::for_tests(), None)).expect("JSON");
         let weft = &parsed[0];
         for key in ["kind", "op", "size", "threads", "provider", "median", "unit", "rounds"] {
             assert!(!weft[key].is_null(), "{key}");

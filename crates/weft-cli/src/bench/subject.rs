@@ -51,13 +51,21 @@ pub(crate) struct Subject {
     pub(crate) progress: Option<Progress>,
     /// The floor, if the subject is one.
     pub(crate) floor: Option<Floor>,
+    /// Whether its ranks are on two hosts.
+    pub(crate) between_hosts: bool,
 }
 
 impl Subject {
     /// Makes the subject of a floor.
     pub(crate) fn floor(floor: Floor) -> Self {
         let (name, provider) = (floor.name().to_owned(), String::new());
-        Self { name, provider, env: Vec::new(), progress: None, floor: Some(floor) }
+        Self { name, provider, env: Vec::new(), progress: None, floor: Some(floor), between_hosts: false }
+    }
+
+    /// Makes the subject of a rank whose peer is on another host.
+    pub(crate) fn remote(provider: &str, floor: Option<Floor>) -> Self {
+        let (name, provider) = (provider.to_owned(), provider.to_owned());
+        Self { name, provider, env: Vec::new(), progress: None, floor, between_hosts: true }
     }
 
     /// Makes one subject for each requested progress. Several subjects get distinct names.
@@ -74,13 +82,15 @@ impl Subject {
         let no_shm = |(name, value): &(String, String)| {
             name == "FI_WEFT_SHM" && ["0", "no", "off", "false"].contains(&value.to_ascii_lowercase().as_str())
         };
-        self.provider.split(';').any(|layer| ["tcp", "sockets", "net", "udp"].contains(&layer))
+        self.between_hosts
+            || self.provider.split(';').any(|layer| ["tcp", "sockets", "net", "udp"].contains(&layer))
             || self.provider == "weft" && self.env.iter().any(no_shm)
     }
 
     /// Defaults of its processes' environment variables. They route TCP within this host over the loopback interface.
     pub(crate) fn defaults(&self) -> &'static [(&'static str, &'static str)] {
         match self.provider.split(';').next() {
+            _ if self.between_hosts => &[],
             Some("tcp" | "net") => &[("FI_TCP_IFACE", "lo")],
             Some("sockets") => &[("FI_SOCKETS_IFACE", "lo")],
             _ => &[],
@@ -110,7 +120,14 @@ impl FromStr for Subject {
                 (None, None) => return bad("a variable has no value"),
             }
         }
-        Ok(Self { name: text.to_owned(), provider: provider.to_owned(), env, progress: None, floor: None })
+        Ok(Self {
+            name: text.to_owned(),
+            provider: provider.to_owned(),
+            env,
+            progress: None,
+            floor: None,
+            between_hosts: false,
+        })
     }
 }
 

@@ -2,18 +2,18 @@
 
 use super::job::{COUNT, PER_OPERATION};
 use super::options::{Kind, Options};
-use super::places::Host;
+use super::remote::Control;
 use super::rows::{Row, less_is_better};
-use super::{cores, stats};
+use super::{Prepared, cores, stats};
 use crate::render;
 
 /// Formats heading, table, notes and caption.
-pub(crate) fn text(options: &Options, host: &Host, cores: &[usize], rows: &[Row]) -> String {
+pub(crate) fn text(options: &Options, prepared: &Prepared, rows: &[Row]) -> String {
     let notes = notes(rows);
     let listed: Vec<String> = notes.iter().enumerate().map(|(at, note)| format!("[{}] {note}\n", at + 1)).collect();
     let columns = options.kind.columns();
     let table = if columns.is_empty() { one_by_one(rows, &notes) } else { side_by_side(rows, columns, &notes) };
-    format!("{}\n{table}\n{}{}", heading(options, host, cores), listed.concat(), caption(rows))
+    format!("{}\n{table}\n{}{}", heading(options, prepared), listed.concat(), caption(rows))
 }
 
 /// A table with a line for each quantity.
@@ -96,7 +96,7 @@ fn title(rows: &[Row], row: &Row) -> String {
     }
 }
 
-fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
+fn heading(options: &Options, Prepared { host, cores, control, .. }: &Prepared) -> String {
     let what = match options.kind {
         Kind::Pingpong => {
             "time of one operation: half of a round trip (tagged, msg, write), or all of it (read, fetch-add)"
@@ -117,8 +117,13 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
         Kind::Collective => "time and rate of collective operations (fi_collective), every result checked",
     };
     let ours = host.provider_dir.as_ref().map(|dir| format!("\nweft from {}", dir.display())).unwrap_or_default();
+    let between = control.as_ref().map(|Control { name, welcome, .. }| {
+        let (major, minor) = welcome.libfabric;
+        format!("\nto {name} ({}, libfabric {major}.{minor} there)", welcome.host)
+    });
+    let between = between.unwrap_or_default();
     format!(
-        "{what}\nlibfabric {}.{} ({}), cores {}, {} rounds of {} ms{ours}\n",
+        "{what}\nlibfabric {}.{} ({}), cores {}, {} rounds of {} ms{ours}{between}\n",
         host.version.0,
         host.version.1,
         host.library.display(),

@@ -4,12 +4,13 @@
 //! - `ring`: numbers passed in a row, each in its own cache line.
 //! - `memcpy`: copying by one thread.
 //! - `readv`: process_vm_readv(2).
-//! - `tcp`: a loopback socket, non-blocking and polled. Messages are round trips, or windows that are acknowledged.
+//! - `tcp`: a socket on loopback or between the hosts, non-blocking and polled. Messages are round trips, or windows
+//!   that are acknowledged.
 //! - `futex`: a barrier of as many threads as there are ranks, at which all but the last one sleep.
 
 use std::hint::{black_box, spin_loop};
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,8 +27,8 @@ use super::super::timing;
 use super::measures;
 use super::pair::Layout;
 
-/// The floors of a kind.
-pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
+/// The floors of a kind. Between hosts there are only those of sockets.
+pub(crate) fn subjects(kind: Kind, between_hosts: bool) -> Vec<Subject> {
     let floors: &[Floor] = match kind {
         Kind::Pingpong => &[Floor::CacheLine, Floor::Memcpy, Floor::Readv, Floor::Tcp],
         Kind::Bandwidth => &[Floor::Memcpy, Floor::Readv, Floor::Tcp],
@@ -36,7 +37,8 @@ pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
         Kind::Oversubscribe => &[Floor::Futex],
         Kind::Overlap | Kind::Memory | Kind::Counter | Kind::Collective | Kind::OverlapColl => &[],
     };
-    floors.iter().copied().map(Subject::floor).collect()
+    let floors = floors.iter().copied().filter(|&floor| !between_hosts || floor == Floor::Tcp);
+    floors.map(Subject::floor).collect()
 }
 
 /// The best possible result of a provider: a time or a rate composed of floors. `floor` returns the measured value of a
@@ -341,7 +343,7 @@ fn readv(session: &mut Session) -> Result<(), RankError> {
 
 fn tcp(session: &mut Session) -> Result<(), RankError> {
     let rank = session.job.rank;
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let listener = TcpListener::bind((session.job.listen.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0))?;
     let address = listener.local_addr()?.to_string();
     let hellos = session.exchange(Hello { names: vec![to_hex(address.as_bytes())], ..Hello::default() })?;
     let stream = if rank == 0 {
