@@ -3,6 +3,7 @@ both, with shared memory inside each host and TCP between them."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import harness
@@ -10,6 +11,7 @@ import jobs
 import pytest
 import test_coll
 
+LIBFABRIC = jobs.MPICH / "lib/mpich/libfabric.so.1"
 LINK = re.compile(r"^\[(\d+)\].*link (?:to|from) (\S+) over (shm|tcp)\b", re.MULTILINE)
 
 
@@ -80,3 +82,29 @@ def test_collectives(runner: harness.Runner) -> None:
     assert len(digests) == 4 and test_coll.digests(outcome.output) == digests, outcome.output[-3000:]
     expected = re.search(r"expected: (\d+ collectives by weft, \d+ by the MPI library)", outcome.output)
     assert expected and f"weft-coll: {expected[1]}" in outcome.output, outcome.output[-3000:]
+
+
+def test_bench(runner: harness.Runner) -> None:
+    """`weft bench` measures between the hosts, with the rows of a local run, and TCP below every provider."""
+    harness.need_sandbox()
+    if harness.PROVIDER != "weft":
+        pytest.skip("a command of weft")
+    weft = str(jobs.DIST / "weft")
+    script = f"""
+ip netns exec h2 {weft} bench serve --libfabric {LIBFABRIC} --cores 1 &
+for try in $(seq 100); do ip netns exec h2 ss -ltn | grep -q ":18717 " && break; sleep 0.1; done
+for kind in pingpong bandwidth rate; do
+  ip netns exec h1 {weft} bench $kind --to 10.77.0.2 --providers weft --sizes 8,64K --rounds 1 --sample-ms 20 \
+    --libfabric {LIBFABRIC} --cores 0 --json /dev/fd/3 3>&1 >/dev/null
+done
+kill %1
+"""
+    env = {name: value for name, value in jobs.environment("weft").items() if name != "FI_PROVIDER"}
+    outcome = runner.run([str(harness.SUPPORT / "two-hosts.sh"), "bash", "-c", script], env, timeout_s=120).check()
+    found = [json.loads(line.rstrip(",")) for line in outcome.output.splitlines() if line.startswith("  {")]
+    rows = [row for row in found if row["provider"] == "weft" and row["metric"] in ("latency", "bandwidth", "rate")]
+    assert [row["kind"] for row in rows] == ["pingpong"] * 2 + ["bandwidth"] * 2 + ["rate"] * 2, outcome.output
+    assert all(row["status"] == "ok" and row["to"] == "10.77.0.2:18717" for row in rows), rows
+    assert all(row["p50"] <= row["p99"] <= row["p99_9"] for row in rows if row["kind"] == "pingpong"), rows
+    floors = {row["provider"] for row in found if row["floor"] and row["status"] == "ok"}
+    assert floors == {"floor tcp"}, found

@@ -13,6 +13,8 @@ pub(crate) trait Text {
 
 /// Number of columns above which a table is wider.
 const MANY_COLUMNS: usize = 10;
+/// Number of columns above which a table is a little wider.
+const SOME_COLUMNS: usize = 6;
 
 /// Prints a value in either form.
 pub(crate) fn print(out: &mut impl Write, value: &(impl Text + Serialize), json: bool) -> io::Result<()> {
@@ -58,8 +60,8 @@ fn quantity(value: f64, unit: &str) -> String {
     format!("{value:.0} E{unit}")
 }
 
-/// Formats a table with heads, as wide as the terminal. If the output is no terminal, it is 120 columns wide, or 170
-/// with many columns.
+/// Formats a table with heads, as wide as the terminal. If the output is no terminal, it is 120 columns wide, and up to
+/// 170 with many columns.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     table_of(&heads, rows)
 }
@@ -79,7 +81,12 @@ pub(crate) fn table_of(heads: &[&str], rows: impl IntoIterator<Item = impl IntoI
         table.remove_style(line);
     }
     if table.width().is_none() {
-        table.set_width(if heads.len() > MANY_COLUMNS { 170 } else { 120 });
+        let width = match heads.len() {
+            many if many > MANY_COLUMNS => 170,
+            some if some > SOME_COLUMNS => 150,
+            _ => 120,
+        };
+        table.set_width(width);
     }
     table.set_header(heads.iter().copied());
     for row in rows {

@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -99,7 +101,155 @@ fn pingpong_measures_providers_and_floors_and_draws() {
     let tcp = rows.iter().find(|row| row["provider"] == "tcp;ofi_rxm").unwrap();
     let ratio = tcp["median"].as_f64().unwrap() / weft["median"].as_f64().unwrap();
     assert!((weft["to_best_peer"].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{weft} {tcp}");
-    assert!(std::fs::read_to_string(drawing).unwrap().contains("<svg"));
+    let text = std::fs::read_to_string(drawing).unwrap();
+    for part in ["<svg", "message size in bytes", "latency (lower is better)", "time of one operation"] {
+        assert!(text.contains(part), "{part}");
+    }
+    // The percentiles are in order. The median of batches is near that of single operations.
+    for row in rows.iter().filter(|row| row["floor"] == false) {
+        let [p50, p99, p99_9] = ["p50", "p99", "p99_9"].map(|name| row[name].as_f64().unwrap());
+        assert!(0.0 < p50 && p50 <= p99 && p99 <= p99_9, "{row}");
+    }
+}
+
+#[test]
+fn the_ending_of_a_drawing_decides_its_format() {
+    let Some(host) = host() else { return };
+    let dir = directory("png");
+    let drawing = dir.join("rows.png");
+    let line = format!("pingpong --providers weft --sizes 8 --plot {}", drawing.display());
+    assert_eq!(rows(&dir, &host, &line).1, Some(0));
+    let picture = std::fs::read(drawing).unwrap();
+    assert!(picture.starts_with(b"\x89PNG\r\n\x1a\n") && picture.len() > 5000, "{} bytes", picture.len());
+}
+
+/// `weft bench serve` on a free port of loopback. Dropping it ends the process.
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(dir: &Path, host: &Path) -> Self {
+        let line = format!("serve --addr 127.0.0.1 --port 0 --libfabric {}", host.display());
+        let mut process = weft(dir, &line).spawn().unwrap();
+        let mut first = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        let address = first.split(['(', ',', ' ']).find(|word| word.starts_with("127.0.0.1:"));
+        Self { address: address.unwrap_or_else(|| panic!("{first:?}")).to_owned(), process }
+    }
+
+    /// Sends a line on a new connection, and returns the answer with the connection.
+    fn greeted(&self, line: &str) -> (String, TcpStream) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        writeln!(stream, "{line}").unwrap();
+        let mut answer = String::new();
+        BufReader::new(&stream).read_line(&mut answer).unwrap();
+        (answer, stream)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+const GREETING: &str = r#"{"weft_bench":1,"version":"test"}"#;
+
+#[test]
+fn two_hosts_measure_the_same_rows() {
+    let Some(host) = host() else { return };
+    let dir = directory("to");
+    let server = Server::start(&dir, &host);
+    for line in [
+        "pingpong --providers weft,tcp;ofi_rxm,weft:FI_WEFT_SHM=0 --op tagged,write --sizes 8,64K",
+        "bandwidth --providers weft --sizes 64K --window 16",
+        "rate --providers weft --threads 1,2",
+        "overlap --providers weft --sizes 4K",
+        "match --providers weft --depths 0,7",
+    ] {
+        let (rows, status) = rows(&dir, &host, &format!("{line} --to {}", server.address));
+        assert_eq!(status, Some(0), "{line}: {rows:?}");
+        assert_measured(&rows, line);
+        assert!(rows.iter().all(|row| row["to"] == server.address.as_str()), "{line}: {rows:?}");
+        let floors: Vec<_> = rows.iter().filter(|row| row["floor"] == true).map(|row| &row["provider"]).collect();
+        let sockets = line.starts_with("pingpong") || line.starts_with("bandwidth");
+        assert!(floors.iter().all(|floor| *floor == "floor tcp") && floors.is_empty() != sockets, "{line}: {floors:?}");
+        for row in rows.iter().filter(|row| row["kind"] == "pingpong" && row["floor"] == false) {
+            assert!(row["p99"].as_f64() > Some(0.0) && row["to_floor"].as_f64() > Some(0.0), "{row}");
+        }
+    }
+    // Variables of the client that could load files into the server's processes are refused.
+    let (rows, status) =
+        rows(&dir, &host, &format!("pingpong --providers weft:LD_PRELOAD=x --sizes 8 --to {}", server.address));
+    let row = rows.iter().find(|row| row["floor"] == false).unwrap();
+    assert!(row["note"].as_str().unwrap().contains("LD_PRELOAD"), "{row}");
+    assert_eq!((&row["status"], status), (&"failed".into(), Some(0)), "the floor was measured");
+}
+
+#[test]
+fn a_server_refuses_with_a_reason() {
+    let Some(host) = host() else { return };
+    let dir = directory("refuse");
+    let server = Server::start(&dir, &host);
+    let (answer, _) = server.greeted(r#"{"weft_bench":999,"version":"9.9"}"#);
+    assert!(answer.contains("refused") && answer.contains("same version"), "{answer}");
+    let (answer, first) = server.greeted(GREETING);
+    assert!(answer.contains("welcome"), "{answer}");
+    let end = |to: &str| {
+        let output =
+            await_end(weft(&dir, &format!("pingpong --libfabric {} --to {to}", host.display())).spawn().unwrap());
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let busy = end(&server.address);
+    assert!(busy.contains("refuses: it serves 127.0.0.1:") && busy.contains("try again"), "{busy}");
+    // The place is free when the first client has gone.
+    drop(first);
+    until("a free server", || server.greeted(GREETING).0.contains("welcome"));
+    let absent = end("127.0.0.1:1");
+    assert!(absent.contains("cannot connect") && absent.contains("weft bench serve --port 1"), "{absent}");
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let talk = std::thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
+        // Until the client has closed.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let stranger = end(&address);
+    assert!(stranger.contains("does not answer as `weft bench serve`"), "{stranger}");
+    talk.join().unwrap();
+}
+
+#[test]
+fn both_ends_survive_the_death_of_the_other() {
+    let Some(host) = host() else { return };
+    let dir = directory("survive");
+    let server = Server::start(&dir, &host);
+    let line =
+        format!("pingpong --providers weft --sizes 8 --sample-ms 50000 --rounds 1 --libfabric {}", host.display());
+    let line = format!("{line} --to {}", server.address);
+    // A killed client: the server ends its rank, and serves the next client.
+    let client = weft(&dir, &line).spawn().unwrap();
+    until("a pair", || children(client.id()).len() + children(server.process.id()).len() == 2);
+    kill_process(Pid::from_raw(i32::try_from(client.id()).unwrap()).unwrap(), Signal::KILL).unwrap();
+    await_end(client);
+    until("the end of the rank", || children(server.process.id()).is_empty());
+    until("a free server", || server.greeted(GREETING).0.contains("welcome"));
+    // A killed server: the client reports it.
+    let client = weft(&dir, &line).spawn().unwrap();
+    until("a pair", || children(client.id()).len() + children(server.process.id()).len() == 2);
+    let pid = server.process.id();
+    drop(server);
+    let output = await_end(client);
+    let text = String::from_utf8_lossy(&output.stdout);
+    // Nothing was measured.
+    assert!(output.status.code() == Some(1) && text.contains("connection to"), "{output:?}");
+    until("the end of its rank", || children(pid).is_empty());
 }
 
 #[test]
@@ -211,6 +361,9 @@ fn mistakes_are_explained() {
         ("bandwidth --op fetch-add".to_owned(), "--op may be"),
         ("pingpong --json /nonesuch/rows.json".to_owned(), "create it"),
         ("pingpong --cores 4095".to_owned(), "may not be used"),
+        ("pingpong --plot rows.pdf".to_owned(), ".svg or .png"),
+        ("collective --to localhost".to_owned(), "take --to"),
+        ("serve --port 70000".to_owned(), "70000"),
         ("nosuch".to_owned(), "possible values"),
     ] {
         let output = await_end(weft(&dir, &line).spawn().unwrap());
@@ -222,7 +375,7 @@ fn mistakes_are_explained() {
 
 /// The processes that a run has started.
 fn children(parent: u32) -> Vec<i32> {
-    let mark = format!("\"parent\":{parent}}}");
+    let mark = format!("\"parent\":{parent},");
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let ours = processes.filter(|process| {
         std::fs::read_to_string(process.path().join("cmdline")).is_ok_and(|line| line.contains(&mark))

@@ -50,7 +50,7 @@ pub(crate) fn run(task: &str) -> ExitCode {
             }
             Err(error) => ToParent::Failed(error.to_string()),
         },
-        Ok(Task::Rank(job)) => match rank(job) {
+        Ok(Task::Rank(job)) => match rank(*job) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(RankError::NotOffered(why)) => ToParent::NotOffered(why),
             Err(RankError::Failed(why)) => ToParent::Failed(why),

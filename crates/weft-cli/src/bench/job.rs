@@ -26,7 +26,7 @@ pub(crate) enum Task {
     /// Loads a library and reports its version and its providers.
     Probe(PathBuf),
     /// Acts as one rank of a measurement.
-    Rank(Job),
+    Rank(Box<Job>),
 }
 
 /// A measurement, as one of its ranks sees it.
@@ -160,11 +160,15 @@ pub(crate) struct Measure {
     pub(crate) metric: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
+    /// The times of single operations: nanoseconds, and the number of operations that took as long. Empty: they were
+    /// not taken.
+    #[serde(default)]
+    pub(crate) times: Vec<(u64, u64)>,
 }
 
 impl Measure {
     pub(crate) fn new(metric: &str, value: f64, unit: &str) -> Self {
-        Self { metric: metric.to_owned(), value, unit: unit.to_owned() }
+        Self { metric: metric.to_owned(), value, unit: unit.to_owned(), times: Vec::new() }
     }
 }
 
@@ -203,7 +207,16 @@ pub(crate) mod tests {
     /// A job of this kind over weft, as rank 1 of 2.
     pub(crate) fn job(kind: Kind) -> Job {
         Job {
-            case: Case { kind, op: Op::Tagged, variant: Variant::Plain, size: 8, threads: 1, number: 0, wire_us: 0, floors: vec![] },
+            case: Case {
+                kind,
+                op: Op::Tagged,
+                variant: Variant::Plain,
+                size: 8,
+                threads: 1,
+                number: 0,
+                wire_us: 0,
+                floors: vec![],
+            },
             provider: "weft".to_owned(),
             floor: None,
             library: PathBuf::new(),

@@ -202,7 +202,7 @@ impl LocalRank {
         events: Sender<(usize, Event)>,
     ) -> std::io::Result<Self> {
         let number = job.rank;
-        let task = serde_json::to_string(&Task::Rank(job.clone()))?;
+        let task = serde_json::to_string(&Task::Rank(Box::new(job.clone())))?;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench-child", &task]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host.prepare(&mut command, subject);

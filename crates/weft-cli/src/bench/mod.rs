@@ -117,6 +117,7 @@ fn prepare(options: &Options) -> Result<Prepared, String> {
     for file in [&options.json, &options.plot].into_iter().flatten() {
         writable(file)?;
     }
+    options.plot.as_deref().map_or(Ok(()), plot::check_format)?;
     let host = places::Host::find(options.libfabric.as_deref(), &subjects)?;
     subjects.extend(kinds::floor::subjects(options.kind, options.to.is_some()));
     let control = options.to.as_deref().map(Control::connect).transpose()?;
@@ -182,10 +183,11 @@ fn progress_bar(turns: usize) -> ProgressBar {
 fn print(options: &Options, prepared: &Prepared, rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     let about = |file: &Path, error: io::Error| io::Error::other(format!("{}: {error}", file.display()));
     if let Some(file) = &options.json {
-        std::fs::write(file, rows::json(rows, &prepared.host, prepared.control.as_ref())).map_err(|error| about(file, error))?;
+        std::fs::write(file, rows::json(rows, &prepared.host, prepared.control.as_ref()))
+            .map_err(|error| about(file, error))?;
     }
     if let Some(file) = &options.plot {
-        std::fs::write(file, plot::svg(options, rows)).map_err(|error| about(file, error))?;
+        plot::write(file, options, rows).map_err(|error| about(file, error))?;
     }
     out.write_all(table::text(options, prepared, rows).as_bytes())
 }

@@ -305,8 +305,8 @@ pub(crate) struct Options {
     /// Write the rows to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw the rows into this file as SVG
-    #[arg(long, value_name = "FILE.svg")]
+    /// Draw the rows into this file. The name's ending decides: .svg or .png
+    #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
 }
 

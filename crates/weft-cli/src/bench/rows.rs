@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
 use super::job::{COUNT, Measure, Outcome, PER_OPERATION};
@@ -96,6 +97,8 @@ pub(crate) struct Row {
     pub(crate) unit: String,
     /// One value for each round that succeeded.
     pub(crate) values: Vec<f64>,
+    /// The times of single operations in all rounds, in nanoseconds.
+    pub(crate) times: Option<Histogram<u64>>,
     pub(crate) median: Option<f64>,
     pub(crate) status: Status,
     pub(crate) note: String,
@@ -103,6 +106,17 @@ pub(crate) struct Row {
     pub(crate) to_best_peer: Option<f64>,
     /// Ratio to the floor; 1 is the optimum.
     pub(crate) to_floor: Option<f64>,
+}
+
+/// The shares of operations whose longest time is shown, with their names, and those in JSON.
+pub(crate) const PERCENTILES: [(f64, &str, &str); 3] =
+    [(0.5, "p50", "p50"), (0.99, "p99", "p99"), (0.999, "p99.9", "p99_9")];
+
+impl Row {
+    /// The longest time of each share in [`PERCENTILES`], in nanoseconds.
+    pub(crate) fn percentiles(&self) -> Option<[u64; 3]> {
+        self.times.as_ref().map(|times| PERCENTILES.map(|(share, ..)| times.value_at_quantile(share)))
+    }
 }
 
 /// Whether smaller values of this unit are better.
@@ -143,6 +157,7 @@ fn of_samples(case: &Case, subject: &Subject, samples: &Samples) -> Vec<Row> {
         subject: subject.clone(),
         metric: metric.to_owned(),
         unit: unit.to_owned(),
+        times: times(samples, metric),
         median: stats::median(&values),
         values,
         status: samples.status(),
@@ -158,6 +173,17 @@ fn of_samples(case: &Case, subject: &Subject, samples: &Samples) -> Vec<Row> {
             row(metric, unit, all.map(|measure| measure.value).collect())
         })
         .collect()
+}
+
+/// Joins the times of single operations of all rounds.
+fn times(samples: &Samples, metric: &str) -> Option<Histogram<u64>> {
+    let mut all = Histogram::new(3).ok()?;
+    let measures = samples.measures.iter().flatten().filter(|measure| measure.metric == metric);
+    for &(time, count) in measures.flat_map(|measure| &measure.times) {
+        // The histogram grows with its values.
+        let _ = all.record_n(time, count);
+    }
+    (!all.is_empty()).then_some(all)
 }
 
 fn to_best_peer(rows: &[Row], row: &Row) -> Option<f64> {
@@ -239,6 +265,12 @@ fn object(row: &Row) -> Value {
     });
     if let Some((name, number)) = row.case.count() {
         object[name] = json!(number);
+    }
+    if row.case.kind == Kind::Pingpong {
+        let percentiles = row.percentiles();
+        for (at, (_, _, name)) in PERCENTILES.iter().enumerate() {
+            object[*name] = json!(percentiles.map(|percentiles| percentiles[at]));
+        }
     }
     if row.case.kind == Kind::OverlapColl {
         object["wire_us"] = json!(row.case.wire_us);
@@ -324,6 +356,21 @@ mod tests {
     fn the_floor_of_a_share_is_the_whole() {
         let all: [(Subject, &[f64]); 1] = [(subject("weft"), &[90.0])];
         assert_eq!(rows(Kind::Overlap, "%", &all)[0].to_floor, Some(0.9));
+    }
+
+    #[test]
+    fn percentiles_are_those_of_all_rounds() {
+        let mut samples = Samples::default();
+        for times in [vec![(100, 980)], vec![(200, 15), (5000, 5)]] {
+            samples.add(Outcome::Measured(vec![Measure { times, ..Measure::new("latency", 100.0, "ns") }]));
+        }
+        let rows = make(&[case(Kind::Pingpong)], &[subject("weft")], &BTreeMap::from([((0, 0), samples)]));
+        let [half, most, nearly_all] = rows[0].percentiles().expect("times");
+        // Values have three digits.
+        assert_eq!((half, most), (100, 200));
+        assert!((5000..5005).contains(&nearly_all), "{nearly_all}");
+        let parsed: Value = serde_json::from_str(&json(&rows, &Host::for_tests(), None)).expect("JSON");
+        assert_eq!((&parsed[0]["p50"], &parsed[0]["p99"]), (&json!(100), &json!(200)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::job::{COUNT, PER_OPERATION};
 use super::options::{Kind, Options};
 use super::remote::Control;
-use super::rows::{Row, less_is_better};
+use super::rows::{PERCENTILES, Row, less_is_better};
 use super::{Prepared, cores, stats};
 use crate::render;
 
@@ -19,15 +19,17 @@ pub(crate) fn text(options: &Options, prepared: &Prepared, rows: &[Row]) -> Stri
 /// A table with a line for each quantity.
 fn one_by_one(rows: &[Row], notes: &[&str]) -> String {
     let mut last = String::new();
+    let with_times = rows.iter().any(|row| row.times.is_some());
     let lines = rows.iter().map(|row| {
         // The title of consecutive rows is printed once.
         let title = title(rows, row);
         let what = if title == last { String::new() } else { title.clone() };
         last = title;
-        line(row, what, notes)
+        line(row, what, notes, with_times)
     });
-    let heads = ["what", "provider", "median", "min … max", "to best peer", "to floor"];
-    render::table(heads, lines)
+    let shares = PERCENTILES.iter().filter(|_| with_times).map(|(_, name, _)| *name);
+    let heads = ["what", "provider", "median", "min … max"].into_iter().chain(shares);
+    render::table_of(&heads.chain(["to best peer", "to floor"]).collect::<Vec<_>>(), lines)
 }
 
 /// A table with a line for each case and subject, and the quantities as columns. The ratio is that of the first.
@@ -133,7 +135,7 @@ fn heading(options: &Options, Prepared { host, cores, control, .. }: &Prepared) 
     )
 }
 
-fn line(row: &Row, what: String, notes: &[&str]) -> [String; 6] {
+fn line(row: &Row, what: String, notes: &[&str], with_times: bool) -> Vec<String> {
     let median = match row.median {
         Some(median) => value_text(median, &row.unit),
         None => row.status.name().to_owned(),
@@ -141,16 +143,27 @@ fn line(row: &Row, what: String, notes: &[&str]) -> [String; 6] {
     let spread = stats::spread(&row.values).filter(|_| row.values.len() > 1);
     let spread =
         spread.map(|(least, most)| format!("{} … {}", value_text(least, &row.unit), value_text(most, &row.unit)));
-    let median = median + &mark(row, notes);
-    let [peer, floor] = [row.to_best_peer, row.to_floor].map(ratio_text);
-    [what, row.subject.name.clone(), median, spread.unwrap_or_default(), peer, floor]
+    let mut line = vec![what, row.subject.name.clone(), median + &mark(row, notes), spread.unwrap_or_default()];
+    if with_times {
+        let percentiles = row.percentiles();
+        let text = |at: usize| percentiles.map(|times| value_text(times[at] as f64, "ns")).unwrap_or_default();
+        line.extend((0..PERCENTILES.len()).map(text));
+    }
+    line.extend([row.to_best_peer, row.to_floor].map(ratio_text));
+    line
 }
 
 fn caption(rows: &[Row]) -> String {
     let times = rows.iter().any(|row| less_is_better(&row.unit));
     let formula = if times { "the other's value / this one's" } else { "this value / the other's" };
+    let percentiles = if rows.iter().any(|row| row.times.is_some()) {
+        "p50, p99, p99.9: the time within which this share of single operations ended, in all rounds. Each includes one \
+         reading of the clock.\n"
+    } else {
+        ""
+    };
     format!(
-        "to best peer: {formula}, where the other is the best other provider. Above 1, this row is the better one.\n\
+        "{percentiles}to best peer: {formula}, where the other is the best other provider. Above 1, this row is the better one.\n\
          to floor: likewise. 1 is the machine's own time without any library (see docs/benchmarking.md).\n"
     )
 }

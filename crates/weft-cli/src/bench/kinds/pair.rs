@@ -10,6 +10,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
 use weft_client::{Piece, Stats};
 
 use super::super::child::{RankError, Session};
@@ -37,6 +38,8 @@ const BUFFERS: usize = 4096;
 /// Slots besides those of the window.
 const EXTRA_SLOTS: u32 = 4;
 
+/// Longest time of an operation that is told from longer ones, in nanoseconds.
+const LONGEST_NS: u64 = 60_000_000_000;
 /// Most bytes of a window's buffers in each direction. In a window of longer messages, messages share buffers.
 const MOST_BYTES: usize = 64 << 20;
 
@@ -91,6 +94,10 @@ pub(crate) trait Workload {
     fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), RankError>;
     /// Performs `count` operations on the measuring side.
     fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError>;
+    /// Performs them as well, and calls `each` after every one.
+    fn active_each(&mut self, pair: &mut Pair, count: u64, _each: &mut dyn FnMut()) -> Result<(), RankError> {
+        self.active(pair, count)
+    }
     /// Performs the other side's part of the same batch.
     fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError>;
     /// Called after the last batch: checks the effect of the operations.
@@ -213,6 +220,36 @@ impl Pair {
         Ok(Took { all, counts: workload.own_time().unwrap_or(all) })
     }
 
+    /// Takes the time of each operation. `nanoseconds` is the approximate time of one. Each time includes a reading of
+    /// the clock, so these times are taken apart from those of batches.
+    fn measure_each(
+        &mut self,
+        workload: &mut impl Workload,
+        sample: Duration,
+        nanoseconds: f64,
+    ) -> Result<Vec<(u64, u64)>, RankError> {
+        let mut times = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)
+            .map_err(|error| RankError::Failed(format!("no histogram: {error}")))?;
+        // Operations fill the sample, with pauses between batches as in the sample of batches.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The count is limited.
+        let count = (sample.as_secs_f64() * 1e9 / nanoseconds / 16.0).clamp(2.0, 1e9) as u64;
+        let end = Instant::now() + sample;
+        while Instant::now() < end {
+            self.announce(count)?;
+            // The first operation of a batch also waits for the peer to take the announcement.
+            let mut last: Option<Instant> = None;
+            workload.active_each(self, count, &mut || {
+                let now = Instant::now();
+                if let Some(last) = last.replace(now) {
+                    times.saturating_record(u64::try_from((now - last).as_nanos()).unwrap_or(u64::MAX));
+                }
+            })?;
+        }
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Times are not negative.
+        let scaled = |time: u64| workload.per_operation(time as f64).round() as u64;
+        Ok(times.iter_recorded().map(|step| (scaled(step.value_iterated_to()), step.count_at_value())).collect())
+    }
+
     /// Serves the peer's batches until it announces the end.
     pub(crate) fn serve(&mut self, workload: &mut impl Workload) -> Result<(), RankError> {
         loop {
@@ -294,7 +331,7 @@ pub(crate) fn conduct<D: Workload + Send>(
         }
         side(job, pair, &mut make(), &start, &measuring)
     };
-    let results: Vec<Result<Option<f64>, RankError>> = match &mut *pairs {
+    let results: Vec<Result<Option<Timed>, RankError>> = match &mut *pairs {
         [only] => vec![each((0, only))],
         many => std::thread::scope(|scope| {
             let each = &each;
@@ -303,8 +340,12 @@ pub(crate) fn conduct<D: Workload + Send>(
             running.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
         }),
     };
-    let times: Vec<f64> = results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-    let mut result = together(&times).map_or_else(Vec::new, |time| measures(job.case.kind, job.case.size, time));
+    let timed: Vec<Timed> = results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    let nanoseconds: Vec<f64> = timed.iter().map(|timed| timed.nanoseconds).collect();
+    let mut result = together(&nanoseconds).map_or_else(Vec::new, |time| measures(job.case.kind, job.case.size, time));
+    if let [only] = &mut result[..] {
+        only.times = timed.into_iter().flat_map(|timed| timed.times).collect();
+    }
     if let (Kind::Rate, Some(before), Some(after)) = (job.case.kind, before, inside(pairs)) {
         let side = if job.rank == 0 { "lock waits" } else { "lock waits, target" };
         result.push(Measure::new(side, (after.lock_waits - before.lock_waits) as f64, COUNT));
@@ -324,14 +365,22 @@ fn together(nanoseconds: &[f64]) -> Option<f64> {
     (rate > 0.0).then(|| 1.0 / rate)
 }
 
-/// Makes one thread's part of one rank. Rank 0 returns the time of an operation.
+/// The times that a thread has measured.
+struct Timed {
+    /// Time of one operation in long batches.
+    nanoseconds: f64,
+    /// Times of single operations, see [`Measure::times`].
+    times: Vec<(u64, u64)>,
+}
+
+/// Makes one thread's part of one rank. Rank 0 returns the times.
 fn side<D: Workload>(
     job: &Job,
     pair: &mut Pair,
     workload: &mut D,
     start: &Barrier,
     measuring: &AtomicUsize,
-) -> Result<Option<f64>, RankError> {
+) -> Result<Option<Timed>, RankError> {
     let active = job.rank == 0;
     workload.prepare(pair, active)?;
     start.wait();
@@ -339,14 +388,19 @@ fn side<D: Workload>(
         pair.serve(workload)?;
         return Ok(None);
     }
-    let nanoseconds = pair.measure(workload, Duration::from_millis(job.sample_ms as u64))?;
+    let sample = Duration::from_millis(job.sample_ms as u64);
+    let nanoseconds = pair.measure(workload, sample)?;
+    let times = match job.case.kind {
+        Kind::Pingpong => pair.measure_each(workload, sample, nanoseconds)?,
+        _ => Vec::new(),
+    };
     measuring.fetch_sub(1, Ordering::Relaxed);
     while job.case.kind == Kind::Rate && measuring.load(Ordering::Relaxed) > 0 {
         pair.timed(workload, 1)?;
     }
     workload.verify(pair)?;
     pair.announce(0)?;
-    Ok(Some(workload.per_operation(nanoseconds)))
+    Ok(Some(Timed { nanoseconds: workload.per_operation(nanoseconds), times }))
 }
 
 #[cfg(test)]

@@ -114,6 +114,36 @@ impl PingPong {
         }
         pair.port.finish(slot)
     }
+
+    /// Performs operations on the measuring side, and calls `each` after every one.
+    #[inline]
+    fn operate(&mut self, pair: &mut Pair, count: u64, mut each: impl FnMut()) -> Result<(), RankError> {
+        match self.op {
+            Op::Tagged | Op::Msg => {
+                let mut used = None;
+                for _ in 0..count {
+                    self.send(pair)?;
+                    if let Some(at) = used {
+                        self.receive(pair, at)?;
+                    }
+                    used = Some(self.arrival(pair)?);
+                    each();
+                }
+                used.map_or(Ok(()), |at| self.receive(pair, at))
+            }
+            Op::Write => (0..count).try_for_each(|_| {
+                self.write(pair)?;
+                self.await_write(pair)?;
+                each();
+                Ok(())
+            }),
+            Op::Read | Op::FetchAdd => (0..count).try_for_each(|_| {
+                self.fetch(pair)?;
+                each();
+                Ok(())
+            }),
+        }
+    }
 }
 
 impl Workload for PingPong {
@@ -126,24 +156,11 @@ impl Workload for PingPong {
     }
 
     fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError> {
-        match self.op {
-            Op::Tagged | Op::Msg => {
-                let mut used = None;
-                for _ in 0..count {
-                    self.send(pair)?;
-                    if let Some(at) = used {
-                        self.receive(pair, at)?;
-                    }
-                    used = Some(self.arrival(pair)?);
-                }
-                used.map_or(Ok(()), |at| self.receive(pair, at))
-            }
-            Op::Write => (0..count).try_for_each(|_| {
-                self.write(pair)?;
-                self.await_write(pair)
-            }),
-            Op::Read | Op::FetchAdd => (0..count).try_for_each(|_| self.fetch(pair)),
-        }
+        self.operate(pair, count, || {})
+    }
+
+    fn active_each(&mut self, pair: &mut Pair, count: u64, each: &mut dyn FnMut()) -> Result<(), RankError> {
+        self.operate(pair, count, each)
     }
 
     fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), RankError> {
