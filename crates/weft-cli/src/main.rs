@@ -63,11 +63,15 @@ enum Command {
     },
     /// Shows the counters of a running process's endpoints: messages, bytes, stalls, links, failures.
     Stat {
-        /// The process id.
-        pid: u32,
+        /// The process id. With --prometheus it may be omitted, for all processes of this user.
+        #[arg(required_unless_present = "prometheus")]
+        pid: Option<u32>,
         /// Print JSON.
         #[arg(long)]
         json: bool,
+        /// Print Prometheus's text format, with the labels pid, rank, job, host, endpoint and path.
+        #[arg(long, conflicts_with = "json")]
+        prometheus: bool,
     },
     Top(stat::TopOptions),
     /// Prints a man page, in roff.
@@ -112,7 +116,8 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Command::Stat { pid, json } => render::print(out, &stat::look(*pid)?, *json)?,
+        Command::Stat { pid, prometheus: true, .. } => out.write_all(stat::prometheus(*pid)?.as_bytes())?,
+        Command::Stat { pid, json, .. } => render::print(out, &stat::look(pid.unwrap_or_default())?, *json)?,
         Command::Top(options) => return stat::run_top(options, out),
         Command::Man { page: man::Page::FiWeft } => out.write_all(man::page().as_bytes())?,
         Command::Man { page: man::Page::Weft } => man::write_weft(&Cli::command(), out)?,

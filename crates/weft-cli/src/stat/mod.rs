@@ -1,4 +1,5 @@
 //! `weft stat PID` shows the counters of a process's endpoints; `top` shows all processes with their rates.
+//! `prometheus` writes them for scrapers.
 //!
 //! Place in the data flow: reads the files that `weft_fi::observe::publish` has written. Nothing here stops, wakes or
 //! changes a process.
@@ -6,6 +7,7 @@
 mod find;
 mod job;
 mod names;
+mod prometheus;
 mod sample;
 mod top;
 
@@ -21,6 +23,7 @@ use find::{Process, Published};
 use names::Names;
 use sample::has_counts;
 
+pub(crate) use prometheus::look as prometheus;
 pub(crate) use top::{Options as TopOptions, run as run_top};
 
 /// The result of `weft stat`.

@@ -17,7 +17,7 @@ use super::find::{self, Process, Published};
 use super::names::Names;
 
 /// The state word of a link that is up.
-const UP: u64 = 2;
+pub(super) const UP: u64 = 2;
 /// Age from which a process is said to compute. A process that polls publishes ten times a second.
 const QUIET: Duration = Duration::from_secs(1);
 
