@@ -33,8 +33,13 @@ PREFIX := /usr/local
 MULTIARCH := $(shell cc -print-multiarch 2>/dev/null)
 LIBFABRIC_DIR := $(PREFIX)/lib/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),$(MULTIARCH)/)libfabric
 MAN_DIR := $(PREFIX)/share/man
+# Debian's zsh searches another directory of its packages than that of other systems.
+ZSH_DIR := $(PREFIX)/share/zsh/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),vendor-completions,site-functions)
+BASH_COMPLETIONS := $(PREFIX)/share/bash-completion/completions/weft
+FISH_COMPLETIONS := $(PREFIX)/share/fish/vendor_completions.d/weft.fish
 INSTALLED := $(LIBFABRIC_DIR)/libweft-fi.so $(LIBFABRIC_DIR)/libweft-coll.so $(PREFIX)/bin/weft \
-  $(MAN_DIR)/man1/weft.1 $(MAN_DIR)/man7/fi_weft.7 $(MAN_DIR)/man7/weft-coll.7
+  $(MAN_DIR)/man1/weft.1 $(MAN_DIR)/man7/fi_weft.7 $(MAN_DIR)/man7/weft-coll.7 \
+  $(BASH_COMPLETIONS) $(ZSH_DIR)/_weft $(FISH_COMPLETIONS)
 
 .PHONY: install packages uninstall
 .PHONY: all asan bench check faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
@@ -66,8 +71,11 @@ install:
 	install -D -s -m 644 -t $(DESTDIR)$(LIBFABRIC_DIR) $(DIST)/libweft-fi.so $(DIST)/libweft-coll.so
 	install -D -s -m 755 -t $(DESTDIR)$(PREFIX)/bin $(DIST)/weft
 	install -D -m 644 -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
-	install -d $(DESTDIR)$(MAN_DIR)/man1
+	install -d $(DESTDIR)$(MAN_DIR)/man1 $(DESTDIR)$(ZSH_DIR) $(dir $(DESTDIR)$(BASH_COMPLETIONS) $(DESTDIR)$(FISH_COMPLETIONS))
 	$(DIST)/weft man weft > $(DESTDIR)$(MAN_DIR)/man1/weft.1
+	$(DIST)/weft completions bash > $(DESTDIR)$(BASH_COMPLETIONS)
+	$(DIST)/weft completions zsh > $(DESTDIR)$(ZSH_DIR)/_weft
+	$(DIST)/weft completions fish > $(DESTDIR)$(FISH_COMPLETIONS)
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))

@@ -132,8 +132,8 @@ def make_wheel(out: Path) -> list[Path]:
             wheel.add(f"{wheel.data}/data/lib/{place}/{KNOWN_NAME}".replace("/./", "/"), provider.read_bytes())
         for file in [provider, collectives]:
             wheel.add(f"{wheel.data}/data/lib/weft/{file.name}", file.read_bytes())
-        for page in sorted((tree / "share/man").rglob("*.[17]")):
-            wheel.add(f"{wheel.data}/data/{page.relative_to(tree)}", page.read_bytes())
+        for file in sorted(file for file in (tree / "share").rglob("*") if file.is_file()):
+            wheel.add(f"{wheel.data}/data/{file.relative_to(tree)}", file.read_bytes())
         wheel.add(f"{wheel.data}/scripts/weft", command.read_bytes(), 0o755)
     extra = f"Provides-Extra: auto\nRequires-Dist: weft-fabric-auto=={version()}; extra == 'auto'\n"
     made = wheel.close(metadata("weft-fabric", SUMMARY, extra, WHEEL_TEXT), pure=False)

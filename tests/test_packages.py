@@ -26,6 +26,9 @@ INSTALLED = {
     "usr/share/man/man1/weft.1",
     "usr/share/man/man7/fi_weft.7",
     "usr/share/man/man7/weft-coll.7",
+    "usr/share/bash-completion/completions/weft",
+    "usr/share/zsh/ZSH/_weft",
+    "usr/share/fish/vendor_completions.d/weft.fish",
 }
 
 pytestmark = pytest.mark.skipif(harness.PROVIDER != "weft", reason="packages hold weft only")
@@ -73,7 +76,8 @@ def test_make_install_and_uninstall(tmp_path: Path) -> None:
     for prefix, lib in [("/usr", f"{multiarch}/libfabric" if multiarch else "libfabric"), ("/opt/weft", "libfabric")]:
         tree = tmp_path / prefix.replace("/", "-")
         make("install", tree, prefix)
-        expected = {name.replace("usr", prefix.strip("/"), 1).replace("LIB", lib) for name in INSTALLED}
+        zsh = "vendor-completions" if prefix == "/usr" and multiarch else "site-functions"
+        expected = {name.replace("usr", prefix.strip("/"), 1).replace("LIB", lib).replace("ZSH", zsh) for name in INSTALLED}
         assert files(tree) == expected
         provider = tree / prefix.strip("/") / "lib" / lib / "libweft-fi.so"
         assert provider.stat().st_size <= LARGEST_PROVIDER

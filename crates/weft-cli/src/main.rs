@@ -27,7 +27,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
 /// Runs jobs over weft, a libfabric provider for shared memory and TCP; diagnoses, observes, measures and simulates it.
 #[derive(Parser)]
@@ -82,6 +82,12 @@ enum Command {
     },
     /// Measures weft and other providers of any libfabric in one run, beside the floors of this machine.
     Bench(Box<bench::Command>),
+    /// Prints the completions of this command for a shell, such as `source <(weft completions bash)`.
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
     /// Runs the engine on a simulated fabric in virtual time.
     #[command(subcommand)]
     Sim(sim::Command),
@@ -91,6 +97,26 @@ enum Command {
         /// The task, as JSON.
         task: String,
     },
+}
+
+/// A shell for which completions are made.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+impl Shell {
+    /// Writes the completions of a command.
+    fn complete(self, mut command: clap::Command, out: &mut impl Write) {
+        let shell = match self {
+            Self::Bash => clap_complete::Shell::Bash,
+            Self::Zsh => clap_complete::Shell::Zsh,
+            Self::Fish => clap_complete::Shell::Fish,
+        };
+        clap_complete::generate(shell, &mut command, "weft", out);
+    }
 }
 
 fn main() -> ExitCode {
@@ -122,6 +148,12 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
         Command::Man { page: man::Page::FiWeft } => out.write_all(man::page().as_bytes())?,
         Command::Man { page: man::Page::Weft } => man::write_weft(&Cli::command(), out)?,
         Command::Bench(options) => return bench::run(options, out),
+        Command::Completions { shell } => {
+            // The library ends the process if it cannot write.
+            let mut text = Vec::new();
+            shell.complete(Cli::command(), &mut text);
+            out.write_all(&text)?;
+        }
         Command::Run(options) => return run::run(options, out),
         Command::Sim(command) => return sim::run(command, out),
         Command::BenchChild { task } => return Ok(bench::run_child(task)),
@@ -136,5 +168,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn completions_know_commands_and_options() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut text = Vec::new();
+            shell.complete(Cli::command(), &mut text);
+            let text = String::from_utf8(text).expect("text");
+            for word in ["doctor", "require", "pingpong", "serve"] {
+                assert!(text.contains(word), "{word} for {shell:?}");
+            }
+        }
     }
 }
