@@ -166,3 +166,25 @@ def test_ranks_report_without_the_command(runner: harness.Runner, value: str) ->
     outcome = runner.run(jobs.mpich(2, [harness.PYTHON, *PINGPONG]), env, 60).check()
     pattern = r"^weft: rank \d of 2, .* sent [\d,]+ messages .* by shm" if value == "1" else r"^token host=.* shm_messages=\d\d"
     assert len(re.findall(pattern, outcome.output, re.M)) == 2, outcome.output[-3000:]
+
+
+# Variables of rank 0 alone, and parts of the line that explains why the ranks do not reach each other.
+ONE_SIDED = {
+    "encryption": ({"FI_WEFT_TCP_ENCRYPT": "1"}, ("only one of the two sides encrypts", "; set FI_WEFT_TCP_ENCRYPT")),
+    "job key": ({"FI_WEFT_JOB_KEY": "red"}, ("denied", "; give all processes the same user and the same FI_WEFT_JOB_KEY")),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+def test_one_sided_settings_are_explained(runner: harness.Runner, name: str) -> None:
+    """Each process prints once, at the default log level, why it does not reach its peer."""
+    variables, parts = ONE_SIDED[name]
+    options = [word for variable, value in variables.items() for word in ("-env", variable, value)]
+    program = [harness.PYTHON, *PINGPONG]
+    command = [str(jobs.MPICH / "bin/mpiexec"), "-n", "1", *options, *program, ":", "-n", "1", *program]
+    env = jobs.mpich_environment("weft", FI_WEFT_SHM="0", FI_WEFT_CONNECT_RETRY_MS="50")
+    outcome = runner.run(command, env, 60)
+    assert outcome.status != 0, outcome.output[-3000:]
+    lines = [line for line in outcome.output.splitlines() if line.startswith("weft: cannot reach ")]
+    assert 1 <= len(lines) <= 2, outcome.output[-3000:]
+    assert all(part in line for line in lines for part in parts), lines

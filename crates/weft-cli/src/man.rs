@@ -84,12 +84,6 @@ fn write_subcommands(command: &clap::Command, out: &mut impl io::Write) -> io::R
 fn parameters() -> String {
     let mut text = String::new();
     for param in TABLE {
-        let default = match param.default {
-            // The description tells it.
-            "" if param.help.contains("Default:") => String::new(),
-            "" => ", default: none".to_owned(),
-            default => format!(", default: {default}"),
-        };
         let limits = param.limits.map(|(least, most)| format!(", {least} to {most}")).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = writeln!(
@@ -97,7 +91,7 @@ fn parameters() -> String {
             ".TP\n\\fBFI_WEFT_{}\\fR (\\fI{}\\fR{}{limits})\n{}",
             escape(param.name),
             escape(param.unit),
-            escape(&default),
+            escape(&param.default_text()),
             escape(param.help)
         );
     }

@@ -253,6 +253,12 @@ pub(crate) fn resolve(query: &Query<'_>) -> Result<EpName, Errno> {
     if let Some(node) = node.filter(|node| is_text_address(node)) {
         return if query.service.is_some() { Err(Errno::INVAL) } else { parse_text(node) };
     }
+    // The C library takes a larger number modulo 65536.
+    let number = query.service.and_then(|service| service.to_str().ok()?.parse::<u64>().ok());
+    if let Some(number) = number.filter(|&number| number > u64::from(u16::MAX)) {
+        log::error!("fi_getinfo: there is no port {number}; choose a port up to 65535");
+        return Err(Errno::INVAL);
+    }
     let sockets = getaddrinfo(query)?;
     let fits = |socket: &&SocketAddr| match query.format {
         Format::In => socket.is_ipv4(),

@@ -38,6 +38,18 @@ pub struct Param {
     pub help: &'static str,
 }
 
+impl Param {
+    /// The default for users, to follow the unit: `, default: 8K`. Empty if the description tells it.
+    #[must_use]
+    pub fn default_text(&self) -> String {
+        match self.default {
+            "" if self.help.contains("Default:") => String::new(),
+            "" => ", default: none".to_owned(),
+            default => format!(", default: {default}"),
+        }
+    }
+}
+
 /// A type of variable.
 trait Value: Sized {
     /// Parses a text.
@@ -344,7 +356,7 @@ impl Params {
     /// open although the client requested protection.
     pub(crate) fn check(&self) -> Result<(), Errno> {
         if self.job_key == JobKey::Empty {
-            log::warn!(
+            log::error!(
                 "FI_WEFT_JOB_KEY is set, but empty, which gives no protection; set it to the secret that all processes of the job share, or unset it"
             );
             return Err(Errno::INVAL);
@@ -382,8 +394,9 @@ impl Default for Params {
 /// Declares every variable to a host.
 pub(crate) fn define(host: &host::Host) {
     for param in TABLE {
-        let default = if param.default.is_empty() { "none" } else { param.default };
-        let help = format!("{} [{}, default: {default}]", param.help, param.unit);
+        // `fi_info -e` prints bytes, and terminals of any encoding show ASCII.
+        let unit = param.unit.replace('µ', "u");
+        let help = format!("{} [{unit}{}]", param.help, param.default_text());
         if let (Ok(name), Ok(help)) = (CString::new(param.name.to_ascii_lowercase()), CString::new(help)) {
             host.define_param(&name, &help);
         }

@@ -68,7 +68,7 @@ impl<S: Sink> Sink for Relay<'_, S> {
             return self.table.defer_to_tcp(id, why);
         }
         match (attempt, why) {
-            (Some(attempt), _) => log::warn!("cannot reach {}: {why}", attempt.peer),
+            (Some(attempt), _) => log_unreachable(&attempt.peer, why),
             (None, LinkError::Closed) => log::debug!("link with {}: {why}", shown(self.sink.peer(LinkId(id)))),
             (None, _) => {
                 log::warn!("link with {} over {} ended: {why}", shown(self.sink.peer(LinkId(id))), self.via.name());
@@ -282,7 +282,7 @@ impl Devices {
             match attempt {
                 Ok(inner) => self.table.map(id, Via::Tcp, inner),
                 Err(why) => {
-                    log::warn!("cannot reach {peer}: {why}");
+                    log_unreachable(&peer, why);
                     self.table.remove(id);
                     sink.down(LinkId(id), why);
                 }
@@ -320,12 +320,13 @@ impl Nic for Devices {
             }
         }
         let Some(tcp) = self.tcp.as_mut().filter(|_| may_tcp) else {
-            log::info!(
+            log::error!(
+                target: PEER_ERRORS,
                 "no path to {peer}: it is on another host, and TCP is disabled here or there; allow it (FI_WEFT_TCP)"
             );
             return Err(LinkError::Unreachable);
         };
-        let inner = tcp.connect(peer)?;
+        let inner = tcp.connect(peer).inspect_err(|&why| log_unreachable(peer, why))?;
         let id = self.table.begin(attempt, shm_failed);
         self.table.map(id, Via::Tcp, inner);
         Ok(LinkId(id))
@@ -476,6 +477,21 @@ impl std::fmt::Debug for Devices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Devices").field("name", &self.name).field("stats", &self.stats()).finish_non_exhaustive()
     }
+}
+
+/// The target of log lines about single peers, which differ from process to process.
+pub const PEER_ERRORS: &str = "weft_nic::peers";
+
+/// Logs the failure of an attempt to connect. It is an error unless the peer has ended or lacks resources, which the
+/// configuration of this process does not change.
+fn log_unreachable(peer: &EpName, why: LinkError) {
+    let level = match why {
+        LinkError::Refused | LinkError::Timeout | LinkError::Unreachable => log::Level::Error,
+        LinkError::Denied | LinkError::Encryption | LinkError::Protocol => log::Level::Error,
+        LinkError::Closed | LinkError::Gone | LinkError::Cut | LinkError::Access => log::Level::Warn,
+        LinkError::Descriptors | LinkError::Resources | LinkError::PeerResources => log::Level::Warn,
+    };
+    log::log!(target: PEER_ERRORS, level, "cannot reach {peer}: {why}");
 }
 
 const fn on_off(on: bool) -> &'static str {

@@ -18,6 +18,6 @@ pub mod tcp;
 
 pub use config::{Config, Identity};
 pub use device::Device;
-pub use devices::{Devices, LinkInfo, Stats};
+pub use devices::{Devices, LinkInfo, PEER_ERRORS, Stats};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig, Unsent};

@@ -173,7 +173,7 @@ impl From<rustix::io::Errno> for Errno {
 
 /// Logs a failure that only the user can remedy, and converts it.
 pub(crate) fn told(call: &str, error: &NicError) -> Errno {
-    log::warn!("{call}: {error}");
+    log::error!("{call}: {error}");
     error.into()
 }
 

@@ -7,6 +7,14 @@
 const RANKS: [(&str, &str); 3] =
     [("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")];
 
+/// Variables in which launchers tell a process its place among the ranks of its host: Hydra, Open MPI, and Slurm.
+const LOCAL_RANKS: [&str; 3] = ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
+
+/// Whether this process is the first rank of its host, or no launcher tells otherwise.
+pub(crate) fn is_first_of_host() -> bool {
+    LOCAL_RANKS.iter().find_map(std::env::var_os).is_none_or(|rank| rank == "0")
+}
+
 /// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {

@@ -5,16 +5,24 @@
 //! libfabric's warn level; `info`, `debug` and `trace` map to the levels of the same names. The module path
 //! of the log call determines the subsystem.
 //!
+//! Errors are faults that only the user can remedy, in the configuration or in weft itself. Where the host does not
+//! print them, they go to standard error, each once.
+//!
 //! The function that detects an error logs it; its callers do not. `fi_log` may change `errno`, so it is
 //! restored.
 
 use std::ffi::{CString, c_int};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
 use crate::abi::errno;
 use crate::host::{self, Host};
+use crate::observe::identity;
+
+/// Most errors that a process prints on standard error.
+const CAUSES_MOST: usize = 8;
 
 /// The backend. It has no state: a line goes to the host that the thread currently serves.
 struct HostLog;
@@ -39,7 +47,7 @@ pub(crate) fn refresh() {
     let any =
         |level| host::attached().any(|host| (0..sys::FI_LOG_SUBSYS_MAX).any(|subsys| host.log_enabled(level, subsys)));
     let most = printed.into_iter().find(|&(_, level)| any(level));
-    log::set_max_level(most.map_or(LevelFilter::Off, |(filter, _)| filter));
+    log::set_max_level(most.map_or(LevelFilter::Error, |(filter, _)| filter));
 }
 
 const fn level_of(level: Level) -> sys::fi_log_level {
@@ -76,18 +84,41 @@ fn subsys_of(target: &str) -> sys::fi_log_subsys {
 
 impl Log for HostLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        host::current().is_some_and(|host| host.log_enabled(level_of(metadata.level()), subsys_of(metadata.target())))
+        metadata.level() == Level::Error || printing_host(metadata).is_some()
     }
 
     fn log(&self, record: &Record<'_>) {
-        if let Some(host) = host::current()
-            && self.enabled(record.metadata())
-        {
-            print(host, record);
+        match printing_host(record.metadata()) {
+            Some(host) => print(host, record),
+            None if record.level() == Level::Error => print_once(record),
+            None => {}
         }
     }
 
     fn flush(&self) {}
+}
+
+/// The host of this thread, if it prints such lines.
+fn printing_host(metadata: &Metadata<'_>) -> Option<&'static Host> {
+    host::current().filter(|host| host.log_enabled(level_of(metadata.level()), subsys_of(metadata.target())))
+}
+
+/// Prints an error on standard error, unless another one has had the same cause. A fault that all ranks of a host have
+/// in common is printed by the first of them.
+#[cold]
+fn print_once(record: &Record<'_>) {
+    static CAUSES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    if record.target() != weft_nic::PEER_ERRORS && !identity::is_first_of_host() {
+        return;
+    }
+    let text = record.args().to_string();
+    // The call or the peer stands before the cause.
+    let cause = text.split_once(": ").map_or(&*text, |(_, cause)| cause);
+    let mut causes = CAUSES.lock();
+    if causes.len() < CAUSES_MOST && !causes.iter().any(|known| known == cause) {
+        causes.push(cause.to_owned());
+        errno::kept(|| eprintln!("weft: {text}"));
+    }
 }
 
 fn print(host: &Host, record: &Record<'_>) {

@@ -32,6 +32,7 @@ mod connections;
 mod data;
 mod datagrams;
 mod death;
+mod faults;
 mod forks;
 mod getinfo;
 mod helpers;
@@ -228,6 +229,13 @@ const GROUPS: &[Group] = &[
     Group { name: "helpers_shm", run: helpers::shm, env: &[SHM[0], SHM[1], ("FI_WEFT_TCP", "0"), WARN] },
     Group { name: "wrong_interface", run: states::wrong_interface, env: WRONG },
     Group { name: "empty_job_key", run: network::empty_job_key, env: &[("FI_LOG_LEVEL", "warn")] },
+    Group { name: "fault_interface", run: faults::interface, env: &[WRONG[0], WRONG[1]] },
+    Group { name: "fault_interface_shm", run: faults::interface, env: &[WRONG[0]] },
+    Group { name: "fault_port", run: faults::port, env: TCP },
+    Group { name: "fault_port_range", run: faults::port_range, env: TCP },
+    Group { name: "fault_key", run: faults::key, env: TCP },
+    Group { name: "fault_empty_key", run: faults::empty_key, env: SHM },
+    Group { name: "fault_peer", run: faults::peer, env: TCP },
 ];
 
 /// The host libraries under test.
@@ -331,6 +339,11 @@ fn run(name: &str) {
                 assert!(all.contains(part), "no {part:?} in {}:\n{all}", host.display());
             }
         }
+        if let Some((_, parts)) = faults::PRINTED.iter().find(|(group, _)| *group == name) {
+            let printed: Vec<&str> = all.lines().filter(|line| line.starts_with("weft: ")).collect();
+            let [line] = printed[..] else { panic!("{name} in {}: {printed:#?}\n{all}", host.display()) };
+            assert!(parts.iter().all(|part| line.contains(part)), "{name} in {}: {line}", host.display());
+        }
         if name == "empty_job_key" {
             assert_eq!(all.matches("FI_WEFT_JOB_KEY is set, but empty").count(), 2, "{}:\n{all}", host.display());
         }
@@ -386,7 +399,7 @@ groups! {
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     collectives_shm collectives_push collectives_tcp network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp helpers_tcp helpers_shm wrong_interface
-    empty_job_key
+    empty_job_key fault_interface fault_interface_shm fault_port fault_port_range fault_key fault_empty_key fault_peer
 }
 
 /// Runs one group in one host, as given by environment variables. Only [`run`] executes this test.
@@ -407,6 +420,7 @@ fn child() {
         let lib = client::Lib::load(Path::new(&host));
         if name.starts_with("getinfo")
             || matches!(name.as_str(), "objects_left_open" | "wrong_interface" | "empty_job_key")
+            || name.starts_with("fault")
         {
             (group.run)(&lib);
         } else {

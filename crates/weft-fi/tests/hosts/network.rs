@@ -48,7 +48,7 @@ pub(crate) const JOB_KEY: (&str, &str) = ("FI_WEFT_JOB_KEY", "green");
 type Keys = (Option<&'static CStr>, Option<&'static CStr>);
 
 /// Opens an endpoint with these authorization keys in its attributes.
-fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CStr>) -> Side<'a> {
+pub(crate) fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CStr>) -> Side<'a> {
     let hints = lib.allocinfo();
     let give = |key: Option<&CStr>, (place, len): (&mut *mut u8, &mut usize)| {
         if let Some(key) = key {
