@@ -76,8 +76,31 @@ def markdown(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
+def first_page(results: Results) -> str:
+    """The table of the first page: five rows, in each weft and the best other way."""
+    rows: list[list[str]] = []
+
+    def add(title: str, part: str, over: str, others: tuple[str, ...], unit: str, **wanted: Any) -> None:
+        measured, less = results.get(part), unit == "ns"
+        pair = value(measured, over, **wanted), best(measured, others, less, **wanted)
+        rows.append([title, *(amount(one, unit) for one in pair), ratio(*pair, less)])
+
+    near, far = "inside a host", "by TCP"
+    add(f"half round trip, 8 B, {near}", "pingpong", "weft", NEAR, "ns", op="tagged", size=8)
+    add(f"bandwidth, 1 MiB, {near}", "bandwidth", "weft", NEAR, "MB/s", op="tagged", size=1 << 20)
+    add(f"half round trip, remote write of 8 B, {near}", "remote", "weft", NEAR, "ns", op="write", size=8)
+    add(f"half round trip, 1 MiB, {far}", "pingpong", OVER_TCP, FAR, "ns", op="tagged", size=1 << 20)
+    crowd = (results.get("mpi-crowd") or {}).get("medians") or {}
+    weft = crowd.get("weft", {}).get("allreduce 8")
+    others = [of["allreduce 8"] for name, of in crowd.items() if name != "weft" and "allreduce 8" in of]
+    other = min(others) if others else None
+    times = [amount(one and one * 1e3, "ns") for one in (weft, other)]
+    rows.append(["MPICH, allreduce of 8 B, 16 ranks on 2 cores", *times, ratio(weft, other, True)])
+    return markdown(["", "weft", "best other", "ratio"], rows)
+
+
 def figures(results: Results) -> str:
-    """The table of the first page: weft and the best peer, inside a host and over TCP."""
+    """The table of all providers: weft and the best peer, inside a host and over TCP."""
     rows: list[list[str]] = []
 
     def add(title: str, part: str, unit: str, sockets: bool = True, **wanted: Any) -> None:
@@ -307,8 +330,8 @@ def replace(file: Path, name: str, text: str) -> None:
 def renew(root: Path, results: Results) -> None:
     """Writes the tables into the documents."""
     document = root / "docs/benchmarking.md"
-    for file in (root / "README.md", document):
-        replace(file, "figures", figures(results))
+    replace(root / "README.md", "figures", first_page(results))
+    replace(document, "figures", figures(results))
     replace(document, "requirements", acceptance(results))
     replace(document, "figures of mpi", mpi_section(results))
     replace(document, "figures of trust", trust(results))
