@@ -4,7 +4,7 @@
 #   make install    installs both under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
 #   make uninstall  removes them again
 #   make packages   makes the wheels and the .deb of this build in target/packages
-#   make demo       runs an MPI program over weft and over libfabric's shm and tcp, and prints one table
+#   make demo       runs an MPI program over weft, libfabric's shm and tcp, and MPICH alone, and prints one table
 #   make test       runs every check and test, as CI does
 #   make check      runs the checks without tests: format, clippy, rustdoc, bindings
 #   make deps       installs the dependencies of build, demo and tests
@@ -87,7 +87,11 @@ packages: dist
 man: dist
 	@$(DIST)/weft man > man/fi_weft.7
 
-demo: demo-deps dist
+# The build prints nothing unless it fails.
+demo: export CARGO_TERM_QUIET := true
+demo: demo-deps
+	@echo "building weft and MPI's part of the demo (about a minute)" >&2
+	@$(MAKE) --no-print-directory -s dist >/dev/null
 	@mkdir -p $(TARGET)/demo
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/demo.py

@@ -66,23 +66,12 @@ MPI_PARTS: dict[str, tuple[int, int, int, tuple[str, ...], list[str]]] = {
 MPI_TIMEOUT_S = 180
 
 
-def mpi_environment(over: str) -> dict[str, str]:
-    """The environment of MPICH over a provider, over its own shared memory (`own`) or over UCX."""
-    if over == "own":
-        env = jobs.environment("tcp")
-        del env["FI_PROVIDER"]
-        return env
-    if over == "ucx":
-        return {**mpi_environment("own"), "MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"}
-    return jobs.mpich_environment(over)
-
-
 def mpi_job(over: str, ranks: int, budget_ms: int, kinds: list[str]) -> dict[str, float]:
     """Runs one job. Returns microseconds by kind and size."""
     program = str(jobs.TARGET / "demo/mpi_bench")
     bound = ["-bind-to", "core"] if ranks == 2 else []
     line = jobs.mpich(ranks, [program, str(budget_ms), *kinds], *bound)
-    job = jobs.run(line, mpi_environment(over), MPI_TIMEOUT_S).check()
+    job = jobs.run(line, jobs.mpich_over(over), MPI_TIMEOUT_S).check()
     names = {kind.partition(":")[0] for kind in kinds}
     words = [line.split() for line in job.output.splitlines()]
     times = {f"{row[0]} {row[1]}": float(row[2]) for row in words if len(row) == 3 and row[0] in names}

@@ -66,6 +66,17 @@ def mpich_environment(provider: str, **extra: str) -> dict[str, str]:
     return environment(provider, **choice, **extra)
 
 
+def mpich_over(subject: str) -> dict[str, str]:
+    """The environment of MPICH over a provider, over its own shared memory (`own`) or over UCX (`ucx`)."""
+    if subject not in ("own", "ucx"):
+        return mpich_environment(subject)
+    env = environment(subject)
+    del env["FI_PROVIDER"]
+    if subject == "ucx":
+        env |= {"MPIR_CVAR_CH4_NETMOD": "ucx", "MPIR_CVAR_NOLOCAL": "1"}
+    return env
+
+
 def mpich_provider(output: str) -> str | None:
     """The provider that MPICH reports in the output of a job with DEBUG_SUMMARY."""
     for line in output.splitlines():
