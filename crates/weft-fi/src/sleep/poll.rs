@@ -20,6 +20,7 @@ mod presence;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::time::ClockId;
@@ -53,6 +54,9 @@ const CONTENDED: Duration = Duration::from_micros(100);
 /// gets a core sooner than a thread that polls, and leaves its core to the peer meanwhile. `sched_yield` alone does not
 /// help: the scheduler lets a thread run on that has time left.
 const NAPS: u32 = 64;
+/// Fruitless reads before a nap, as long as naps end because something has arrived. Where threads compete for cores, a
+/// poll costs its peer the core, and MPICH lets other threads run after each poll.
+const READS_BEFORE_NAP: u32 = 2;
 /// Longest nap. The client may poll other things besides weft's queues.
 const NAP: Duration = Duration::from_micros(200);
 
@@ -83,6 +87,8 @@ pub(crate) struct Sources {
     list: Guarded<Vec<CellRef>>,
     /// The thread that reads here, and the number of its empty reads.
     presence: Arc<Presence>,
+    /// Number of successive empty reads before the next yield or nap: `SPINS` or `READS_BEFORE_NAP`.
+    patience: AtomicU32,
     /// The endpoints that `fi_trywait` has parked. None with automatic progress.
     outside: Trywait<CellRef>,
     /// The domain's progress thread, with automatic progress.
@@ -112,7 +118,14 @@ impl Domain {
         // SAFETY: by the threading level the client serializes calls on a queue or counter with calls on all objects
         // bound to it.
         let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
-        Sources { list, presence: Presence::enter(), outside: Trywait::new(), auto: self.auto_progress().cloned() }
+        let patience = AtomicU32::new(SPINS);
+        Sources {
+            list,
+            presence: Presence::enter(),
+            patience,
+            outside: Trywait::new(),
+            auto: self.auto_progress().cloned(),
+        }
     }
 }
 
@@ -155,7 +168,7 @@ impl Sources {
     #[inline]
     pub(crate) fn note_empty_read<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
         let idle = self.presence.note_empty_read(done);
-        if idle >= SPINS && idle.is_multiple_of(READS_PER_YIELD) {
+        if idle >= self.patience.load(Ordering::Relaxed) && (idle < SPINS || idle.is_multiple_of(READS_PER_YIELD)) {
             self.yield_or_nap(idle < SPINS + READS_PER_YIELD, waker());
         }
     }
@@ -173,11 +186,14 @@ impl Sources {
         if let Some(waker) = waker.filter(|_| contention.naps > 0 && self.presence.reader_reads_nothing_else())
             && let Some(parked) = self.park(waker, Sleep::Inside)
         {
-            waker.nap(NAP);
+            // A nap without an event may have missed one of another library of the client.
+            let useful = waker.nap(NAP) && contention.naps > 1;
             wake_all(&parked, Sleep::Inside);
+            self.patience.store(if useful { READS_BEFORE_NAP } else { SPINS }, Ordering::Relaxed);
             CONTENTION.set(Contention { naps: contention.naps - 1, waited: without_core() });
             return;
         }
+        self.patience.store(SPINS, Ordering::Relaxed);
         if first {
             contention.waited = without_core();
         }

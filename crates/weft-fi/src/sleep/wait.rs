@@ -132,11 +132,11 @@ impl Waker {
 }
 
 impl Waker {
-    /// Sleeps for less than a second, with a finer clock than [`Waker::sleep`].
-    pub(crate) fn nap(&self, time: Duration) {
+    /// Sleeps for less than a second, with a finer clock than [`Waker::sleep`]. Returns whether an event ended the
+    /// sleep.
+    pub(crate) fn nap(&self, time: Duration) -> bool {
         let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-        // The result does not matter: the caller looks for itself, also after an interruption.
-        let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&time));
+        rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
     }
 }
 
