@@ -45,6 +45,8 @@ pub(super) const MIN_LINES: u32 = 2048;
 pub(super) const MAX_LINES: u32 = 1 << 20;
 /// Maximum number of lines that the consumer prefetches.
 const EXPECT_LINES: u64 = 5;
+/// Maximum number of lines of a record that are prefetched when its first one has arrived.
+const EARLY_LINES: u64 = 17;
 /// Distance ahead of a record at which both sides prefetch a line, the producer for writing. A line takes as
 /// long from one core to the other as a message takes through libfabric.
 ///
@@ -196,7 +198,7 @@ impl Tx {
         };
         let len = head.len() + piece.len();
         if len > INLINE_BYTES {
-            return self.send_long(head, body);
+            return if head.len() < INLINE_BYTES { self.send_piece(head, &piece) } else { self.send_long(head, body) };
         }
         let at = self.claim(1)?;
         self.lines.write_line(at, head, &piece);
@@ -204,7 +206,24 @@ impl Tx {
         Ok(())
     }
 
-    /// [`Tx::send`] for messages that need several lines or have several pieces.
+    /// [`Tx::send`] for one piece that begins in the first line: one copy into the lines behind it, then the first
+    /// line.
+    #[inline(never)]
+    fn send_piece(&mut self, head: &[u8], piece: &Iov) -> Result<(), Full> {
+        let len = head.len() + piece.len();
+        assert!(len <= MAILBOX_BYTES, "a message of {len} bytes exceeds the mailbox");
+        let need = lines_for(HEADER_BYTES + len);
+        let at = self.claim(need)?;
+        let first = (INLINE_BYTES - head.len()).min(piece.len());
+        let streaming = need >= self.distance.stream_lines();
+        // The consumer polls the first line, which is written last, as in `send_long`.
+        self.lines.write_iov(at, LINE_BYTES, &piece.slice(first, piece.len() - first), streaming);
+        self.lines.write_line(at, head, &piece.slice(0, first));
+        self.publish(at, need, header(KIND_MESSAGE, len, at));
+        Ok(())
+    }
+
+    /// [`Tx::send`] for messages of several pieces, or with a head that fills the first line.
     #[inline(never)]
     fn send_long(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let len = head.len() + mem::total_len(body);
@@ -455,6 +474,10 @@ impl Rx {
         };
         let need = lines_for(skip + len);
         self.lines.prefetch(self.tail + need + AHEAD_LINES - 1);
+        // Their misses overlap with the search for the receive. The lines that `expect` has prefetched cost nothing.
+        for line in u64::from(self.expect).max(1)..need.min(EARLY_LINES) {
+            self.lines.prefetch(self.tail + line);
+        }
         if len > longest || self.lines.index(self.tail) + need >= self.lines.count() {
             return Err(LinkError::Protocol);
         }

@@ -26,7 +26,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -231,7 +231,7 @@ pub(super) unsafe fn side<'a>(base: NonNull<u8>, role: Role) -> &'a SideBlock {
 /// # Safety
 /// The range is mapped, and `base` is the beginning of a page.
 pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> io::Result<()> {
-    let page = offset & !(rustix::param::page_size() - 1);
+    let page = offset & !(page_bytes() - 1);
     let start = base.as_ptr().wrapping_add(page).cast();
     // SAFETY: the range is mapped by the caller's promise, and populating it changes no content.
     match unsafe { rustix::mm::madvise(start, len + offset - page, Advice::LinuxPopulateWrite) } {
@@ -241,9 +241,21 @@ pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> i
     }
 }
 
+/// Size of a page in bytes, asked once: the C library computes it in each call.
+fn page_bytes() -> usize {
+    static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
+    let known = PAGE_BYTES.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let asked = rustix::param::page_size();
+    PAGE_BYTES.store(asked, Ordering::Relaxed);
+    asked
+}
+
 /// Offset of the second file of [`Mapping::adopt_two`].
 pub(super) fn second_at(len: usize) -> usize {
-    len.next_multiple_of(rustix::param::page_size())
+    len.next_multiple_of(page_bytes())
 }
 
 /// Checks that a file is a memfd with exactly `len` bytes whose size is sealed.
