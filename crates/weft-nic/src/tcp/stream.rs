@@ -28,8 +28,9 @@ use rustix::io::Errno;
 use super::bugs::planted;
 use super::sys::{self, Pieces};
 
-/// Limit of plain bytes in a record.
-pub(super) const RECORD_BYTES: usize = 32 * 1024;
+/// Limit of plain bytes in a record. The excess over 32 KiB takes the headers of a push: eight records hold a segment
+/// of 256 KiB with its announcement.
+pub(super) const RECORD_BYTES: usize = 32 * 1024 + 64;
 /// Bytes of the length before a record.
 const LENGTH_BYTES: usize = 4;
 /// Records under one key: at most 32 GiB. The limit is far below that of AES-GCM's confidentiality (2^31 blocks; TLS
@@ -331,7 +332,7 @@ impl Secret {
         let mut taken = 0;
         while taken < pieces.len() && !self.holds() {
             while taken < pieces.len() && self.out.len() + SEALED_BYTES <= OUT_BYTES {
-                match self.seal_record(|buffer| pieces.read(taken, buffer), pieces.len() - taken) {
+                match self.seal_record(|out, len| pieces.append_to(taken, len, out), pieces.len() - taken) {
                     Ok(n) => taken += n,
                     // The sealed records are sent by the next call.
                     Err(_) if taken > 0 => return Ok(taken),
@@ -350,21 +351,20 @@ impl Secret {
         Ok(taken)
     }
 
-    /// Appends one record of at most `most` bytes, which `read` copies into a buffer.
-    fn seal_record(&mut self, read: impl FnOnce(&mut [u8]) -> usize, most: usize) -> Result<usize, Errno> {
+    /// Appends one record of at most `most` bytes. `append` appends a number of them to the output.
+    fn seal_record(&mut self, append: impl FnOnce(&mut Vec<u8>, usize), most: usize) -> Result<usize, Errno> {
         let (start, len) = (self.out.len(), most.min(RECORD_BYTES));
         let body = start + LENGTH_BYTES;
         // The exact reservation bounds the memory for a peer that does not read. Missing memory has the same effect as
         // a full socket.
         self.out.try_reserve_exact(LENGTH_BYTES + len + TAG_BYTES).map_err(|_| Errno::AGAIN)?;
         let nonce = self.seal.nonce()?;
-        self.out.resize(body + len, 0);
         // At most RECORD_BYTES + TAG_BYTES.
         #[allow(clippy::cast_possible_truncation)]
         let length = ((len + TAG_BYTES) as u32).to_le_bytes();
-        self.out[start..body].copy_from_slice(&length);
-        let copied = read(&mut self.out[body..]);
-        debug_assert_eq!(copied, len);
+        self.out.extend_from_slice(&length);
+        append(&mut self.out, len);
+        debug_assert_eq!(self.out.len(), body + len);
         let tag = self.seal.key.seal_in_place_separate_tag(nonce, Aad::from(length), &mut self.out[body..]);
         self.out.extend_from_slice(tag.map_err(|_| Errno::OVERFLOW)?.as_ref());
         Ok(len)
@@ -454,11 +454,7 @@ impl Secret {
         self.out.drain(..self.out_at);
         self.out_at = 0;
         for piece in last.chunks(RECORD_BYTES) {
-            let read = |buffer: &mut [u8]| {
-                buffer.copy_from_slice(piece);
-                piece.len()
-            };
-            if self.seal_record(read, piece.len()).is_err() {
+            if self.seal_record(|out, len| out.extend_from_slice(&piece[..len]), piece.len()).is_err() {
                 break;
             }
         }

@@ -94,14 +94,14 @@ impl<'a> Pieces<'a> {
         true
     }
 
-    /// Copies bytes of the pieces, starting at byte `skip`, to a buffer. Returns the number of bytes copied.
-    pub(super) fn read(&self, mut skip: usize, into: &mut [u8]) -> usize {
-        let mut n = 0;
+    /// Appends a copy of at most `len` bytes of the pieces, starting at byte `skip`, to a queue.
+    pub(super) fn append_to(&self, mut skip: usize, mut len: usize, queue: &mut Vec<u8>) {
         for piece in self.iter() {
-            n += piece.slice(skip, usize::MAX).read(&mut into[n..]);
+            let part = piece.slice(skip, len);
+            append(queue, &[part]);
+            len -= part.len();
             skip = skip.saturating_sub(piece.len());
         }
-        n
     }
 
     /// Copies bytes to the pieces, starting at byte `skip`. Returns the number of bytes copied.

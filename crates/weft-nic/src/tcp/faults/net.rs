@@ -250,8 +250,8 @@ impl Net {
         if most == 0 && pieces.len() > 0 {
             return Some(Err(Errno::AGAIN));
         }
-        let mut bytes = vec![0; most];
-        pieces.read(0, &mut bytes);
+        let mut bytes = Vec::new();
+        pieces.append_to(0, most, &mut bytes);
         // SAFETY: the caller has borrowed the descriptor.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };
         let outcome = rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
