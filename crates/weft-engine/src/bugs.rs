@@ -43,6 +43,8 @@ bugs! {
     CreditLost,
     /// A part of the eager window is returned twice.
     CreditTwice,
+    /// A message whose bytes follow is not charged to the window.
+    FollowedUncharged,
     /// Matching compares the tag bits that the receive ignores, and no others.
     IgnoreSwapped,
     /// A directed receive takes messages from any source.

@@ -288,6 +288,13 @@ pub trait Nic: Registrar {
     /// says.
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full>;
 
+    /// Sends the message `head`, and pushes the bytes of `src` into the peer's window `window` behind it. Only where
+    /// `caps.push_follows`. `Ok(false)`: the message was accepted, and the push must be repeated with [`Nic::push`].
+    fn announce(&mut self, link: LinkId, head: &[u8], window: u64, src: &[Iov], ctx: u64) -> Result<bool, Full> {
+        self.send(link, head, &[])?;
+        Ok(self.push(link, window, 0, src, ctx).is_ok())
+    }
+
     /// Reads the peer's memory `remote` into `local` (equal total lengths). Only where `caps.get`. If the
     /// call returns a [`Share`], the engine may ask the peer to `assist`: two processors copy faster than
     /// one.

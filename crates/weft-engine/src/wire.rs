@@ -9,7 +9,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the engine-to-engine protocol; both sides compare it at OPEN.
-pub(crate) const PROTOCOL_VERSION: u8 = 1;
+pub(crate) const PROTOCOL_VERSION: u8 = 2;
 
 /// Kinds of message. Kinds below [`FIRST_SEQUENCED`] belong to a link; all others belong to the numbered
 /// stream of a peer.
@@ -44,7 +44,7 @@ pub(crate) mod kind {
     /// RMA write whose payload follows at once, or by get or push: [`super::RmaHead`], [`super::Bulk`],
     /// addresses.
     pub(crate) const WRITE_RTS: u8 = 15;
-    /// RMA read that READ_DATA answers: [`super::RmaHead`], [`super::Bulk`].
+    /// RMA read that READ_DATA answers: [`super::RmaHead`].
     pub(crate) const READ: u8 = 16;
     /// RMA read that a put or push answers: [`super::RmaHead`], [`super::Bulk`], addresses.
     pub(crate) const READ_BULK: u8 = 17;
@@ -86,6 +86,10 @@ pub(crate) const F_MORE: u8 = 16;
 /// `Head::flags` of EAGER and RTS: a message of a collective (engine::collectives). Data means that the sender's
 /// part in the collective has failed.
 pub(crate) const F_COLLECTIVE: u8 = 64;
+
+/// `Head::flags` of RTS: the payload follows at once, into the next announced window. It is charged to the eager
+/// window.
+pub(crate) const F_FOLLOWS: u8 = 128;
 
 /// In place of an operation number: the sender does not wait for the success of this write.
 pub(crate) const NO_OP: u32 = u32::MAX;
@@ -180,7 +184,7 @@ pub(crate) struct RmaHead {
     pub(crate) op: Op,
     pub(crate) key: U64,
     pub(crate) addr: U64,
-    /// Immediate data where `F_DATA`.
+    /// Immediate data where `F_DATA`. In a READ, its length.
     pub(crate) data: U64,
 }
 
@@ -303,6 +307,11 @@ impl<const ROOM: usize> Writer<ROOM> {
     /// Appends a payload. The caller has checked that it fits.
     pub(crate) fn gather(&mut self, iov: &[crate::mem::Iov]) {
         self.len += crate::mem::gather(iov, &mut self.bytes[self.len..]);
+    }
+
+    /// Sets further flags of the message.
+    pub(crate) fn add_flags(&mut self, flags: u8) {
+        self.bytes[1] |= flags;
     }
 
     /// The finished header, with its number.

@@ -225,6 +225,80 @@ fn announced_bytes_arrive_in_their_window_only() {
     }
 }
 
+/// Says RTS with flag 128 for a message of `len` bytes, and `pieces` pieces of memory.
+fn say_followed(case: &mut Case, len: u64, pieces: u64) {
+    let source = if pieces > 0 { vec![4096, len] } else { vec![] };
+    case.say(RTS, 128, &words(&[&[pair(3, pieces), 0, 0, len][..], &source].concat()));
+}
+
+/// A message whose bytes follow needs a device that keeps order, bytes, and room in the window.
+#[test]
+fn a_followed_message_keeps_to_the_window() {
+    let caps = NicCaps { push_follows: true, ..CAPS };
+    let config = Config { window_bytes: 10_000, ..Config::default() };
+    for (caps, len, pieces, allowed) in [
+        (caps, LONG, 0, true),
+        (caps, 10_000 - 64, 0, true),
+        (caps, 10_000 - 63, 0, false),
+        (caps, u64::MAX, 0, false),
+        (caps, 0, 0, false),
+        (NicCaps { push_follows: false, ..caps }, LONG, 0, false),
+        (NicCaps { get: true, ..caps }, LONG, 1, false),
+    ] {
+        let mut case = Case::new(caps, config);
+        case.connect(0, 2);
+        say_followed(&mut case, len, pieces);
+        assert_eq!(case.is_cut(), !allowed, "{len} bytes in {pieces} pieces");
+        assert_eq!(case.engine.unexpected_messages(), usize::from(allowed));
+    }
+    let mut case = Case::new(caps, config);
+    case.connect(0, 2);
+    say_followed(&mut case, LONG, 0);
+    assert!(!case.is_cut());
+    say_followed(&mut case, LONG, 0);
+    assert!(case.is_cut(), "the two exceed the window together");
+}
+
+/// The bytes of a followed message that no receive waits for are kept, and count until a receive takes them.
+#[test]
+fn a_followed_message_waits_for_its_receive() {
+    let mut case = Case::new(NicCaps { push_follows: true, ..CAPS }, Config::default());
+    case.connect(0, 2);
+    say_followed(&mut case, LONG, 0);
+    case.push(1 << 63, 0, &[9; LONG as usize]);
+    assert!(case.done().is_empty() && !case.is_cut() && case.engine.unexpected_messages() == 1);
+    let mut memory = Owned::new(vec![1; LONG as usize]);
+    let iov = IovList::from_slice(&[memory.iov()]);
+    let ctx = Context { ptr: 1, user: 0 };
+    let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: RecvFlags::empty() };
+    case.engine.recv(&recv).unwrap();
+    assert_eq!(case.done()[0].len, LONG as usize);
+    assert_eq!(mem::to_vec(&[memory.iov()]), vec![9; LONG as usize]);
+    assert!(case.engine.at_rest());
+    case.push(1 << 63, 0, &[9; 1]);
+    assert!(!case.is_cut(), "bytes for a complete window are discarded");
+}
+
+/// A short write that names no level ends when it has left. Its refusal is reported without its context, once.
+#[test]
+fn a_plain_write_ends_when_it_has_left() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![1; 100]);
+    let remote = [RmaIov { addr: 0, len: 100, key: 7 }];
+    let ctx = Context { ptr: 5, user: 0 };
+    let op = RmaOp { dest: 0, iov: &[memory.iov()], remote: &remote, data: 0, ctx, flags: OpFlags::empty() };
+    case.engine.write(&op).unwrap();
+    let ends = case.done();
+    assert!(ends.len() == 1 && ends[0].ctx.ptr == 5 && ends[0].fault.is_none() && ends[0].len == 100, "{ends:?}");
+    assert_eq!(u32_at(&case.sent(WRITE), 8), u32::MAX);
+    case.say(FIN, 0, &words(&[pair(u32::MAX.into(), 1), 0]));
+    let ends = case.done();
+    assert!(ends.len() == 1 && ends[0].ctx.ptr == 0 && ends[0].fault.is_some() && !case.is_cut(), "{ends:?}");
+    case.say(FIN, 0, &words(&[pair(u32::MAX.into(), 1), 0]));
+    assert!(case.is_cut() && case.done().is_empty(), "a second refusal of one write");
+}
+
 /// Starts a call to a peer whose name is greater than the endpoint's, so that the peer's calls wait. Also
 /// returns the byte of the peer's name.
 fn calling() -> (Case, u8) {
@@ -399,7 +473,7 @@ fn requests_are_limited() {
     let asks: [(u8, &[u64], usize); 5] = [
         (WRITE, &[1, 7, 0, 0], REQUESTS + UNMATCHED),
         (WRITE, &[1, 8, 0, 0], 2 * REQUESTS),
-        (READ, &[1, 7, 0, 0, 8, 0, 0], 2 * REQUESTS),
+        (READ, &[1, 7, 0, 8], 2 * REQUESTS),
         (WRITE_RTS, &[1, 7, 0, 0, 100, 0, 0], REQUESTS),
         (RTS, &[1, 0, 0, 100], UNMATCHED),
     ];
@@ -459,9 +533,9 @@ fn a_large_queue_asks_no_more_than_a_peer_answers() {
     let mut begun = 0;
     for n in 0..150_000 {
         let remote = if n % 5 == 0 { &eight[..] } else { &one };
-        let op = RmaOp { dest: 0, iov: &iov, remote, data: 0, ctx, flags: OpFlags::empty() };
+        let flags = OpFlags::DELIVERY;
+        let op = RmaOp { dest: 0, iov: &iov, remote, data: 0, ctx, flags };
         if n % 5 == 4 {
-            let flags = OpFlags::DELIVERY;
             case.engine.send(&SendOp { dest: 0, iov: &iov, tag: 0, data: 0, ctx, flags }).unwrap();
         } else {
             case.engine.write(&op).unwrap();

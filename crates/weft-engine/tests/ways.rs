@@ -7,7 +7,7 @@ mod scripted;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use scripted::{CAPS, Case, Event, FIRST_PROBE, name, open, parts, words};
+use scripted::{CAPS, Case, Event, FIRST_PROBE, PROTOCOL_VERSION, name, open, parts, words};
 use weft_engine::Pool;
 use weft_engine::api::{
     ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Fault, Matching, OpFlags, RecvFlags,
@@ -689,7 +689,7 @@ fn an_inject_does_not_fail_with_a_peers_call() {
 
 /// The OPEN of a peer that has connected `number` times before.
 fn call(number: u64) -> Vec<u8> {
-    words(&[u64::from(OPEN), 1 | number << 32, 1 << 20])
+    words(&[u64::from(OPEN), PROTOCOL_VERSION | number << 32, 1 << 20])
 }
 
 /// Connects to a peer whose own call waits for the end of this attempt.

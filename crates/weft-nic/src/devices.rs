@@ -351,6 +351,15 @@ impl Nic for Devices {
         }
     }
 
+    fn announce(&mut self, link: LinkId, head: &[u8], window: u64, src: &[Iov], ctx: u64) -> Result<bool, Full> {
+        let (via, inner) = self.table.way(link);
+        match (via, &mut self.shm, &mut self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.announce(inner, head, window, src, ctx),
+            (Via::Tcp, _, Some(tcp)) => tcp.announce(inner, head, window, src, ctx),
+            _ => Err(Full),
+        }
+    }
+
     fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {

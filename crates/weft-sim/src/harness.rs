@@ -429,6 +429,7 @@ impl Harness {
                 remote,
                 must_fail,
                 end,
+                refused: false,
                 events,
             };
             self.oracle.accepted(op, Record::Rma(record));

@@ -239,7 +239,7 @@ impl<N: Nic> Engine<N> {
         peer.message_sent();
         peer.count_access(Direction::Sent, remote.len);
         if unwatched {
-            peer.begin_quiet_write();
+            peer.begin_nameless();
             return true;
         }
         peer.begin_fetch(cost);
@@ -399,10 +399,14 @@ impl State {
         let mut family = CompletionFlags::ATOMIC;
         let kind = if amo.fetches() {
             family.set(CompletionFlags::CHANGES, amo.changes());
-            let room = part_room(&self.peers[peer_id]);
-            let results = self.peers.queues(peer_id).new_results();
-            amo.execute(&target, request.sources, Some(results.begin(id, len, room)));
-            self.peers.activate(peer_id);
+            if self.may_prompt(peer_id, len) {
+                amo.execute(&target, request.sources, Some(self.prompts.begin(peer_id, kind::RESULTS, id)));
+            } else {
+                let room = part_room(&self.peers[peer_id]);
+                let results = self.peers.queues(peer_id).new_results();
+                amo.execute(&target, request.sources, Some(results.begin(id, len, room)));
+                self.peers.activate(peer_id);
+            }
             Kind::RemoteRead
         } else {
             amo.execute(&target, request.sources, None);

@@ -21,6 +21,7 @@ mod peer;
 mod peers;
 mod prefetch;
 mod probe;
+mod prompts;
 mod receives;
 mod recv;
 mod registrations;
@@ -54,6 +55,7 @@ use crate::engine::links::Links;
 use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, request_limit};
 use crate::engine::peers::Peers;
+use crate::engine::prompts::Prompts;
 use crate::engine::receives::Incoming;
 use crate::engine::registrations::Registrations;
 use crate::engine::remote_events::Target;
@@ -77,6 +79,8 @@ pub(crate) struct State {
     outgoing: Outgoing,
     incoming: Incoming,
     target: Target,
+    /// Short answers to requests of the poll that is under way.
+    prompts: Prompts,
     /// Registrations of transfers and operations, if the device demands them.
     registrations: Option<Box<Registrations>>,
     /// The device has accepted bulk data since the last poll.
@@ -103,6 +107,7 @@ impl State {
             address_queries: Vec::new(),
             incoming: Incoming::new(&config),
             target: Target::new(config.probe),
+            prompts: Prompts::default(),
             outgoing: Outgoing::new(request_limit(config.tx_depth)),
             registrations: None,
             bulk_started: false,
@@ -334,7 +339,7 @@ impl<N: Nic> Engine<N> {
     /// Makes one round of progress: RX, deferred work, TX. Returns the number of events, 0 if nothing happened.
     #[inline(always)]
     pub fn progress(&mut self) -> usize {
-        let mut events = self.nic.poll(&mut self.state);
+        let mut events = self.poll_nic();
         if self.state.links.is_due() {
             events += self.run_due();
         }
@@ -342,7 +347,7 @@ impl<N: Nic> Engine<N> {
             events += self.run_active();
             // Bulk operations that the device has just accepted can move in this round.
             if std::mem::take(&mut self.state.bulk_started) {
-                events += self.nic.poll(&mut self.state);
+                events += self.poll_nic();
                 if self.state.links.has_work() {
                     // Links that end are closed before the memory of their transfers is released.
                     events += usize::from(self.run_links());
@@ -353,6 +358,13 @@ impl<N: Nic> Engine<N> {
         self.settle();
         self.nic.flush();
         events
+    }
+
+    /// Polls the device, and sends the answers that cannot wait.
+    #[inline(always)]
+    fn poll_nic(&mut self) -> usize {
+        let events = self.nic.poll(&mut self.state);
+        if events == 0 || self.state.prompts.is_empty() { events } else { events + self.send_prompts() }
     }
 
     /// Deregisters unused memory, before the client learns that its operations are complete.

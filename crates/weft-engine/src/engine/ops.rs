@@ -138,6 +138,13 @@ impl TxOp {
         Self::queued_access(Action::Write, op, peer, memory, len)
     }
 
+    /// A read whose only part has left.
+    #[inline(always)]
+    pub(crate) fn sent_read(op: &RmaOp<'_>, peer: PeerId, len: u64) -> Self {
+        let queued = Self::queued_read(op, peer, SmallVec::from_slice(op.iov), len);
+        Self { sent: 1, unsent: 0, pending: 1, ..queued }
+    }
+
     /// A read that has not left.
     #[inline(always)]
     pub(crate) fn queued_read(op: &RmaOp<'_>, peer: PeerId, iov: IovList, len: u64) -> Self {

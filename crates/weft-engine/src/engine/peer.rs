@@ -239,7 +239,7 @@ pub(crate) struct PeerExtra {
     rendezvous_waiting: u32,
     /// Number of sent writes and atomics without an acknowledgement of success. The peer may report at most
     /// this number of failures of unnamed operations.
-    quiet_writes: u64,
+    nameless: u64,
     /// Bytes of pending results of this side's atomics, with their names.
     fetching: u32,
     /// Bytes of pending answers to this side's reads that may have to be copied.
@@ -571,14 +571,14 @@ impl Peer {
 
     /// Notes that a write or atomic has left whose success the peer does not acknowledge.
     #[inline(always)]
-    pub(crate) fn begin_quiet_write(&mut self) {
-        self.extra().quiet_writes += 1;
+    pub(crate) fn begin_nameless(&mut self) {
+        self.extra().nameless += 1;
     }
 
     /// Notes that the peer has reported the failure of an unacknowledged operation.
-    pub(crate) fn quiet_write_failed(&mut self) -> Result<(), Violation> {
+    pub(crate) fn nameless_failed(&mut self) -> Result<(), Violation> {
         let extra = self.extra.as_mut().ok_or(Violation)?;
-        extra.quiet_writes = extra.quiet_writes.checked_sub(1).ok_or(Violation)?;
+        extra.nameless = extra.nameless.checked_sub(1).ok_or(Violation)?;
         Ok(())
     }
 

@@ -92,6 +92,18 @@ impl State {
     }
 
     fn request_prefetch(&mut self, peer_id: PeerId, announcement: ShortAnnouncement, len: u64, ack: bool) {
+        let token = self.start_prefetch(peer_id, announcement, len, ack);
+        self.peers.defer_matched(peer_id, BulkOp::RequestPush(token));
+    }
+
+    /// Starts the transfer of a waiting message into memory of the engine. Its length is charged to the window.
+    pub(crate) fn start_prefetch(
+        &mut self,
+        peer_id: PeerId,
+        announcement: ShortAnnouncement,
+        len: u64,
+        ack: bool,
+    ) -> TransferId {
         let ShortAnnouncement { tagged, key, op } = announcement;
         let mut bytes = Owned::new(vec![0; usize::try_from(len).unwrap_or(0)]);
         let iov = IovList::from_slice(&[bytes.iov()]);
@@ -103,7 +115,7 @@ impl State {
         if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().get_mut(key) {
             message.set_body(Body::Prefetch { token, len });
         }
-        self.peers.defer_matched(peer_id, BulkOp::RequestPush(token));
+        token
     }
 
     /// A receive has taken a message whose bytes are on their way. They are copied to the receive when they

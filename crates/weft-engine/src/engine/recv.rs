@@ -12,8 +12,8 @@ use crate::api::{ADDR_NONE, Addr, Completion, CompletionFlags, Context, Error, F
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::ids::PeerId;
-use crate::engine::ops::{Transfer, TransferKind};
+use crate::engine::ids::{PeerId, TransferId};
+use crate::engine::ops::{Staged, Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
 use crate::engine::peer::{Direction, WaitEvent};
 use crate::engine::prefetch::ShortAnnouncement;
@@ -21,9 +21,9 @@ use crate::engine::receives::{self, Receiver, RecvInfo};
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::Violation;
 use crate::matching::{Body, Unexpected, Wanted};
-use crate::mem::{self, Iov, IovList};
+use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::{LinkId, Nic, RemoteIov};
-use crate::wire::{self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
+use crate::wire::{self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_FOLLOWS, F_TAGGED, Reader, Rts, Short, kind};
 
 /// Number of memory pieces that the descriptor of every announced message may have.
 const SHORT_LIST: usize = 2;
@@ -444,6 +444,23 @@ impl State {
         if flags & F_COLLECTIVE != 0 {
             return self.on_collective_rts(peer_id, flags, &rts, source);
         }
+        if flags & F_FOLLOWS != 0 {
+            if !source.is_empty() {
+                return Err(Violation);
+            }
+            self.admit_followed(peer_id, len)?;
+            let token = match self.receive_for(tagged, src, tag, data, len) {
+                Some((iov, info)) => self.receive_followed(peer_id, iov, info, (op, ack), len),
+                None => {
+                    self.admit_announcement(peer_id, &mut source)?;
+                    let message =
+                        Unexpected::new(peer_id, tag, data, Body::Rendezvous { op, len, source: Vec::new(), ack });
+                    let key = self.keep_unexpected(tagged, message, src);
+                    self.start_prefetch(peer_id, ShortAnnouncement::new(tagged, key, op), len, ack)
+                }
+            };
+            return self.open_announced(peer_id, token);
+        }
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
             self.start_rendezvous(peer_id, iov, info, op, source, ack);
             return Ok(());
@@ -457,6 +474,52 @@ impl State {
             self.note_announcement(peer_id, ShortAnnouncement::new(tagged, key, op));
         }
         Ok(())
+    }
+
+    /// Charges an announced message whose bytes follow to the peer's window.
+    fn admit_followed(&mut self, peer_id: PeerId, len: u64) -> Result<(), Violation> {
+        let window = self.config.window_bytes as u64;
+        let peer = &mut self.peers[peer_id];
+        let cost = len.checked_add(EAGER_COST).ok_or(Violation)?;
+        let allowed = peer.has(PathFlags::PUSH_FOLLOWS) && len > 0;
+        if !allowed || peer.rx_used().checked_add(cost).is_none_or(|used| used > window) {
+            return Err(Violation);
+        }
+        peer.use_window(cost);
+        Ok(())
+    }
+
+    /// Starts the transfer of a followed message for a receive. Its bytes go into the receive's buffer directly, unless
+    /// that is shorter.
+    fn receive_followed(
+        &mut self,
+        peer_id: PeerId,
+        iov: IovList,
+        info: RecvInfo,
+        (op, ack): (u32, bool),
+        len: u64,
+    ) -> TransferId {
+        let bytes = usize::try_from(len).unwrap_or(usize::MAX);
+        let kind = TransferKind::Recv { info, op, ack };
+        if info.stored() == bytes {
+            self.return_window(peer_id, bytes);
+            let iov = mem::slice(&iov, 0, bytes);
+            return self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, Vec::new(), len));
+        }
+        let mut memory = Owned::new(vec![0; bytes]);
+        let whole = IovList::from_slice(&[memory.iov()]);
+        let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, whole, Vec::new(), len));
+        let mut staged = Staged::new(memory);
+        staged.set_target(iov);
+        self.outgoing.stage(token, staged);
+        token
+    }
+
+    /// Gives the next announced window of the peer to a transfer.
+    fn open_announced(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Violation> {
+        let next = self.peers[peer_id].announced().next();
+        self.outgoing.open(token, next);
+        self.peers[peer_id].announced().enter(Some(token))
     }
 
     /// Counts an announced message against the limits of its peer, and shortens its descriptor if many wait.

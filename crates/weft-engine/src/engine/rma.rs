@@ -4,22 +4,22 @@
 //! WRITE_RTS, READ or READ_BULK → ACK, FIN, READ_DATA, or bytes in a window → completion. At the target, every
 //! request is checked against [`Regions`] (key, access, range) before a byte moves.
 //!
-//! A write is complete when the target has stored it, so delivery complete costs nothing extra. An
-//! unacknowledged inject is an exception. Immediate data travels with the last part. The target reports it when
+//! A short write without a completion level is complete when it has left, as a short send is. The target executes it
+//! when it takes it, before all later messages. Every other write is complete when the target has stored it, so
+//! delivery complete costs nothing extra. Immediate data travels with the last part. The target reports it when
 //! all parts are stored ([`crate::engine::remote_events`]).
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::api::{Access, Completion, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Transfer, TransferKind, TxOp};
-use crate::engine::peer::Direction;
 use crate::engine::peer::{
-    BulkOp, Deferred, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, reply_cost,
+    Answer, BulkOp, Deferred, Direction, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, reply_cost,
 };
 use crate::engine::probe::{AccessibleSpans, Probe};
 use crate::engine::registrations::Holder;
@@ -35,6 +35,9 @@ use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, 
 /// The rights that a write and a read need.
 const WRITE: Access = Access { read: false, write: true };
 const READ: Access = Access { read: true, write: false };
+
+/// Size of a READ.
+const READ_ROOM: usize = size_of::<wire::Head>() + size_of::<RmaHead>();
 
 struct RegionEntry {
     region: Region,
@@ -182,14 +185,14 @@ impl<N: Nic> Engine<N> {
     }
 
     /// The fast path of [`Engine::write`]: one piece that is sent eagerly, with no operation queued before it.
-    /// Returns true if its bytes have left; only the state for its acknowledgement is kept. Returns false if it
-    /// has done nothing.
+    /// Returns true if its bytes have left. A write without a completion level is then complete. Otherwise only
+    /// the state for its acknowledgement is kept. Returns false if it has done nothing.
     fn write_now(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
         let [remote] = op.remote else { return false };
         let state = &mut self.state;
         let peer = &mut state.peers[peer_id];
         let Some(link) = peer.link() else { return false };
-        let nameless = op.flags.contains(OpFlags::QUIET | OpFlags::INJECT);
+        let nameless = peer.answer_to(op.flags) == Answer::Nothing;
         if !peer.tx_is_empty()
             || len > u64::from(peer.rma_bytes())
             || op.flags.contains(OpFlags::FENCE)
@@ -212,7 +215,11 @@ impl<N: Nic> Engine<N> {
         peer.message_sent();
         peer.count_access(Direction::Sent, len);
         if nameless {
-            peer.begin_quiet_write();
+            peer.begin_nameless();
+            if !op.flags.contains(OpFlags::QUIET) {
+                let done = Completion::new(Kind::Write, op.ctx, op.flags.into());
+                state.completions.push(Completion { len: mem::total_len(op.iov), data: op.data, ..done });
+            }
             return true;
         }
         peer.begin_ops(1);
@@ -224,9 +231,41 @@ impl<N: Nic> Engine<N> {
     /// Starts an RMA read. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn read(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (peer_id, len) = self.measure_rma(op)?;
+        if self.read_now(op, peer_id, len) {
+            return Ok(());
+        }
         self.enqueue_rma(op, Kind::Read, peer_id, len)?;
         self.run_peer(peer_id);
         Ok(())
+    }
+
+    /// The fast path of [`Engine::read`]: one piece whose bytes the answer carries, with no operation queued before it.
+    /// Returns false if it has done nothing.
+    fn read_now(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
+        let [remote] = op.remote else { return false };
+        let state = &mut self.state;
+        let peer = &mut state.peers[peer_id];
+        let Some(link) = peer.link() else { return false };
+        let cost = reply_cost(len);
+        if !peer.tx_is_empty()
+            || len > u64::from(peer.rma_bytes())
+            || op.flags.contains(OpFlags::FENCE)
+            || !peer.may_ask(0, state.outgoing.request_limit())
+            || peer.reading() + cost > REPLY_WINDOW_BYTES
+        {
+            return false;
+        }
+        let index = state.outgoing.next_op().get();
+        if self.nic.send(link, read_head(index, 0, 0, remote).with_seq(peer.tx_seq()), &[]).is_err() {
+            return false;
+        }
+        peer.message_sent();
+        peer.count_access(Direction::Sent, len);
+        peer.begin_read(cost);
+        peer.begin_ops(1);
+        peer.begin_accesses(1);
+        state.outgoing.push(peer, || TxOp::sent_read(op, peer_id, len));
+        true
     }
 
     /// Checks a read or write apart from queue space. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
@@ -308,15 +347,16 @@ impl<N: Nic> Engine<N> {
             let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
             let source = if direct { wire_iov(&iov, peer.mailbox_bytes() as usize) } else { SmallVec::new() };
             let follows = source.is_empty() && peer.has(PathFlags::PUSH_FOLLOWS);
-            let window = if follows { peer.announcing() } else { 0 };
             let head = rma_head(index.get(), part, op.data(), remote);
-            let peer_id = op.peer();
-            let bulk = (remote.len, window, &source[..]);
-            let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, peer.tx_seq());
-            if follows && sent.is_ok() {
-                self.push_behind(peer_id, index, part, &iov);
+            let (peer_id, seq, window) = (op.peer(), peer.tx_seq(), peer.announcing());
+            if follows {
+                let mut w = Short::new(kind::WRITE_RTS, bits);
+                w.put(&head);
+                put_bulk(&mut w, remote.len, window, &[]);
+                self.announce_push(link, peer_id, (index, part), w.with_seq(seq), &iov)
+            } else {
+                announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, (remote.len, 0, &source), seq)
             }
-            sent
         };
         if sent.is_ok() { Started::Sent } else { Started::Blocked }
     }
@@ -335,10 +375,7 @@ impl<N: Nic> Engine<N> {
             if peer.reading() + cost > REPLY_WINDOW_BYTES {
                 return Started::Blocked;
             }
-            let mut w = Short::new(kind::READ, bits);
-            w.put(&rma_head(index.get(), part, 0, remote));
-            put_bulk(&mut w, remote.len, 0, &[]);
-            if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
+            if self.nic.send(link, read_head(index.get(), part, bits, remote).with_seq(seq), &[]).is_err() {
                 return Started::Blocked;
             }
             self.state.peers[peer_id].begin_read(cost);
@@ -388,6 +425,13 @@ fn part_flags(flags: OpFlags, last: bool) -> u8 {
 fn write_head(op: u32, part: u32, bits: u8, data: u64, remote: &RmaIov) -> Short {
     let mut w = Short::new(kind::WRITE, bits);
     w.put(&rma_head(op, part, data, remote));
+    w
+}
+
+/// READ: its length takes the place of the data, so that the message fits one cache line of a ring.
+fn read_head(op: u32, part: u32, bits: u8, remote: &RmaIov) -> Writer<READ_ROOM> {
+    let mut w = Writer::new(kind::READ, bits);
+    w.put(&rma_head(op, part, remote.len, remote));
     w
 }
 
@@ -496,41 +540,44 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn on_read(
-        &mut self,
-        peer_id: PeerId,
-        flags: u8,
-        mut r: Reader<'_>,
-        in_bulk: bool,
-    ) -> Result<(), Violation> {
+    pub(crate) fn on_read(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
-        let (bulk, home) = take_bulk(&mut r)?;
-        let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
+        let (key, len) = (head.key.get(), head.data.get());
         self.peers[peer_id].count_access(Direction::Received, len);
-        if !in_bulk && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.peers[peer_id].mailbox_bytes()) {
+        if len.saturating_add(HEADER_BYTES as u64) > u64::from(self.peers[peer_id].mailbox_bytes()) {
             return Err(Violation);
         }
         let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.target.regions().check(key, head.addr.get(), len, READ) {
-            Ok(iov) if in_bulk => {
-                let put = self.peers[peer_id].has(PathFlags::PUT) && !home.is_empty();
-                self.target.regions().acquire(key);
-                let kind = TransferKind::Serve { op: head.op, key, window, put, parts };
-                let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, home, len));
-                self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
-            }
             Ok(iov) => {
                 self.part_done(peer_id, parts, &RemoteAccess::read(key, mem::total_len(&iov)));
                 self.reply(peer_id, head.op, key, iov);
             }
             Err(status) => {
                 self.part_failed(parts);
-                self.queue_fin(
-                    peer_id,
-                    head.op.op.get(),
-                    status,
-                    if in_bulk { window } else { head.op.part.get().into() },
-                );
+                self.queue_fin(peer_id, head.op.op.get(), status, head.op.part.get().into());
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn on_read_bulk(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+        let head: RmaHead = r.take().ok_or(Violation)?;
+        let (bulk, home) = take_bulk(&mut r)?;
+        let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
+        self.peers[peer_id].count_access(Direction::Received, len);
+        let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
+        match self.target.regions().check(key, head.addr.get(), len, READ) {
+            Ok(iov) => {
+                let put = self.peers[peer_id].has(PathFlags::PUT) && !home.is_empty();
+                self.target.regions().acquire(key);
+                let kind = TransferKind::Serve { op: head.op, key, window, put, parts };
+                let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, home, len));
+                self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
+            }
+            Err(status) => {
+                self.part_failed(parts);
+                self.queue_fin(peer_id, head.op.op.get(), status, window);
             }
         }
         Ok(())
@@ -540,6 +587,13 @@ impl State {
     /// leaves, or before the same peer changes memory.
     fn reply(&mut self, peer_id: PeerId, op: Op, key: u64, iov: IovList) {
         let len = mem::total_len(&iov);
+        if self.may_prompt(peer_id, len) {
+            let message = self.prompts.begin(peer_id, kind::READ_DATA, op);
+            let start = message.len();
+            message.resize(start + len, 0);
+            mem::gather(&iov, &mut message[start..]);
+            return;
+        }
         if len > PROMPT_REPLY_BYTES {
             return self.peers.defer(peer_id, Deferred::Reply { op, key, iov, copy: None });
         }

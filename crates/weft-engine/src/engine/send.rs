@@ -18,8 +18,7 @@ use crate::engine::State;
 use crate::engine::connection::Role;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
-use crate::engine::peer::Answer;
-use crate::engine::peer::Direction;
+use crate::engine::peer::{Answer, Direction, PathFlags};
 use crate::engine::registrations::Holder;
 use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
@@ -27,8 +26,8 @@ use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::{Full, LinkId, Nic};
 use crate::wire::{
-    self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status,
-    Writer, kind,
+    self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_FOLLOWS, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short,
+    Status, Writer, kind,
 };
 
 /// The cost of a message in the eager window beside its payload: about the size of its entry in the unexpected
@@ -216,7 +215,11 @@ impl<N: Nic> Engine<N> {
             return State::drop_datagram(op, &mut self.state.dropped);
         } else {
             let holder = Holder::Part { op: index, part: 0 };
+            let (peer_id, len) = (op.peer(), op.len());
             let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
+            if !direct && peer.has(PathFlags::PUSH_FOLLOWS) && cost <= peer.tx_credit() && op.kind() == Kind::Send {
+                return self.send_followed(index, peer_id, link);
+            }
             let (mailbox_bytes, seq) = (peer.mailbox_bytes() as usize, peer.tx_seq());
             let room = direct.then_some(mailbox_bytes);
             let sent = match op.iov().len() {
@@ -227,11 +230,37 @@ impl<N: Nic> Engine<N> {
                 return Started::Blocked;
             }
             op.message_left(Phase::AwaitCts, 1, unmatched);
-            if op.len() <= u64::from(peer.eager_bytes()) {
+            if len <= u64::from(peer.eager_bytes()) {
                 peer.count_stall();
             }
-            peer.count_rendezvous(Direction::Sent, op.len());
+            peer.count_rendezvous(Direction::Sent, len);
         }
+        peer.message_sent();
+        Started::Sent
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Sends a long message as an announcement with the bytes behind it, for which the peer's window has room. No copy
+    /// is made here, and none at the peer if a receive waits there. The end of the push shows that the bytes have
+    /// arrived, so only the delivery needs an answer.
+    #[inline(never)] // See `run_peer`.
+    fn send_followed(&mut self, index: OpId, peer_id: PeerId, link: LinkId) -> Started {
+        let Some(op) = self.state.outgoing.op(index) else { return Started::Sent };
+        let (len, iov) = (op.len(), IovList::from_slice(op.iov()));
+        let delivery = op.flags().contains(OpFlags::DELIVERY);
+        let mut head = rts_head::<SHORT_ROOM>(index, op, delivery, None);
+        head.add_flags(F_FOLLOWS);
+        let seq = self.state.peers[peer_id].tx_seq();
+        if self.announce_push(link, peer_id, (index, 0), head.with_seq(seq), &iov).is_err() {
+            return Started::Blocked;
+        }
+        if let Some(op) = self.state.outgoing.op_mut(index) {
+            op.message_left(Phase::Pushing(delivery), 1, delivery);
+        }
+        let peer = &mut self.state.peers[peer_id];
+        planted!(Bug::FollowedUncharged, peer.use_credit(len + EAGER_COST), ());
+        peer.count_rendezvous(Direction::Sent, len);
         peer.message_sent();
         Started::Sent
     }
@@ -311,7 +340,7 @@ impl State {
         let fin: Fin = r.take().ok_or(Violation)?;
         let status = Status::from_wire(fin.status.get()).ok_or(Violation)?;
         if fin.op.get() == wire::NO_OP {
-            self.peers[peer_id].quiet_write_failed()?;
+            self.peers[peer_id].nameless_failed()?;
             self.nameless_fault(status);
             return Ok(());
         }

@@ -46,6 +46,7 @@ impl State {
     pub(crate) fn reset_peer(&mut self, peer_id: PeerId, why: LinkError) {
         let fault = Fault::Link(why);
         self.close_links(peer_id);
+        self.prompts.forget(peer_id);
         let peer = &self.peers[peer_id];
         let (link, in_use) = (peer.link(), peer.is_in_use());
         self.peers.note_sweepable(peer.addr() == ADDR_NONE);
@@ -324,8 +325,8 @@ impl State {
             kind::CREDIT => self.on_credit(peer_id, r),
             kind::WRITE => self.on_write(peer_id, head.flags, r),
             kind::WRITE_RTS => self.on_write_rts(peer_id, head.flags, r),
-            kind::READ => self.on_read(peer_id, head.flags, r, false),
-            kind::READ_BULK => self.on_read(peer_id, head.flags, r, true),
+            kind::READ => self.on_read(peer_id, head.flags, r),
+            kind::READ_BULK => self.on_read_bulk(peer_id, head.flags, r),
             kind::READ_DATA => self.on_read_data(peer_id, r),
             kind::ASSIST => self.on_assist(peer_id, r),
             kind::ATOMIC => self.on_atomic(peer_id, head, r),

@@ -9,9 +9,9 @@
 //! remains responsible: it alone knows when all bytes have moved, and sends FIN. An operation ends when FIN has
 //! arrived and its own device no longer uses its memory.
 //!
-//! If a device pushes in order with messages (`push_follows`), the bytes of a long write follow their
-//! announcement at once, into a window that the writer names ([`Announced`]). The target drops them if it
-//! refuses the write.
+//! If a device pushes in order with messages (`push_follows`), the bytes of a long write or message follow their
+//! announcement at once ([`Announced`]). The target drops those of a write that it refuses. Those of a message are
+//! charged to the eager window, because they may have to wait for a receive.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::rma::part_iov;
 use crate::engine::state::Violation;
 use crate::mem::{self, Iov, IovList};
-use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
+use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov, Share};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 
 /// Limit of memory pieces for which help is requested, so that the message stays short.
@@ -280,20 +280,32 @@ impl State {
 }
 
 impl<N: Nic> Engine<N> {
-    /// Pushes the bytes of a part whose announcement has just left.
-    pub(crate) fn push_behind(&mut self, peer_id: PeerId, index: OpId, part: u32, iov: &[Iov]) {
+    /// Sends the announcement `head` of a part, and pushes the part's bytes behind it.
+    pub(crate) fn announce_push(
+        &mut self,
+        link: LinkId,
+        peer_id: PeerId,
+        (index, part): (OpId, u32),
+        head: &[u8],
+        iov: &[Iov],
+    ) -> Result<(), Full> {
         let peer = &mut self.state.peers[peer_id];
-        let Some(link) = peer.link() else { return };
         let window = peer.announcing();
+        let pushed = if peer.queues().is_some_and(|queues| queues.has_bulk()) {
+            self.nic.send(link, head, &[])?;
+            false
+        } else {
+            self.nic.announce(link, head, window, iov, DeviceContext::Push(index).to_number())?
+        };
         peer.window_announced();
         if let Some(op) = self.state.outgoing.op_mut(index) {
             op.push_begins();
         }
-        let queued = peer.queues().is_some_and(|queues| queues.has_bulk());
-        if queued || self.nic.push(link, window, 0, iov, DeviceContext::Push(index).to_number()).is_err() {
+        if !pushed {
             let len = mem::total_len(iov) as u64;
             self.state.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len });
         }
+        Ok(())
     }
 }
 

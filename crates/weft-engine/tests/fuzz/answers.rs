@@ -196,10 +196,14 @@ impl World {
         let bytes = || vec![self.steps; usize::try_from(len).unwrap().min(400)];
         match kind % 8 {
             0 => self.case.say(8, 0, &bytes()),
-            1 => self.case.say(9, 4, &[&words(&[pair(1, direct), 0, 0, len]), piece].concat()),
+            1 => self.case.say(
+                9,
+                if detail & 4 != 0 { 4 | 128 } else { 4 },
+                &[&words(&[pair(1, direct), 0, 0, len]), piece].concat(),
+            ),
             2 => self.case.say(14, more, &[words(&[op, 7, 0, 0]), bytes()].concat()),
             3 => self.case.say(15, more, &[&words(&[op, 7, 0, 0, len, announced, direct]), piece].concat()),
-            4 => self.case.say(16, more, &words(&[op, 7, 0, 0, len, 0, 0])),
+            4 => self.case.say(16, more, &words(&[op, 7, 0, len])),
             5 => self.case.say(17, more, &[&words(&[op, 7, 0, 0, len, 1 << 40, direct]), piece].concat()),
             // FI_ATOMIC_READ of 8-byte numbers.
             6 => self.case.say_as([20, 8 | more, 0, 10], &words(&[op, 7, 0, len])),

@@ -343,9 +343,12 @@ impl Case {
     }
 }
 
+/// The version of the messages (docs/protocol.md).
+pub const PROTOCOL_VERSION: u64 = 2;
+
 /// An OPEN (0) or OPEN_OK (1) message.
 pub fn open(kind: u8) -> Vec<u8> {
-    words(&[u64::from(kind), 1, 1 << 20])
+    words(&[u64::from(kind), PROTOCOL_VERSION, 1 << 20])
 }
 
 pub fn words(words: &[u64]) -> Vec<u8> {

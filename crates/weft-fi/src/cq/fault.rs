@@ -60,7 +60,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         21 => {
             c"denied: the job keys of the two endpoints differ (FI_WEFT_JOB_KEY, auth_key), or the full address is needed"
         }
-        22 => c"the peer violated the protocol",
+        22 => c"the peer violated the protocol, or has another version of weft: install the same version for all processes",
         23 => c"direct access to the peer's memory failed",
         24 => c"out of memory, ports, or epoll watches",
         25 => c"only one of the two endpoints encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes",

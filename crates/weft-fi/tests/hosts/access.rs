@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
+use crate::rig::Cntr;
 use crate::side::{
     Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, copies_alone, introduce, is_all, long_bytes, memory,
     name_of, pattern, scenes, until, works,
@@ -58,6 +59,7 @@ pub(crate) fn all(lib: &Lib) {
         lib,
         &[
             ("refused", refused),
+            ("refused_after_completion", refused_after_completion),
             ("roles", roles),
             ("unrequested_accesses", unrequested_accesses),
             ("endpoints", endpoints),
@@ -73,7 +75,7 @@ pub(crate) fn all(lib: &Lib) {
 
 /// Every RMA function with every refusal, short and long.
 fn refused(lib: &Lib) {
-    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), Side::new(lib));
     let readable = pattern(REGION_BYTES);
     let writable = memory(REGION_BYTES);
     let regions = [
@@ -96,7 +98,8 @@ fn refused(lib: &Lib) {
                 let what = format!("{} of {len} bytes, {}", call.name, refusal.what);
                 let buf = memory(len);
                 buf.fill(0x5a);
-                let args = Args { key: refusal.key, addr: refusal.addr, context: 0xc7, ..Args::new(buf, to_b) };
+                let (key, addr, flags) = (refusal.key, refusal.addr, FI_DELIVERY_COMPLETE);
+                let args = Args { key, addr, flags, context: 0xc7, ..Args::new(buf, to_b) };
                 assert_eq!(unsafe { (call.run)(a.ep, &args) }, 0, "{what}");
                 let entry = a.next(&[&b]).failed();
                 assert_eq!(entry.err, refusal.err, "{what}");
@@ -126,6 +129,33 @@ fn refused(lib: &Lib) {
         assert_eq!(close(region), 0);
     }
     assert_eq!([close(ok), close(failed)], [0, 0]);
+}
+
+/// A short write without a completion level is complete when it has left. Its refusal follows without its context.
+fn refused_after_completion(lib: &Lib) {
+    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
+    works(&a, &b, to_b);
+    let (target, written) = (memory(64), Cntr(a.opened.cntr()));
+    assert_eq!(bind(a.ep, written.0, FI_WRITE), 0);
+    let region = b.register(target, FI_REMOTE_WRITE, WRITABLE);
+    for key in [CLOSED, WRITABLE, CLOSED] {
+        let refused = key == CLOSED;
+        a.start("fi_write", &Args { key, context: 0xc7, ..Args::new(pattern(64), to_b) }, &[&b]);
+        assert_eq!(a.next(&[&b]).done().op_context as usize, 0xc7);
+        if refused {
+            let entry = a.next(&[&b]).failed();
+            assert_eq!((entry.err, entry.op_context as usize), (FI_EKEYREJECTED, 0));
+            assert_eq!(entry.flags & (FI_RMA | FI_WRITE), FI_RMA | FI_WRITE);
+        }
+        a.nothing(&[&b]);
+        assert_eq!(is_all(target, 0), refused);
+        target.fill(0);
+    }
+    assert_eq!((written.read(), written.errors()), (3, 2));
+    assert_eq!(close(region), 0);
+    let mut a = a;
+    a.close_ep();
+    assert_eq!(close(written.0), 0);
 }
 
 /// An endpoint that was opened without the role of a target refuses reads or writes, whatever its regions

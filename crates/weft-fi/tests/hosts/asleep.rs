@@ -207,7 +207,8 @@ fn many_sleepers(lib: &Lib) {
         nap();
         for (n, &dest) in dests.iter().enumerate() {
             let source = vec![round + n as u8; 64].leak();
-            a.start("fi_write", &Args { key: KEY, addr: 64 * n as u64, ..Args::new(source, dest) }, &[]);
+            let (addr, flags) = (64 * n as u64, FI_DELIVERY_COMPLETE | FI_COMPLETION);
+            a.start("fi_writemsg", &Args { key: KEY, addr, flags, ..Args::new(source, dest) }, &[]);
         }
         for _ in &dests {
             a.next(&[]).done();

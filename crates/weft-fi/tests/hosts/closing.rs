@@ -169,7 +169,8 @@ fn regions_during_a_close(lib: &Lib) {
         std::thread::sleep(Duration::from_millis(10));
         assert_eq!([close(region), close(written.0)], [0; 2]);
         target.fill(0);
-        a.start("fi_write", &write, &[]);
+        let delivered = Args { flags: FI_DELIVERY_COMPLETE | FI_COMPLETION, ..write };
+        a.start("fi_writemsg", &delivered, &[]);
         let outcome = a.next(&[]);
         assert_eq!(closing.join().unwrap(), 0);
         assert!(is_all(target, 0), "the memory of a closed region was written");

@@ -303,7 +303,8 @@ fn receiver(lib: &Lib) {
 /// The target dies. Five connected endpoints of the survivor have operations pending with it, and a sixth
 /// endpoint has tried to connect.
 fn target(lib: &Lib) {
-    let [rma, mut closing, flood, blocked] = [(); 4].map(|()| Side::new(lib));
+    let rma = Side::delivering(lib);
+    let [mut closing, flood, blocked] = [(); 3].map(|()| Side::new(lib));
     let progressed = Side::with(lib, 0, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
     let stranger = Side::new(lib);
     let mut peer = Peer::start(Role::Target, &rma);
@@ -377,7 +378,8 @@ fn counted(cntr: *mut fid_cntr) -> (u64, u64) {
 fn start_accesses(side: &Side<'_>, dead: u64) -> usize {
     let all = [("fi_write", 8), ("fi_write", BYTES), ("fi_read", 8), ("fi_read", BYTES), ("fi_writemsg", 100_000)];
     for (at, (name, len)) in all.into_iter().enumerate() {
-        side.start(name, &Args { key: KEY, context: 0x50 + at, ..Args::new(memory(len), dead) }, &[]);
+        let flags = FI_DELIVERY_COMPLETE;
+        side.start(name, &Args { key: KEY, context: 0x50 + at, flags, ..Args::new(memory(len), dead) }, &[]);
     }
     all.len()
 }

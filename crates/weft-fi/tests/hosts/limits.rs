@@ -73,7 +73,8 @@ fn messages_without_receives(lib: &Lib) {
     for at in 0..MESSAGES {
         let source = pattern(LONG_BYTES + at);
         source[0] = at as u8;
-        a.start("fi_tsend", &Args { context: at, ..Args::new(source, to_b) }, &[&b]);
+        let flags = FI_DELIVERY_COMPLETE | FI_COMPLETION;
+        a.start("fi_tsendmsg", &Args { context: at, flags, ..Args::new(source, to_b) }, &[&b]);
     }
     a.nothing(&[&b]);
     b.nothing(&[&a]);

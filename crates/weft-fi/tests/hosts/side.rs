@@ -307,6 +307,11 @@ impl<'a> Side<'a> {
         Self::unbound(lib, cq_size, hints).bound()
     }
 
+    /// Opens and enables an endpoint whose operations are complete when they are delivered.
+    pub(crate) fn delivering(lib: &'a Lib) -> Self {
+        Self::with(lib, 0, |hints| hints.tx().op_flags = FI_DELIVERY_COMPLETE)
+    }
+
     /// Binds and enables the endpoint.
     pub(crate) fn bound(self) -> Self {
         assert_eq!(bind(self.ep, self.av, 0), 0);

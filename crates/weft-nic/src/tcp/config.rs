@@ -62,7 +62,7 @@ impl Default for TcpConfig {
             resume_ms: 10_000,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
-            eager_bytes: 64 * 1024,
+            eager_bytes: 32 * 1024,
             segment_bytes: 256 * 1024,
             half_open: 128,
             unsent: None,

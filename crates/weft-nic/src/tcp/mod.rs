@@ -144,6 +144,8 @@ pub struct Tcp {
     agenda: Agenda,
     /// The time at which the acknowledgements on the agenda are sent.
     next_ack_ms: u64,
+    /// Links whose peers have requested an acknowledgement since the last flush ([`Tcp::flush`]).
+    requested: Vec<u32>,
     stage: Stage,
     writer: Writer,
     pace: Pace,
@@ -198,6 +200,7 @@ impl Tcp {
             halves: Slab::new(),
             agenda: Agenda::default(),
             next_ack_ms: u64::MAX,
+            requested: Vec::new(),
             stage: Stage::new(),
             writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
             pace: Pace::new(),
@@ -266,7 +269,10 @@ impl Tcp {
 
     /// Whether a poll has work before anything arrives.
     pub(crate) fn has_work(&self) -> bool {
-        !(self.agenda.is_empty(Task::Flush) && !self.writer.has_done() && self.agenda.is_empty(Task::ReportEnd))
+        !(self.agenda.is_empty(Task::Flush)
+            && self.requested.is_empty()
+            && !self.writer.has_done()
+            && self.agenda.is_empty(Task::ReportEnd))
     }
 
     /// Whether a poll has no work before anything arrives, apart from messages noted in [`Self::unsent`].
@@ -274,6 +280,7 @@ impl Tcp {
     pub fn is_idle(&self) -> bool {
         let keeps = |id: u32| self.links.get(id).is_none_or(|link| link.tx.pushes() == 0);
         !self.writer.has_done()
+            && self.requested.is_empty()
             && self.agenda.is_empty(Task::ReportEnd)
             && (self.agenda.is_empty(Task::Flush)
                 || self.config.unsent.is_some() && self.agenda.links(Task::Flush).all(keeps))
@@ -442,6 +449,24 @@ impl Tcp {
         self.agenda.give_back(round);
     }
 
+    /// Leaves the requested acknowledgements to the next flush: the client often answers what has just arrived, and the
+    /// acknowledgement then leaves with the answer, in one call. Otherwise the next poll or the flusher sends it.
+    #[cold]
+    #[inline(never)]
+    fn delay_acknowledgements(&mut self) {
+        let noted = self.config.unsent.as_ref().is_some_and(|unsent| unsent.note());
+        while let Some(id) = self.requested.pop() {
+            if self.links.get(id).is_none_or(|link| !link.tx.ack_due) {
+                continue;
+            }
+            if noted {
+                self.agenda.add(Task::Flush, id);
+            } else {
+                self.pump(id);
+            }
+        }
+    }
+
     /// Writes bytes that no thread would write later.
     #[cold]
     #[inline(never)]
@@ -538,6 +563,16 @@ impl Nic for Tcp {
         Ok(())
     }
 
+    fn announce(&mut self, link: LinkId, head: &[u8], window: u64, src: &[Iov], ctx: u64) -> Result<bool, Full> {
+        let slot = self.links.get_mut(link.0).filter(|slot| matches!(slot.state, State::Up)).ok_or(Full)?;
+        self.writer.gather(&mut slot.tx, head, &[])?;
+        let pushed = self.push(link, window, 0, src, ctx).is_ok();
+        if !pushed {
+            self.agenda.add(Task::Flush, link.0);
+        }
+        Ok(pushed)
+    }
+
     fn get(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<Option<Share>, Full> {
         debug_assert!(false, "tcp has no get");
         Err(Full)
@@ -557,6 +592,9 @@ impl Nic for Tcp {
     fn flush(&mut self) {
         self.writer.begin_round();
         self.write_dirty();
+        if !self.requested.is_empty() {
+            self.delay_acknowledgements();
+        }
     }
 
     #[inline(always)]

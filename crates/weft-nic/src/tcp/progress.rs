@@ -311,12 +311,14 @@ impl Tcp {
         Ok(())
     }
 
-    /// Acknowledges the peer's stream: now, if `now` is set or many bytes are unacknowledged, otherwise by a timer.
-    pub(super) fn acknowledge(&mut self, id: u32, now: bool) {
+    /// Acknowledges the peer's stream: soon if `requested` is set or many bytes are unacknowledged, otherwise by a
+    /// timer.
+    pub(super) fn acknowledge(&mut self, id: u32, requested: bool) {
         let Some(link) = self.links.get_mut(id) else { return };
-        if now || link.rx.owes_ack_now() {
-            link.tx.ack_due = true;
-            self.agenda.add(Task::Flush, id);
+        if requested || link.rx.owes_ack_now() {
+            if !std::mem::replace(&mut link.tx.ack_due, true) {
+                self.requested.push(id);
+            }
         } else if link.rx.owes_ack() {
             link.rx.on_agenda(true);
             if self.agenda.is_empty(Task::AckDue) {

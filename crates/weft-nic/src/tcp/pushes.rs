@@ -29,7 +29,7 @@ const MARKS: usize = 256;
 const ASK_EVERY: u32 = 16;
 /// The number of bytes for which the request of a push may be delayed, if other pushes follow. An acknowledgement costs
 /// a system call, and a packet against the stream's direction.
-const ASK_BYTES: usize = 256 * 1024;
+const ASK_BYTES: usize = 1024 * 1024;
 
 /// Segments that were written after the last request for an acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]

@@ -280,11 +280,7 @@ impl Writer {
         assert!(len <= MAILBOX_BYTES, "a message of {len} bytes was given to a device whose mailbox is smaller");
         let frame_bytes = HEAD_BYTES + len;
         let (queued, unacked) = (tx.queued(), tx.messages.len());
-        if tx.socket.has_failed()
-            || unacked + frame_bytes > KEPT_BYTES
-            || queued + frame_bytes > self.queue_bytes
-            || !tx.messages.make_room(frame_bytes, &mut self.spare)
-        {
+        if !self.has_room(tx, frame_bytes) {
             return Err(Full);
         }
         let first = queued == 0 && tx.socket.takes() && !tx.ack_due && !tx.is_cut();
@@ -305,6 +301,26 @@ impl Writer {
             self.pump(wire, tx, rx, 1);
         }
         Ok(())
+    }
+
+    /// Accepts a message and copies it, like [`Self::message`]. It leaves with the next pump.
+    pub(super) fn gather(&mut self, tx: &mut Tx, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let len = head.len() + mem::total_len(body);
+        let frame_bytes = HEAD_BYTES + len;
+        if !self.has_room(tx, frame_bytes) {
+            return Err(Full);
+        }
+        tx.messages.append(head, body, len);
+        Ok(())
+    }
+
+    /// Whether the link accepts a frame of this length.
+    #[inline(always)]
+    fn has_room(&mut self, tx: &mut Tx, frame_bytes: usize) -> bool {
+        !tx.socket.has_failed()
+            && tx.messages.len() + frame_bytes <= KEPT_BYTES
+            && tx.queued() + frame_bytes <= self.queue_bytes
+            && tx.messages.make_room(frame_bytes, &mut self.spare)
     }
 
     /// Accepts a push. The next pump begins to send it.

@@ -22,7 +22,7 @@ mod shared;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use weft_engine::api::{Completion, Fault, Kind, RecvFlags};
+use weft_engine::api::{Completion, Context, Fault, Kind, RecvFlags};
 use weft_engine::nic::LinkError;
 
 use crate::memory::Buffer;
@@ -410,6 +410,11 @@ impl Oracle {
         let at = self.tick();
         if matches!(c.kind, Kind::RemoteWrite | Kind::RemoteRead) {
             self.remote_event(rank, c, src);
+            self.count(rank, c);
+            return None;
+        }
+        if c.kind == Kind::Write && c.ctx == Context::default() && c.fault.is_some() {
+            self.refusal(rank, c);
             self.count(rank, c);
             return None;
         }

@@ -40,8 +40,23 @@ pub struct RmaRecord {
     pub must_fail: Option<Fault>,
     /// The result.
     pub end: Option<Result<(), Fault>>,
+    /// The target has reported by a completion without a context that it refused the write.
+    pub refused: bool,
     /// Remote events seen that carry its data.
     pub events: usize,
+}
+
+impl RmaRecord {
+    /// Whether the operation may be complete when it has left.
+    fn may_leave(&self) -> bool {
+        self.kind == Kind::Write && !self.flags.contains(OpFlags::DELIVERY)
+    }
+
+    /// Whether a refusal may be reported without a context.
+    fn may_be_refused(&self) -> bool {
+        let left = self.end == Some(Ok(())) || self.end.is_none() && self.flags.contains(OpFlags::QUIET);
+        self.may_leave() && !self.refused && left
+    }
 }
 
 impl Oracle {
@@ -60,6 +75,7 @@ impl Oracle {
             (Some(fault), Some(must)) if fault == must => return Ok(rma.buffer),
             (Some(Fault::Link(why)), _) if self.excuses(op, why, rma.rank, rma.target) => return Ok(rma.buffer),
             (Some(fault), _) => return Err(format!("failed: {fault}")),
+            (None, Some(_)) if rma.may_leave() => {}
             (None, Some(fault)) => return Err(format!("succeeded, and should have failed: {fault}")),
             (None, None) => {}
         }
@@ -73,6 +89,29 @@ impl Oracle {
             expect(stored(op, rma), "delivery complete before the target's memory was written")?;
         }
         Ok(rma.buffer)
+    }
+
+    /// Takes the report that a write was refused which had completed when it left. The report has no context.
+    pub(super) fn refusal(&mut self, rank: usize, c: &Completion) {
+        let due = |record: &&mut Record| match record {
+            Record::Rma(rma) => rma.rank == rank && rma.must_fail == c.fault && rma.may_be_refused(),
+            _ => false,
+        };
+        match self.ops.iter_mut().find(due) {
+            Some(Record::Rma(rma)) => rma.refused = true,
+            _ => self.complain(format!("rank {rank}: no write had to be refused: {c:?}")),
+        }
+    }
+
+    /// Checks that each refusal of a write that had left was reported.
+    fn judge_refusals(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+        for (op, record) in self.ops.iter().enumerate() {
+            let Record::Rma(rma) = record else { continue };
+            let sure = is_alive(rma.rank) && is_alive(rma.target) && !self.may_be_lost(op, rma.rank, rma.target);
+            if sure && rma.must_fail.is_some() && rma.end == Some(Ok(())) && !rma.refused {
+                out.push(format!("operation {op}: its refusal was not reported: {}", describe(rma)));
+            }
+        }
     }
 
     pub(super) fn remote_event(&mut self, rank: usize, c: &Completion, src: Option<usize>) {
@@ -174,6 +213,7 @@ impl Oracle {
     pub(super) fn judge_memory(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         self.judge_events(is_alive, out);
         self.judge_atomics(is_alive, out);
+        self.judge_refusals(is_alive, out);
         for (op, record) in self.ops.iter().enumerate() {
             let Record::Rma(rma) = record else { continue };
             let sure = is_alive(rma.rank) && is_alive(rma.target) && !self.may_be_lost(op, rma.rank, rma.target);

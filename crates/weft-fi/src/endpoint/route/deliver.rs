@@ -4,7 +4,7 @@
 //! context says which reports it wants ([`User`]). Delivery combines it with the bindings and the outcome. Successes
 //! that make neither an entry nor a count have `OpFlags::QUIET`, and never get here.
 
-use weft_engine::api::{ADDR_NONE, Completion, CompletionFlags, Fault, Kind, SendOp};
+use weft_engine::api::{ADDR_NONE, Completion, CompletionFlags, Context, Fault, Kind, SendOp};
 use weft_engine::mem;
 use weft_engine::{PeerNames, PooledReleases};
 use weft_fi_sys as sys;
@@ -220,7 +220,13 @@ impl Routes {
         }
         match completion.fault {
             None => appender.push(entry),
-            Some(fault) => appender.push_failed(entry, self.failure(fault, peers)),
+            Some(fault) => {
+                // The refusal of a write that was complete when it left has no context.
+                if completion.kind == Kind::Write && completion.ctx == Context::default() {
+                    entry.flags = sys::FI_RMA | sys::FI_WRITE;
+                }
+                appender.push_failed(entry, self.failure(fault, peers));
+            }
         }
     }
 

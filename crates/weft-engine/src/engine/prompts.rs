@@ -1,0 +1,112 @@
+//! Short answers that leave right after the poll in which their requests arrived.
+//!
+//! Place in the data flow: `rma.rs` and `atomic.rs` put the bytes of a short read, or the result of a short atomic,
+//! here while the device polls. [`Engine::progress`] sends them next. An answer that would wait behind others, or that
+//! the device does not accept, takes its peer's queue.
+//!
+//! Invariant: the answers to one peer leave in the order of the requests. An answer comes here only if the peer's
+//! queues have nothing to send.
+
+use smallvec::SmallVec;
+use zerocopy::IntoBytes;
+
+use crate::engine::Engine;
+use crate::engine::State;
+use crate::engine::ids::PeerId;
+use crate::engine::peer::Deferred;
+use crate::nic::Nic;
+use crate::wire::{self, Head, Op};
+
+/// Limit of the payload of a prompt answer, in bytes: with its head it fits one line of a ring in shared memory.
+pub(crate) const PROMPT_BYTES: usize = 40;
+
+/// Limit of the answers of one poll. Further ones are queued.
+const PROMPTS: usize = 32;
+
+/// The answers of a poll.
+#[derive(Default)]
+pub(crate) struct Prompts {
+    /// The messages, one after the other.
+    bytes: Vec<u8>,
+    /// The peer of each message, and the position of its first byte. `None`: the peer has failed meanwhile.
+    list: Vec<(Option<PeerId>, usize)>,
+}
+
+impl Prompts {
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Begins an answer to a peer's operation. The caller appends its payload, of at most [`PROMPT_BYTES`].
+    #[inline]
+    pub(crate) fn begin(&mut self, peer_id: PeerId, kind: u8, op: Op) -> &mut Vec<u8> {
+        self.list.push((Some(peer_id), self.bytes.len()));
+        self.bytes.extend_from_slice(Head::new(kind, 0).as_bytes());
+        self.bytes.extend_from_slice(op.as_bytes());
+        &mut self.bytes
+    }
+
+    /// Drops the answers to a peer that has failed.
+    pub(crate) fn forget(&mut self, peer_id: PeerId) {
+        for (peer, _) in &mut self.list {
+            *peer = peer.filter(|peer| *peer != peer_id);
+        }
+    }
+
+    /// A message by its place in the list, without its number.
+    fn message(&mut self, at: usize) -> Option<(PeerId, &mut [u8])> {
+        let (peer, start) = *self.list.get(at)?;
+        let end = self.list.get(at + 1).map_or(self.bytes.len(), |next| next.1);
+        Some((peer?, self.bytes.get_mut(start..end)?))
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.list.clear();
+    }
+}
+
+impl State {
+    /// Whether an answer of `len` bytes to a peer leaves before the peer's queued work.
+    #[inline]
+    pub(crate) fn may_prompt(&self, peer_id: PeerId, len: usize) -> bool {
+        len <= PROMPT_BYTES
+            && self.prompts.list.len() < PROMPTS
+            && self.peers[peer_id].queues().is_none_or(|queues| !queues.to_send())
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Sends the answers of the poll that has ended. Returns their number.
+    #[inline(never)]
+    pub(crate) fn send_prompts(&mut self) -> usize {
+        let mut prompts = std::mem::take(&mut self.state.prompts);
+        let count = prompts.list.len();
+        let mut sent = 0;
+        while sent < count {
+            if let Some((peer_id, message)) = prompts.message(sent) {
+                let peer = &mut self.state.peers[peer_id];
+                if let Some(link) = peer.link() {
+                    wire::number(message, peer.tx_seq());
+                    if self.nic.send(link, message, &[]).is_err() {
+                        break;
+                    }
+                    peer.message_sent();
+                }
+            }
+            sent += 1;
+        }
+        // They stay before whatever the same poll has queued behind them.
+        for at in (sent..count).rev() {
+            if let Some((peer_id, message)) = prompts.message(at) {
+                let message = Deferred::Message(SmallVec::from_slice(message));
+                self.state.peers.queues(peer_id).retry_deferred(message);
+                self.state.peers.activate(peer_id);
+            }
+        }
+        prompts.clear();
+        self.state.prompts = prompts;
+        count
+    }
+}
