@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::endpoints::Endpoints;
-use crate::hazard::{Hazard, Hazards};
+use crate::hazard::Hazards;
 use crate::rng::{Entity, Stream};
 
 /// A kind of operation that ranks perform.
@@ -163,14 +163,10 @@ impl Plan {
         Self { hazards, ..plan }
     }
 
-    /// Draws a run of collectives. Connection attempts do not fail in it, and both ends learn at once that their
-    /// link has broken.
+    /// Draws a run of collectives.
     #[must_use]
     pub fn collectives(seed: u64) -> Self {
-        let plan = Self::draw(seed);
-        let excluded = |hazard: &Hazard| matches!(hazard, Hazard::Truncate | Hazard::HalfOpen | Hazard::Refuse);
-        let hazards = plan.hazards.iter().filter(|hazard| !excluded(hazard)).collect();
-        Self { acts: Acts::COLLECTIVES, endpoints: Endpoints::Rdm, hazards, ..plan }
+        Self { acts: Acts::COLLECTIVES, endpoints: Endpoints::Rdm, ..Self::draw(seed) }
     }
 
     /// Checks that the plan can be played; the error says what to change.

@@ -8,6 +8,7 @@ use weft_engine::amo::{Op, Reduction, Type};
 use weft_engine::api::{Config, Context, Error, Kind, OpFlags};
 use weft_engine::collective::{Operation, tree};
 use weft_engine::mem::Iov;
+use weft_engine::stats::GroupReport;
 use weft_engine::{CollectiveOp, Elements, GroupId};
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::run::run;
@@ -96,6 +97,8 @@ struct Run {
     /// Calls that ended well, and calls that failed.
     good: usize,
     failed: usize,
+    /// Joins that have ended: the group, the rank, whether it has joined, and the time.
+    joins: Vec<(usize, usize, bool, u64)>,
 }
 
 fn bytes(values: impl Iterator<Item = f64>) -> Vec<u8> {
@@ -110,7 +113,16 @@ impl Run {
         config.boards = rng.chance(667);
         config.per_host = if rng.chance(500) { ranks } else { rng.between(1, 4) };
         let cluster = Cluster::new(config, Config::default(), ranks);
-        Self { cluster, rng, groups: Vec::new(), pending: BTreeMap::new(), next: 0, good: 0, failed: 0 }
+        Self {
+            cluster,
+            rng,
+            groups: Vec::new(),
+            pending: BTreeMap::new(),
+            next: 0,
+            good: 0,
+            failed: 0,
+            joins: Vec::new(),
+        }
     }
 
     /// All or some of the ranks, in any order, join a group.
@@ -120,15 +132,21 @@ impl Run {
             members.swap(at, self.rng.below(at as u64 + 1) as usize);
         }
         members.truncate(size);
-        let group = self.groups.len();
-        let mut ids = Vec::new();
-        for &rank in &members {
-            let addrs: Vec<u64> = members.iter().map(|&member| self.cluster.addr(rank, member)).collect();
-            let ctx = Context { ptr: group, user: 0 };
-            self.cluster.engine(rank).unwrap().join_group(&addrs, ctx).unwrap();
-            ids.push(None);
-        }
-        self.groups.push(Group { members, ids });
+        let group = self.found(members.clone());
+        members.into_iter().for_each(|rank| self.begin_join(group, rank));
+    }
+
+    /// Makes a group that no member has begun to join.
+    fn found(&mut self, members: Vec<usize>) -> usize {
+        self.groups.push(Group { ids: vec![None; members.len()], members });
+        self.groups.len() - 1
+    }
+
+    fn begin_join(&mut self, group: usize, rank: usize) {
+        let members = &self.groups[group].members;
+        let addrs: Vec<u64> = members.iter().map(|&member| self.cluster.addr(rank, member)).collect();
+        let ctx = Context { ptr: group, user: 0 };
+        self.cluster.engine(rank).unwrap().join_group(&addrs, ctx).unwrap();
     }
 
     /// Which ids the joins gave is known by their order: a rank's n-th group has id n.
@@ -172,26 +190,44 @@ impl Run {
     /// Runs until nothing moves.
     fn settle(&mut self) {
         for _ in 0..2_000_000 {
-            let mut done = Vec::new();
-            let turn = self.cluster.turn(|cluster, rank| {
-                done.extend(cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
-            });
-            for rank in self.cluster.live_ranks() {
-                done.extend(self.cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
-            }
-            for (rank, completion) in done {
-                match completion.kind {
-                    Kind::Joined if completion.fault.is_none() => self.joined(rank, completion.ctx.ptr),
-                    Kind::Joined => self.failed += 1,
-                    Kind::Collective => self.ended(rank, completion.ctx.ptr, completion.fault.is_some()),
-                    other => panic!("a completion of kind {other:?}"),
-                }
-            }
-            if turn == Turn::Idle {
+            if self.turn() == Turn::Idle {
                 return;
             }
         }
         panic!("the run does not end");
+    }
+
+    /// What each rank waits for.
+    fn reports(&mut self) -> String {
+        let mut all = String::new();
+        for rank in self.cluster.live_ranks() {
+            let mut report = [GroupReport::default()];
+            let _ = self.cluster.engine(rank).unwrap().group_reports(&mut report);
+            all += &format!("rank {rank}: {report:?}\n");
+        }
+        all
+    }
+
+    fn turn(&mut self) -> Turn {
+        let mut done = Vec::new();
+        let turn = self.cluster.turn(|cluster, rank| {
+            done.extend(cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
+        });
+        for rank in self.cluster.live_ranks() {
+            done.extend(self.cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
+        }
+        for (rank, completion) in done {
+            let (number, good) = (completion.ctx.ptr, completion.fault.is_none());
+            match completion.kind {
+                Kind::Joined => {
+                    self.joins.push((number, rank, good, self.cluster.fabric().now_ns()));
+                    if good { self.joined(rank, number) } else { self.failed += 1 }
+                }
+                Kind::Collective => self.ended(rank, number, !good),
+                other => panic!("a completion of kind {other:?}"),
+            }
+        }
+        turn
     }
 
     fn ended(&mut self, rank: usize, number: usize, failed: bool) {
@@ -269,13 +305,7 @@ fn a_death_ends_the_operations_that_depend_on_the_dead() {
             }
         }
         for _ in 0..rng.below(60) {
-            let mut done = Vec::new();
-            run.cluster.turn(|cluster, rank| {
-                done.extend(cluster.take_completions(rank).into_iter().map(|completion| (rank, completion)));
-            });
-            for (rank, completion) in done {
-                run.ended(rank, completion.ctx.ptr, completion.fault.is_some());
-            }
+            run.turn();
         }
         run.cluster.kill(outside);
         let others = Call::draw(&mut rng, 77, ranks - 1);
@@ -288,6 +318,56 @@ fn a_death_ends_the_operations_that_depend_on_the_dead() {
         failures += run.failed;
     }
     assert!(failures > 0, "some operations met the death");
+}
+
+/// A member dies after any number of turns of a join. Every other member's join ends within a second, whether it has
+/// begun before or after the death, and so do the barriers of those that have joined.
+#[test]
+fn a_death_during_a_join_ends_the_joins_of_the_others() {
+    let mut joined = [0, 0];
+    for seed in 0..25 {
+        for turns in (0..150).step_by(6) {
+            let mut rng = Stream::new(seed * 100 + turns, Entity::Test(10));
+            let ranks = rng.between(3, 7);
+            let mut run = Run::new(seed, ranks);
+            let group = run.found((0..ranks).collect());
+            let dead = rng.below(ranks as u64) as usize;
+            let late: Vec<usize> = (0..ranks).filter(|&rank| rank != dead && rng.chance(200)).collect();
+            (0..ranks).filter(|rank| !late.contains(rank)).for_each(|rank| run.begin_join(group, rank));
+            for _ in 0..turns {
+                run.turn();
+            }
+            run.cluster.kill(dead);
+            let killed_ns = run.cluster.fabric().now_ns();
+            for _ in 0..rng.below(40) {
+                run.turn();
+            }
+            late.iter().for_each(|&rank| run.begin_join(group, rank));
+            let begun_ns = run.cluster.fabric().now_ns();
+            run.settle();
+            for rank in (0..ranks).filter(|&rank| rank != dead) {
+                let ends: Vec<_> = run.joins.iter().filter(|(_, of, ..)| *of == rank).copied().collect();
+                let in_time = matches!(ends[..], [(.., at_ns)] if at_ns <= killed_ns.max(begun_ns) + 1_000_000_000);
+                assert!(
+                    in_time,
+                    "seed {seed}, {turns} turns, rank {rank} of {ranks}, {dead} dead: {ends:?}\n{}",
+                    run.reports()
+                );
+                joined[usize::from(ends[0].2)] += 1;
+                if ends[0].2 {
+                    run.start(group, Call { number: 1, operation: Operation::Barrier, root: 0, count: 0 }, rank);
+                }
+            }
+            let good = run.good;
+            run.settle();
+            assert!(run.pending.is_empty(), "seed {seed}, {turns} turns: barriers without an end");
+            assert_eq!(run.good, good, "seed {seed}, {turns} turns: a barrier without the dead member");
+            for rank in run.cluster.live_ranks() {
+                assert!(run.cluster.engine(rank).unwrap().at_rest(), "seed {seed}, {turns} turns: rank {rank}");
+            }
+        }
+    }
+    assert!(joined[0] > 100 && joined[1] > 100, "some joins failed, and others were complete: {joined:?}");
 }
 
 #[test]

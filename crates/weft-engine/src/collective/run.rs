@@ -95,6 +95,15 @@ impl Run {
         self.under_way
     }
 
+    /// The rank with which the task at this index exchanges a message.
+    #[must_use]
+    pub fn partner(&self, task: u32) -> Option<u32> {
+        match self.schedule.tasks().get(task as usize)? {
+            Task::Send { to: rank, .. } | Task::Receive { from: rank, .. } => Some(*rank),
+            _ => None,
+        }
+    }
+
     /// The ranks of the members whose messages have not arrived, of the receives started so far.
     pub fn awaited(&self) -> impl Iterator<Item = u32> {
         let started = self.schedule.tasks().iter().take(self.next).enumerate();

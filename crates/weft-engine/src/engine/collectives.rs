@@ -14,7 +14,8 @@
 //!
 //! Faults. When a transfer fails, the run is *poisoned*. It performs the rest of its schedule with empty messages that
 //! carry the mark of the failure, and without copies and reductions. Every member's schedule therefore ends, and no
-//! garbage is forwarded. Each member that depends on the failed one gets an error.
+//! garbage is forwarded. Each member that depends on the failed one gets an error. A member that cannot be reached is
+//! lost to the group, and is told so if it lives (`withdraw.rs`).
 //!
 //! Invariants: a run is complete only when no transfer refers to its memory; a collective is accepted whole or not at
 //! all. A repeated collective allocates nothing, except for messages that arrive before their receive.
@@ -22,6 +23,7 @@
 mod boards;
 mod join;
 mod report;
+mod withdraw;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,6 +49,7 @@ use crate::wire::{F_ACK, F_DATA, Reader, Rts};
 use boards::{BoardRun, Host};
 use join::Joined;
 pub use report::GroupReport;
+use withdraw::{NO_RUN, WITHDRAWAL, Withdrawals};
 
 /// Bits of a tag for the message's number in its schedule.
 const NUMBER_BITS: u32 = 14;
@@ -94,6 +97,7 @@ pub(crate) struct Collectives {
     posted: FxHashMap<(PeerId, u64), Posted>,
     /// Messages without a receive, by peer and tag.
     arrived: FxHashMap<(PeerId, u64), Arrived>,
+    withdrawals: Withdrawals,
 }
 
 /// A receive that waits for its message, which must be exactly as long.
@@ -115,6 +119,8 @@ enum Arrived {
 struct Group {
     /// This endpoint's number of the group.
     number: u32,
+    /// The tag of the join, with the number 0.
+    tag: u64,
     rank: u32,
     members: Arc<[Addr]>,
     /// Each member's number of the group; empty until they are known.
@@ -123,8 +129,8 @@ struct Group {
     joined: bool,
     next_sequence: u64,
     templates: FxHashMap<Request, Template>,
-    /// Members whose link has ended. Messages may have been lost with it, so neither side waits for the other any
-    /// more: all transfers between them fail.
+    /// Members whose link has ended, that could not be reached, or that have withdrawn. Messages may have been lost, so
+    /// neither side waits for the other any more: all transfers between them fail.
     lost: Vec<(u32, LinkError)>,
     /// Operations under way, the join included.
     runs: usize,
@@ -140,7 +146,7 @@ struct Template {
 /// The purpose of a run.
 enum Purpose {
     /// The first part of a join. The buffer holds the announcements of all members, with this member's last.
-    Join { announcements: Owned, tag: u64, digest: u64 },
+    Join { announcements: Owned, digest: u64 },
     /// The last part of a join. The buffer holds the votes of all members about their boards, with this member's last.
     Vote { votes: Owned },
     /// The exchange between hosts for the operation that has this turn on the boards. Its ranks are those of hosts.
@@ -192,7 +198,7 @@ struct Transfer {
     memory: Iov,
     ctx: Context,
     poisoned: bool,
-    /// The peer is a member whose link has ended.
+    /// The peer is lost to the group.
     lost: Option<LinkError>,
 }
 
@@ -204,7 +210,8 @@ impl<N: Nic> Engine<N> {
             None => Err(Error::NoSuchAddress),
             Some(group) if group.runs > 0 => Err(Error::Again),
             Some(_) => {
-                groups.remove(group.index());
+                let number = groups.remove(group.index()).number;
+                self.state.discard_group(number);
                 Ok(())
             }
         }
@@ -326,6 +333,9 @@ impl<N: Nic> Engine<N> {
             return self.state.end_transfer(ctx, Some(Fault::Link(why)));
         }
         let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
+        if self.would_dial_in_vain(peer_id, poisoned) {
+            return self.state.end_transfer(ctx, Some(Fault::Link(LinkError::Closed)));
+        }
         let mut flags = OpFlags::TAGGED;
         flags.set(OpFlags::DATA, poisoned);
         let State { peers, outgoing, .. } = &mut self.state;
@@ -336,19 +346,35 @@ impl<N: Nic> Engine<N> {
     }
 
     fn receive_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, lost, .. } = *transfer;
+        let Transfer { peer, tag, memory, ctx, poisoned, lost } = *transfer;
         let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
         if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
             return self.state.deliver_arrived(peer_id, &memory, ctx, arrived);
         }
-        if let Some(why) = lost {
+        if let Some(why) = lost.or_else(|| self.would_dial_in_vain(peer_id, poisoned).then_some(LinkError::Closed)) {
             return self.state.end_transfer(ctx, Some(Fault::Link(why)));
         }
         self.state.collectives().posted.insert((peer_id, tag), Posted { memory, ctx });
-        // Without a link, the death of the peer would not be noticed.
-        if self.state.peers[peer_id].state() == PeerState::Idle {
+        self.dial_for_receives(peer_id);
+    }
+
+    /// Makes a link to a peer from which collectives wait for messages. Without a link, the death of the peer would not
+    /// be noticed. An attempt may also have been given up in favour of the peer's, which has come to nothing.
+    #[inline]
+    pub(crate) fn dial_for_receives(&mut self, peer_id: PeerId) -> bool {
+        let waits = |groups: &Collectives| groups.posted.keys().any(|(peer, _)| *peer == peer_id);
+        let dials = self.state.peers[peer_id].state() == PeerState::Idle
+            && self.state.collectives.as_deref().is_some_and(waits);
+        if dials {
             self.dial(peer_id);
         }
+        dials
+    }
+
+    /// Whether a link would be made for a poisoned run. The peer may be dead, and each attempt could delay the end of
+    /// the run. A peer that lives and waits makes a link itself, and learns of the withdrawal then.
+    fn would_dial_in_vain(&self, peer_id: PeerId, poisoned: bool) -> bool {
+        poisoned && self.state.peers[peer_id].state() == PeerState::Idle
     }
 }
 
@@ -376,6 +402,11 @@ impl State {
         }
         let payload = r.rest();
         self.admit_eager(peer_id, payload.len())?;
+        if tag & (JOIN | WITHDRAWAL) == JOIN | WITHDRAWAL {
+            self.return_window(peer_id, payload.len());
+            self.on_withdrawal(peer_id, tag & !WITHDRAWAL);
+            return Ok(());
+        }
         let groups = self.collectives();
         if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
             let fault = fault_of(payload.len() as u64, &memory, poisoned);
@@ -386,8 +417,13 @@ impl State {
             self.end_transfer(ctx, fault);
             return Ok(());
         }
+        if self.is_unwanted(peer_id, tag) {
+            self.return_window(peer_id, payload.len());
+            self.tell_withdrawals(peer_id);
+            return Ok(());
+        }
         let arrived = Arrived::Eager { bytes: payload.into(), poisoned, orphan: false };
-        if groups.arrived.insert((peer_id, tag), arrived).is_some() {
+        if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
             return Err(Violation);
         }
         Ok(())
@@ -409,7 +445,10 @@ impl State {
         let groups = self.collectives();
         if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
             self.deliver_arrived(peer_id, &memory, ctx, arrived);
-        } else if groups.arrived.insert((peer_id, tag), arrived).is_some() {
+        } else if self.is_unwanted(peer_id, tag) {
+            self.discard_one(peer_id, arrived);
+            self.tell_withdrawals(peer_id);
+        } else if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
             return Err(Violation);
         }
         Ok(())
@@ -448,14 +487,8 @@ impl State {
     /// `linked`: a link has ended, which the peer learns as well.
     pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
         let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
-        let addr = self.peers[peer_id].addr();
+        self.withdraw_after_loss(peer_id, why, linked);
         let Some(groups) = self.collectives.as_deref_mut() else { return };
-        if linked {
-            groups.groups.iter_mut().for_each(|(_, group)| group.member_lost(addr, why));
-        }
-        groups.groups.iter_mut().filter_map(|(_, group)| group.host.as_deref_mut()).for_each(|host| {
-            host.peer_lost(peer_id, why);
-        });
         let lost =
             |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
         let mut places = most.saturating_sub(groups.arrived.iter().filter(lost).count());
@@ -476,17 +509,18 @@ impl State {
         let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
         let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
         theirs.sort_unstable(); // Nothing happens in hash order.
-        for key in theirs {
-            let Some(groups) = self.collectives.as_deref_mut() else { return };
-            if let Some(posted) = groups.posted.remove(&key) {
-                self.end_transfer(posted.ctx, Some(Fault::Link(why)));
-            }
-        }
+        self.fail_receives(theirs, why);
     }
 
     /// Records the end of a run's send or receive, which `ctx` names.
     #[cold]
     pub(crate) fn end_transfer(&mut self, ctx: Context, fault: Option<Fault>) {
+        if ctx == NO_RUN {
+            return;
+        }
+        if let Some(Fault::Link(why)) = fault {
+            self.withdraw_from_partner(ctx, why);
+        }
         let (run, task) = (ids::number(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
         let Some(groups) = self.collectives.as_deref_mut() else { return };
         groups.ended.push(Ended { run, task, fault });
@@ -550,7 +584,7 @@ impl Collectives {
         };
         let receiver = if side == Side::Send { peer } else { group.rank };
         let tag = match active.purpose {
-            Purpose::Join { tag, .. } => tag,
+            Purpose::Join { .. } => group.tag,
             _ => {
                 let group = u64::from(group.numbers[receiver as usize]);
                 let sequence = planted!(Bug::SequenceLost, sequence, 1) & ((1 << SEQUENCE_BITS) - 1);
@@ -563,7 +597,7 @@ impl Collectives {
             memory,
             ctx: Context { ptr: index as usize, user: u64::from(task) },
             poisoned: active.fault.is_some(),
-            lost: group.lost.iter().find(|(rank, _)| *rank == peer).map(|(_, why)| *why),
+            lost: group.lost(peer),
         }
     }
 
@@ -571,7 +605,8 @@ impl Collectives {
     pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> {
         let hosts = self.groups.iter().filter_map(|(_, group)| group.host.as_deref());
         let shared = hosts.flat_map(Host::peers);
-        self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer).chain(shared)
+        let waiting = self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer);
+        waiting.chain(shared).chain(self.withdrawals.peers())
     }
 
     /// Operations that are not complete.
@@ -595,14 +630,6 @@ impl Collectives {
 }
 
 impl Group {
-    /// Notes that the link to the member at an address has ended.
-    fn member_lost(&mut self, addr: Addr, why: LinkError) {
-        let rank = self.members.iter().position(|&member| member == addr).map(ids::number);
-        if let Some(rank) = rank.filter(|rank| self.lost.iter().all(|(other, _)| other != rank)) {
-            self.lost.push((rank, why));
-        }
-    }
-
     /// The request for a schedule, once the operation is found valid.
     fn request(&self, op: &CollectiveOp) -> Result<Request, Error> {
         let members = ids::number(self.members.len());
@@ -697,12 +724,12 @@ impl State {
                     Ok(Joined::Complete) => {}
                     Err(why) => fault = Some(why),
                 }
-                groups.end_join(active.group, fault.is_none());
+                self.end_join(active.group, fault.is_none());
                 Kind::Joined
             }
             Purpose::Vote { votes } => {
                 groups.votes_known(active.group, &votes.into_bytes());
-                groups.end_join(active.group, fault.is_none());
+                self.end_join(active.group, fault.is_none());
                 Kind::Joined
             }
             Purpose::Exchange { turn, .. } => {

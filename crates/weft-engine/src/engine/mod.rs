@@ -447,7 +447,7 @@ impl<N: Nic> Engine<N> {
     /// Functions with large buffers are not inlined here: otherwise all their buffers would be on the client's
     /// stack at once.
     pub(crate) fn run_peer(&mut self, peer_id: PeerId) -> bool {
-        let moved = self.run_queues(peer_id);
+        let moved = self.run_queues(peer_id) || self.dial_for_receives(peer_id);
         if self.state.peers[peer_id].addr() == ADDR_NONE {
             self.account_device(peer_id);
         }

@@ -58,8 +58,10 @@ struct Group {
     members: Vec<usize>,
     /// By place.
     memberships: Vec<Membership>,
-    /// Since when parts may fail: a member has died, or a link between two members has broken.
+    /// Since when parts may fail: a member has died, a link between two members has broken, or a join has failed.
     disturbed_ns: Option<u64>,
+    /// When the last member began to join.
+    begun_ns: u64,
 }
 
 impl Group {
@@ -67,9 +69,10 @@ impl Group {
         self.members.iter().position(|&member| member == rank)
     }
 
-    /// Whether a member's join has failed. The others cannot know that, so their calls may never end.
-    fn is_split(&self) -> bool {
-        self.memberships.contains(&Membership::Refused)
+    /// Whether each living member's part has begun, or never will: its join has failed.
+    fn all_began(&self, alive: impl Fn(usize) -> bool, began: impl Fn(usize) -> bool) -> bool {
+        let places = (0..self.members.len()).filter(|&place| alive(self.members[place]));
+        places.into_iter().all(|place| began(place) || self.memberships[place] == Membership::Refused)
     }
 }
 
@@ -255,19 +258,31 @@ impl Play {
         if self.resends {
             return;
         }
+        let is_due = |since_ns: u64, group: &Group| {
+            group.disturbed_ns.is_some_and(|disturbed_ns| now_ns > disturbed_ns.max(since_ns) + DEATH_BOUND_NS)
+        };
+        let alive = |rank: usize| self.harness.cluster_ref().is_alive(rank);
         let mut late = Vec::new();
         for record in &self.records {
             let group = &self.groups[record.group];
-            let Some(disturbed_ns) = group.disturbed_ns else { continue };
-            if group.is_split() || now_ns <= disturbed_ns.max(record.started_ns) + DEATH_BOUND_NS {
-                continue;
+            if is_due(record.started_ns, group) && group.all_began(alive, |place| record.started[place]) {
+                let waits = |&place: &usize| record.started[place] && !record.ended[place];
+                let place = (0..group.members.len()).find(|place| waits(place) && alive(group.members[*place]));
+                late.extend(
+                    place
+                        .map(|place| format!("rank {}: no end in time: {record:?} in {group:?}", group.members[place])),
+                );
             }
-            let alive = |place: &usize| self.harness.cluster_ref().is_alive(group.members[*place]);
-            let places = || (0..group.members.len()).filter(alive);
-            if places().all(|place| record.started[place])
-                && let Some(place) = places().find(|&place| !record.ended[place])
-            {
-                late.push(format!("rank {}: no end in time: {record:?} in {group:?}", group.members[place]));
+        }
+        for group in self.groups.iter().filter(|group| is_due(group.begun_ns, group)) {
+            let has = |place: usize, joining: bool| match group.memberships[place] {
+                Membership::Outside => false,
+                Membership::Joining(_) => true,
+                _ => !joining,
+            };
+            if group.all_began(alive, |place| has(place, false)) {
+                let place = (0..group.members.len()).find(|&place| has(place, true) && alive(group.members[place]));
+                late.extend(place.map(|place| format!("rank {}: no join in time: {group:?}", group.members[place])));
             }
         }
         // A part that is late stays late in the turns that follow.
@@ -287,16 +302,14 @@ impl Play {
         for part in self.parts.iter().flatten().filter(|part| self.harness.cluster_ref().is_alive(part.rank)) {
             let Part { rank, group, call, .. } = part;
             let group = &self.groups[*group];
-            if !group.is_split() && self.wrong.len() < MAX_COMPLAINTS {
+            if self.wrong.len() < MAX_COMPLAINTS {
                 let record = call.as_ref().map(|(number, ..)| &self.records[*number]);
                 self.wrong.push(format!("rank {rank}: never ended: {record:?} in {group:?}"));
             }
         }
-        if self.groups.iter().all(|group| !group.is_split()) {
-            let leaks = self.harness.leaks();
-            leaks.into_iter().for_each(|leak| self.complain(leak));
-            self.check_windows();
-        }
+        let leaks = self.harness.leaks();
+        leaks.into_iter().for_each(|leak| self.complain(leak));
+        self.check_windows();
         let violations = self.cluster().fabric().violations();
         violations.into_iter().for_each(|violation| self.complain(violation));
     }
@@ -414,7 +427,7 @@ impl Play {
         let disturbed = self.refuses || self.breaking.iter().any(touches);
         let now_ns = self.now_ns();
         let memberships = vec![Membership::Outside; members.len()];
-        self.groups.push(Group { members, memberships, disturbed_ns: disturbed.then_some(now_ns) });
+        self.groups.push(Group { members, memberships, disturbed_ns: disturbed.then_some(now_ns), begun_ns: now_ns });
         self.add(Item::Join(self.groups.len() - 1));
     }
 
@@ -493,8 +506,6 @@ impl Play {
         let Some(place) = self.groups[group].place(rank) else { return true };
         match (item, self.groups[group].memberships[place]) {
             (Item::Join(_), _) => self.join(rank, group, place),
-            // A client that knows of a failed join does not use the group.
-            _ if self.groups[group].is_split() => true,
             (_, Membership::Joining(_)) => false,
             (Item::Call(call), Membership::Joined(id)) => self.start(rank, call, place, id),
             (Item::Leave(_), Membership::Joined(id)) => {
@@ -527,7 +538,10 @@ impl Play {
         let Some(engine) = self.cluster().engine(rank) else { return true };
         let outcome = engine.join_group(&addrs, context(token));
         match self.accepts(rank, token, outcome) {
-            Some(id) => self.groups[group].memberships[place] = Membership::Joining(id),
+            Some(id) => {
+                self.groups[group].memberships[place] = Membership::Joining(id);
+                self.groups[group].begun_ns = self.now_ns();
+            }
             None => self.parts[token] = None,
         }
         self.parts[token].is_some()
@@ -583,6 +597,7 @@ impl Play {
     fn completed(&mut self, rank: usize, completion: &Completion) {
         let token = completion.ctx.ptr;
         let failed = completion.fault.is_some();
+        let now_ns = self.now_ns();
         self.cluster().fabric().record(TraceEvent::Complete, rank, token as u64, 0, &[u8::from(failed)]);
         let part = self.parts.get_mut(token).and_then(Option::take);
         let Some(part) = part.filter(|part| part.rank == rank && completion.ctx == context(token)) else {
@@ -599,6 +614,9 @@ impl Play {
                     Membership::Joining(id) if !failed => Membership::Joined(id),
                     _ => Membership::Refused,
                 };
+                if failed {
+                    self.groups[group].disturbed_ns = Some(now_ns);
+                }
             }
             (Kind::Collective, Some((number, result, input))) => {
                 self.records[number].ended[place] = true;

@@ -146,9 +146,9 @@ impl Host {
         self.offered = offered;
     }
 
-    /// Notes the peer at a place. Returns whether it is new.
-    pub(super) fn meet(&mut self, place: usize, peer_id: PeerId) -> bool {
-        self.peers[place].replace(peer_id).is_none()
+    /// Notes the peer at a place.
+    pub(super) fn meet(&mut self, place: usize, peer_id: PeerId) {
+        self.peers[place] = Some(peer_id);
     }
 
     pub(super) fn peers(&self) -> impl Iterator<Item = PeerId> {
@@ -159,12 +159,11 @@ impl Host {
         self.lost[place].is_some()
     }
 
-    pub(super) fn peer_lost(&mut self, peer_id: PeerId, why: LinkError) {
-        for (peer, lost) in self.peers.iter().zip(&mut self.lost) {
-            if *peer == Some(peer_id) {
-                *lost = lost.or(Some(why));
-                self.any_lost = true;
-            }
+    /// Notes that a member is lost, if it is one of this host.
+    pub(super) fn lose(&mut self, rank: u32, why: LinkError) {
+        if let Some(place) = self.place_here(rank) {
+            self.lost[place] = self.lost[place].or(Some(why));
+            self.any_lost = true;
         }
     }
 

@@ -77,6 +77,7 @@ impl<N: Nic> Engine<N> {
         let all = announcements.iov();
         let group = groups.groups.insert(Group {
             number,
+            tag,
             rank: request.rank,
             members: members.into(),
             numbers: Vec::new(),
@@ -89,7 +90,7 @@ impl<N: Nic> Engine<N> {
         });
         groups.start(ActiveRun {
             group,
-            purpose: Purpose::Join { announcements, tag, digest },
+            purpose: Purpose::Join { announcements, digest },
             request,
             elements: Elements::Bytes(ANNOUNCEMENT_BYTES),
             scratch: Owned::new(vec![0; schedule.scratch()]),
@@ -101,6 +102,7 @@ impl<N: Nic> Engine<N> {
             fault: None,
             ready: false,
         });
+        self.state.take_early_withdrawals(group, tag);
         self.run_collectives();
         Ok(GroupId::from_number(ids::number(group)))
     }
@@ -125,8 +127,10 @@ impl<N: Nic> Engine<N> {
             let (addr, number) = (group.members[rank as usize], group.numbers[rank as usize]);
             // The members on a host watch each other's links, so that a death is noticed.
             let Ok(peer_id) = self.state.peer_for(addr) else { return Some(false) };
-            let is_new = self.state.host_of(index)?.meet(place, peer_id);
-            if is_new && self.state.peers[peer_id].state() == PeerState::Idle {
+            let host = self.state.host_of(index)?;
+            host.meet(place, peer_id);
+            // An earlier attempt may have been given up in favour of the peer's, which has come to nothing.
+            if !host.has_lost(place) && self.state.peers[peer_id].state() == PeerState::Idle {
                 self.dial(peer_id);
             }
             let link = self.state.peers[peer_id].link();
@@ -164,6 +168,16 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
+    /// The join has ended.
+    pub(super) fn end_join(&mut self, index: usize, good: bool) {
+        let Some(group) = self.collectives().groups.get_mut(index) else { return };
+        group.runs -= 1;
+        group.joined = good;
+        if !good {
+            self.withdraw_from_all(index);
+        }
+    }
+
     fn host_of(&mut self, group: usize) -> Option<&mut Host> {
         self.collectives().groups.get_mut(group)?.host.as_deref_mut()
     }
@@ -225,13 +239,6 @@ impl Collectives {
         if !votes.iter().take(group.members.len()).all(|&vote| vote == 1) {
             group.host = None;
         }
-    }
-
-    /// The join has ended.
-    pub(super) fn end_join(&mut self, index: usize, good: bool) {
-        let Some(group) = self.groups.get_mut(index) else { return };
-        group.runs -= 1;
-        group.joined = good;
     }
 }
 
