@@ -283,9 +283,8 @@ pub trait Nic: Registrar {
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full>;
 
     /// Streams the bytes of `src` into the peer's window `window` from byte `offset` on, in segments of the
-    /// device's choice. The peer's engine chooses the memory for them ([`Sink::place`]). Segments of one push
-    /// arrive in order. The order between a push and messages is undefined, except as `caps.push_follows`
-    /// says.
+    /// device's choice. The peer's engine chooses the memory for them ([`Sink::place`]). The order of the
+    /// segments is undefined, and so is that of a push and messages, except as `caps.push_follows` says.
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full>;
 
     /// Sends the message `head`, and pushes the bytes of `src` into the peer's window `window` behind it. Only where

@@ -116,8 +116,8 @@ impl State {
         }
         match x.kind() {
             TransferKind::Recv { info, .. } => {
-                // Pushed bytes arrive in order from the front. The position of bytes that a device fetches is
-                // unknown.
+                // A device that has several connections places pushed bytes in any order. The position of bytes that a
+                // device fetches is unknown.
                 let placed = usize::try_from(x.placed()).unwrap_or(usize::MAX);
                 self.complete_recv(&info.with_stored(placed), ADDR_NONE, Some(fault));
             }

@@ -7,7 +7,7 @@
 //! - exactly one `down`,
 //! - `done` exactly once, and only for accepted calls.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,8 @@ pub struct Window {
     len: usize,
     /// Number of bytes that `placed` has confirmed.
     pub placed: usize,
-    /// Offset of the next segment: the segments of one push arrive in order.
-    next: u64,
+    /// The placed ranges: beginnings and ends.
+    ranges: BTreeMap<u64, u64>,
     /// Number of messages that must arrive before the first segment.
     after: usize,
 }
@@ -59,12 +59,29 @@ impl Window {
 
     /// A window for a push that must not arrive before `after` messages.
     pub fn announced(len: usize, after: usize) -> Self {
-        Self { memory: Owned::new(vec![0xee; len]), len, placed: 0, next: 0, after }
+        Self { memory: Owned::new(vec![0xee; len]), len, placed: 0, ranges: BTreeMap::new(), after }
     }
 
-    /// Whether this is the next segment, and fits.
+    /// Whether none of these bytes has been placed.
+    fn lacks(&self, offset: u64, len: usize) -> bool {
+        let end = offset.saturating_add(len as u64);
+        self.ranges.range(..end).next_back().is_none_or(|(_, &placed_until)| placed_until <= offset)
+    }
+
+    /// Whether these bytes have not been placed, and fit.
     fn awaits(&self, offset: u64, len: usize) -> bool {
-        self.next == offset && offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64)
+        self.lacks(offset, len) && offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64)
+    }
+
+    /// Notes that bytes have been placed.
+    fn note(&mut self, offset: u64, len: usize) {
+        self.placed += len;
+        let end = offset + len as u64;
+        match self.ranges.range_mut(..=offset).next_back() {
+            Some((_, placed_until)) if *placed_until == offset => *placed_until = end,
+            _ if len > 0 => drop(self.ranges.insert(offset, end)),
+            _ => {}
+        }
     }
 
     /// Whether all bytes have been placed.
@@ -132,7 +149,7 @@ impl Sink for Inbox {
         if self.from_anybody && !window.awaits(offset, len) {
             return None;
         }
-        assert_eq!(window.next, offset, "pieces in order");
+        assert!(window.lacks(offset, len), "bytes were placed twice");
         assert!(self.messages.len() >= window.after, "a push overtook a message");
         let whole = window.memory.iov();
         Some(weft_engine::mem::slice(&[whole], offset as usize, len))
@@ -143,8 +160,7 @@ impl Sink for Inbox {
         assert!(matches!(asked, Some((l, w, o, n)) if (l, w, o) == (link, window, offset) && len <= n), "{asked:?}");
         let window = self.windows.get_mut(&window);
         if let Some(window) = window.filter(|window| !self.from_anybody || window.awaits(offset, len)) {
-            window.next += len as u64;
-            window.placed += len;
+            window.note(offset, len);
         }
     }
 
