@@ -208,6 +208,9 @@ fn endpoint(of: &EpName, report: &Report, counters: &CellCounters, stats: &Stats
         endpoint.tcp_refused = tcp.refused;
         endpoint.tcp_breaks = tcp.breaks;
         endpoint.tcp_resumed = tcp.resumed;
+        endpoint.tcp_streams = tcp.rails as u64;
+        endpoint.tcp_streams_lost = tcp.rails_lost;
+        endpoint.tcp_stream_bytes = tcp.rail_bytes;
     }
     endpoint
 }
@@ -322,6 +325,10 @@ mod tests {
             denied: 23,
             links: 24,
             half_open: 25,
+            rails_up: 27,
+            rails_lost: 28,
+            rails: 29,
+            rail_bytes: 30,
         };
         let found = endpoint(&peer_name(), &report, &counters, &Stats { tcp: Some(tcp), fallbacks: 26 });
         assert_eq!(found.name(), "10.0.0.7:4711/00000000");
@@ -358,6 +365,9 @@ mod tests {
             tcp_resumed: 21,
             busy_groups: 0,
             collectives: 0,
+            tcp_streams: 29,
+            tcp_streams_lost: 28,
+            tcp_stream_bytes: 30,
         };
         assert_eq!(found, expected);
     }

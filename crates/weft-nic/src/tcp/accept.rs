@@ -49,6 +49,8 @@ impl Tcp {
                 return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
             }
             match sys::accept(self.listener.as_fd()) {
+                // An endpoint with several addresses listens at all of the host.
+                Ok((socket, _)) if self.config.addrs_only && !sys::is_at(socket.as_fd(), &self.config.addrs) => {}
                 Ok((socket, from)) => {
                     self.begin_handshake(socket, Source::of(from), now_ms, sink);
                 }

@@ -56,6 +56,12 @@ bugs! {
     SegmentAnew,
     /// The rest of an acknowledgement that a break has cut follows on the next connection.
     AckGoesOn,
+    /// A rail is read before the messages that go before its segment.
+    RailNotHeld,
+    /// Bytes of a segment that a lost rail has carried are placed once more.
+    BytesTwice,
+    /// The segments of a lost rail are not repeated.
+    SegmentsLost,
 }
 
 #[cfg(test)]

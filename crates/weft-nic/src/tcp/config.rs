@@ -41,6 +41,17 @@ pub struct TcpConfig {
     pub eager_bytes: usize,
     /// Payload of one push segment.
     pub segment_bytes: usize,
+    /// Connections of a link that carry its long pushes, beside the first one. Below 2: the first one carries them.
+    pub streams: usize,
+    /// Also use them between endpoints of one host.
+    pub streams_within_host: bool,
+    /// Payload of one segment on these connections. Only longer pushes use them.
+    pub stripe_bytes: usize,
+    /// The addresses of the interfaces that these connections use. The first is that of the endpoint's name. Fewer than
+    /// two: the kernel chooses.
+    pub addrs: Vec<SocketAddr>,
+    /// Drop connections to other addresses of this host.
+    pub addrs_only: bool,
     /// Limit of simultaneous half-open connections: those whose peer has not proven itself.
     pub half_open: usize,
     /// Notes messages that the device defers in order to send them with others.
@@ -64,6 +75,11 @@ impl Default for TcpConfig {
             receive_buffer_bytes: None,
             eager_bytes: 32 * 1024,
             segment_bytes: 256 * 1024,
+            streams: 1,
+            streams_within_host: false,
+            stripe_bytes: 256 * 1024,
+            addrs: Vec::new(),
+            addrs_only: false,
             half_open: 128,
             unsent: None,
         }
@@ -89,6 +105,14 @@ pub struct TcpStats {
     pub refused: u64,
     /// Failed handshakes in which the proof was wrong or missing.
     pub denied: u64,
+    /// Connections for long pushes that came up.
+    pub rails_up: u64,
+    /// Connections for long pushes that ended before their link.
+    pub rails_lost: u64,
+    /// Connections for long pushes that are open now.
+    pub rails: usize,
+    /// Bytes received and sent on them.
+    pub rail_bytes: u64,
     /// Links that are open now.
     pub links: usize,
     /// Connections that are half-open now.

@@ -133,7 +133,20 @@ impl Initiator {
 
     /// Starts a connection. The caller must watch the socket for both directions.
     pub(super) fn dial(&mut self, to: &SocketAddr, config: &TcpConfig) -> Result<Unshared, Errno> {
+        self.dial_from(None, to, config)
+    }
+
+    /// [`Self::dial`] from a local address, so that the route to the peer begins at its interface.
+    pub(super) fn dial_from(
+        &mut self,
+        from: Option<SocketAddr>,
+        to: &SocketAddr,
+        config: &TcpConfig,
+    ) -> Result<Unshared, Errno> {
         let socket = sys::stream_socket(to, config)?;
+        if let Some(from) = from {
+            sys::bind(socket.as_fd(), &SocketAddr::new(from.ip(), 0))?;
+        }
         sys::connect(socket.as_fd(), to)?;
         (self.stage, self.have, self.noise) = (Stage::Connecting, 0, None);
         Ok(socket)

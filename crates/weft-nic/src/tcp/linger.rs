@@ -142,6 +142,7 @@ impl Tcp {
     /// Closes a link. Its accepted messages and the goodbye must still arrive.
     pub(super) fn close_gracefully(&mut self, id: u32) {
         let now_ms = sys::now_ms();
+        self.drop_rails(id);
         let Some(link) = self.links.get_mut(id) else { return };
         let rest = self.writer.abandon_pushes(&mut link.tx);
         let until_ms = now_ms + CLOSED_MS;

@@ -121,6 +121,7 @@ pub(super) enum Token {
     Timer,
     Link(u32, u32),
     HalfOpen(u32, u32),
+    Rail(u32, u32),
 }
 
 /// The number of bits of a generation in a token.
@@ -133,6 +134,7 @@ impl Token {
             Self::Timer => (1, 0, 0),
             Self::Link(index, generation) => (2, index, generation),
             Self::HalfOpen(index, generation) => (3, index, generation),
+            Self::Rail(index, generation) => (4, index, generation),
         };
         kind << 56 | u64::from(generation) << 32 | u64::from(index)
     }
@@ -145,7 +147,8 @@ impl Token {
             0 => Self::Listener,
             1 => Self::Timer,
             2 => Self::Link(index, generation),
-            _ => Self::HalfOpen(index, generation),
+            3 => Self::HalfOpen(index, generation),
+            _ => Self::Rail(index, generation),
         }
     }
 }

@@ -8,6 +8,7 @@
 //!   initiator's side of all handshakes.
 //! - `tx` (with `retransmit` and `pushes`) and `rx`: the two halves of a link.
 //! - `stream`, `noise` and `primitives`: encryption.
+//! - `rails`: further connections of a link for long pushes.
 //! - `session`, `resume` and `redial`: connections that break. `linger`: closed links whose last bytes are being sent.
 //! - `progress`: a poll. `time`: its timers. `pace`: the rate of system calls. `agenda`: the work that links need.
 //! - `unsent`: the note of deferred messages. `sys`: system calls. `bugs`: planted bugs.
@@ -59,6 +60,7 @@ mod pace;
 mod primitives;
 mod progress;
 mod pushes;
+mod rails;
 mod redial;
 mod resume;
 mod retransmit;
@@ -84,6 +86,7 @@ use initiator::Failure;
 use link::{GENERATION_BITS, Link, Links, State, Token};
 use pace::Pace;
 use progress::Focus;
+use rails::Striping;
 use rx::{Intake, Stage};
 use stream::Secrets;
 use tx::{Pumped, SocketState, Tx, Writer};
@@ -150,6 +153,7 @@ pub struct Tcp {
     writer: Writer,
     pace: Pace,
     focus: Focus,
+    striping: Striping,
     /// `None` while the events are processed.
     events: Option<sys::Events>,
     /// The time before which no timer is due.
@@ -205,6 +209,7 @@ impl Tcp {
             writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
             pace: Pace::new(),
             focus: Focus::new(),
+            striping: Striping::new(),
             events: None,
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,
@@ -312,21 +317,23 @@ impl Tcp {
             send_calls: self.writer.calls(),
             links: self.links.len() - self.agenda.len(Task::Close),
             half_open: self.halves.len(),
+            rails: self.striping.up(),
+            rail_bytes: self.striping.bytes(),
             ..self.stats
         }
     }
 
     /// A description of a link; `None` if it does not exist.
     #[must_use]
-    pub fn describe(&self, link: LinkId) -> Option<TcpLinkInfo> {
-        let link = self.links.get(link.0).filter(|link| !link.is_closed())?;
+    pub fn describe(&self, id: LinkId) -> Option<TcpLinkInfo> {
+        let link = self.links.get(id.0).filter(|link| !link.is_closed())?;
         let socket = link.socket.as_ref();
         Some(TcpLinkInfo {
             local: socket.and_then(|fd| rustix::net::getsockname(fd).ok()?.try_into().ok()),
             remote: socket.and_then(|fd| rustix::net::getpeername(fd).ok()??.try_into().ok()),
             queued_bytes: link.tx.queued(),
             kept_bytes: link.tx.unacked(),
-            pushes: link.tx.pushes(),
+            pushes: link.tx.pushes() + self.striping.pushes(id.0),
         })
     }
 
@@ -419,6 +426,9 @@ impl Tcp {
             self.report_end(id, LinkError::Access);
         }
         self.rearm(id);
+        if !self.striping.is_empty() {
+            self.pump_rails(id);
+        }
     }
 
     /// The part of a poll that reads the clock, and usually the sockets.
@@ -550,6 +560,10 @@ impl Nic for Tcp {
             return Err(Full);
         }
         self.pace.wake();
+        if self.is_striped(src) && self.push_on_rails(id, window, offset, src, ctx)? {
+            return Ok(());
+        }
+        let Some(link) = self.links.get_mut(id) else { return Err(Full) };
         self.writer.push(LinkId(id), &mut link.tx, window, offset, src, ctx)?;
         if link.tx.socket.is_full() {
             return Ok(());
@@ -630,6 +644,7 @@ impl Nic for Tcp {
 
     fn drained(&self) -> bool {
         !self.writer.has_done()
+            && self.striping.is_drained()
             && self.links.iter().all(|(_, link)| match link.state {
                 State::Closed(_) => true,
                 State::Broken(_) => link.tx.unacked() == 0 && link.tx.pushes() == 0,

@@ -67,6 +67,11 @@ impl Focus {
         self.hot = [id, self.hot[0]];
     }
 
+    /// Has all sockets polled for a while, because others than those of the hot links are in use.
+    pub(super) fn disturb(&mut self) {
+        self.calm = 0;
+    }
+
     /// Whether to read the hot links directly. Counts a poll.
     fn direct(&mut self) -> bool {
         self.calm = self.calm.saturating_add(1);
@@ -151,7 +156,7 @@ impl Tcp {
             }
             ask |= !self.agenda.is_empty(Task::ReportEnd);
         }
-        if ask || self.focus.ask_all(self.links.len() + self.halves.len()) {
+        if ask || self.focus.ask_all(self.links.len() + self.halves.len() + self.striping.len()) {
             self.take_events(&mut tally, now_ms);
         }
         if now_ms >= self.next_timer_ms {
@@ -204,6 +209,7 @@ impl Tcp {
             match Token::unpack(data) {
                 Token::Link(id, generation) => self.link_event(id, generation, flags, sink, now_ms),
                 Token::HalfOpen(index, generation) => self.half_event(index, generation, sink),
+                Token::Rail(index, generation) => self.rail_event(index, generation, flags, sink, now_ms),
                 Token::Listener => self.accept(now_ms, sink),
                 Token::Timer => {
                     let mut count = [0; 8];
@@ -213,6 +219,9 @@ impl Tcp {
             }
         }
         self.events = Some(space);
+        if self.striping.is_held() {
+            self.read_held_rails(sink);
+        }
     }
 
     fn link_event<S: Sink>(&mut self, id: u32, generation: u32, flags: epoll::EventFlags, sink: &mut S, now_ms: u64) {
@@ -353,7 +362,7 @@ impl Tcp {
         for (done, ctx) in self.writer.take_done() {
             sink.done(done, ctx, Ok(()));
         }
-        for ctx in link.tx.abandon() {
+        for ctx in link.tx.abandon().chain(self.drop_rails(id)) {
             sink.done(LinkId(id), ctx, Err(why));
         }
         self.writer.forget(&mut link.tx);
@@ -363,6 +372,7 @@ impl Tcp {
 
     /// Removes a link that has left the table from the lists, and stops watching its socket.
     pub(super) fn forget(&mut self, id: u32, link: &Link) {
+        self.drop_rails(id);
         self.agenda.forget(id);
         if link.session.is_some() {
             self.sessions.retain(|&other| other != id);

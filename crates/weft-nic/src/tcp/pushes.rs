@@ -234,6 +234,11 @@ impl Pushes {
         self.marks.truncate(usize::from(self.segment.is_some()));
     }
 
+    /// The bytes of the unreleased segments that have been written.
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.written_bytes().0 - self.segment.map_or(0, |segment| segment.left() as u64)
+    }
+
     /// The bytes of the unreleased segments, and the bytes of messages before the last of them.
     pub(super) fn written_bytes(&self) -> (u64, u64) {
         (self.marks.iter().map(Mark::bytes).sum(), self.marks.back().map_or(0, |mark| mark.after))

@@ -91,6 +91,11 @@ impl Redial {
         self.dropped > DROPPED_MAX
     }
 
+    /// The number of attempts so far.
+    pub(super) fn tries(&self) -> u32 {
+        self.tries
+    }
+
     /// Whether the next attempt has yet to begin.
     pub(super) fn is_waiting(&self) -> bool {
         self.initiator.is_idle()

@@ -46,9 +46,9 @@ use super::{Link, State, Task, Tcp, Token, sys};
 /// The dialogue of a half-open connection that resumes a link.
 #[derive(Debug)]
 pub(super) struct ResumeDialogue {
-    link: u32,
-    hello: Hello,
-    answer: Answer,
+    pub(super) link: u32,
+    pub(super) hello: Hello,
+    pub(super) answer: Answer,
 }
 
 /// The end of log messages about a broken connection: the action, and the remedy.
@@ -115,7 +115,7 @@ impl Tcp {
     /// Dials when it is time, and gives up an attempt whose time is over without a message from the peer.
     pub(super) fn redial_when_due(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let (State::Broken(redial), Some(session)) = (&mut link.state, &link.session) else { return };
+        let State::Broken(redial) = &mut link.state else { return };
         if redial.closed.as_ref().is_some_and(|linger| now_ms >= linger.until_ms) {
             return self.remove_closed(id);
         }
@@ -131,7 +131,10 @@ impl Tcp {
             }
             return;
         }
-        let dialled = redial.dial(session.socket(), &self.config, now_ms);
+        let tries = redial.tries();
+        let Some(address) = self.address_of(id, tries) else { return };
+        let Some(Link { state: State::Broken(redial), .. }) = self.links.get_mut(id) else { return };
+        let dialled = redial.dial(address, &self.config, now_ms);
         let wake_ms = redial.wake_ms;
         let generation = self.next_generation();
         let watched = dialled.map_err(Redial::socket_failure).and_then(|socket| {
@@ -245,12 +248,16 @@ impl Tcp {
         hello: &Hello,
         socket: BorrowedFd<'_>,
     ) -> Result<Box<ResumeDialogue>, LinkError> {
-        let from_initiator = hello.flags == wire::RETURNS | wire::INITIATOR;
-        let well_formed = (from_initiator || hello.flags == wire::RETURNS)
+        let flags = hello.flags & !wire::RAIL;
+        let from_initiator = flags == wire::RETURNS | wire::INITIATOR;
+        let well_formed = (from_initiator || flags == wire::RETURNS)
             && hello.version == VERSION
             && hello.reserved == [0; 6]
             && hello.name[8..].iter().all(|&byte| byte == 0);
         let here = hello.target == self.local.name.ep_id();
+        if well_formed && here && hello.flags != flags {
+            return self.answer_rail(hello, self.session_of(hello, from_initiator), socket);
+        }
         if let Some((id, session)) = if well_formed && here { self.session_of(hello, from_initiator) } else { None } {
             let answer = session.answer(hello)?;
             send_handshake(socket, answer.as_bytes()).map_err(|_| LinkError::Gone)?;
@@ -322,7 +329,7 @@ impl Tcp {
     }
 
     /// The exchange of new keys for a resumed link; `None` if it is not encrypted.
-    fn agree_for_resumption(
+    pub(super) fn agree_for_resumption(
         &self,
         index: usize,
         resumption: &ResumeDialogue,
@@ -334,10 +341,27 @@ impl Tcp {
         self.config.encrypt.then(|| half.agree(session.key(), &dialogue)).transpose()
     }
 
+    /// Answers a finish with the status of a refusal, and drops the half-open connection.
+    pub(super) fn refuse_finish(&mut self, index: usize, status: u8) {
+        let verdict = ReturnVerdict { status, ..ReturnVerdict::new_zeroed() };
+        if let Some(half) = self.halves.get(index) {
+            let mut said = verdict.as_bytes().to_vec();
+            if self.config.encrypt {
+                said.resize(said.len() + noise::message_bytes(said.len()), 0);
+            }
+            let _ = send_handshake(half.socket.as_fd(), &said);
+        }
+        let why = if status == wire::DENIED { LinkError::Denied } else { LinkError::Gone };
+        self.refuse(index, why);
+    }
+
     /// Handles the finish of a half-open connection that resumes a link: the link takes it over if the proof is right.
     #[inline(never)]
     pub(super) fn judge_resumption(&mut self, index: usize, finish: &Finish) {
         let Some(resumption) = self.halves.get_mut(index).and_then(HalfOpen::take_resumption) else { return };
+        if resumption.hello.flags & wire::RAIL != 0 {
+            return self.judge_rail(index, &resumption, finish);
+        }
         let mut agreed = None;
         let judged = self.check_resumption(&resumption, finish).and_then(|position| {
             agreed = self.agree_for_resumption(index, &resumption, finish).map_err(|_| wire::DENIED)?;
@@ -346,16 +370,7 @@ impl Tcp {
         let id = resumption.link;
         let mut verdict = ReturnVerdict::new_zeroed();
         if let Err(status) = judged {
-            verdict.status = status;
-            if let Some(half) = self.halves.get(index) {
-                let mut said = verdict.as_bytes().to_vec();
-                if self.config.encrypt {
-                    said.resize(said.len() + noise::message_bytes(said.len()), 0);
-                }
-                let _ = send_handshake(half.socket.as_fd(), &said);
-            }
-            let why = if status == wire::DENIED { LinkError::Denied } else { LinkError::Gone };
-            return self.refuse(index, why);
+            return self.refuse_finish(index, status);
         }
         // No byte may arrive on the old connection after the position has been stated.
         self.drop_socket(id);

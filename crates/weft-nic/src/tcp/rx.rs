@@ -387,7 +387,7 @@ impl Stage {
 
 /// Converts the outcome of a receive call: a number of bytes, none available, or the end of the link.
 #[inline]
-fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
+pub(super) fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
     match outcome {
         Ok(0) => Err(LinkError::Gone),
         Ok(n) => Ok(Some(n)),

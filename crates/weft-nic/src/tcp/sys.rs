@@ -345,6 +345,34 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(Unshared, Option<Socke
     Ok((socket, from.and_then(|addr| addr.try_into().ok())))
 }
 
+/// Binds a socket that will connect to a local address.
+pub(super) fn bind(socket: BorrowedFd<'_>, from: &SocketAddr) -> Result<(), Errno> {
+    #[cfg(test)]
+    if net::is_installed() {
+        return Ok(());
+    }
+    // Without this option the kernel reserves the port, although only the pair of addresses must be unique.
+    let value: libc::c_int = 1;
+    let len = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(4);
+    // SAFETY: the kernel reads one integer. A kernel without the option changes nothing.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const value).cast(),
+            len,
+        )
+    };
+    rustix::net::bind(socket, from)
+}
+
+/// Whether an accepted socket's local address is one of `addrs`.
+pub(super) fn is_at(socket: BorrowedFd<'_>, addrs: &[SocketAddr]) -> bool {
+    let here = rustix::net::getsockname(socket).ok().and_then(|addr| SocketAddr::try_from(addr).ok());
+    here.is_some_and(|here| addrs.iter().any(|addr| addr.ip().to_canonical() == here.ip().to_canonical()))
+}
+
 /// Starts to connect a socket.
 pub(super) fn connect(socket: BorrowedFd<'_>, to: &SocketAddr) -> Result<(), Errno> {
     #[cfg(test)]
@@ -395,8 +423,8 @@ pub(super) fn tune_within_host(fd: BorrowedFd<'_>) {
     if here.ip() != there.ip() {
         return;
     }
-    // Other algorithms may pace: BBR arms a timer for every few segments, although nothing can be congested here.
-    // Where the system does not offer this algorithm, the socket keeps its own.
+    // Other algorithms may pace: BBR arms a timer for every few segments, although nothing can be congested here. Where
+    // the system does not offer this algorithm, the socket keeps its own.
     let _ = sockopt::set_tcp_congestion(fd, "reno");
     let value = &raw const UNSENT_BYTES;
     let len = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or(4);

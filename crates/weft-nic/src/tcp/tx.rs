@@ -66,7 +66,7 @@ pub(super) enum SocketState {
 impl SocketState {
     /// Whether the socket may be given bytes.
     #[inline]
-    fn takes(self) -> bool {
+    pub(super) fn takes(self) -> bool {
         matches!(self, Self::Writable | Self::WritableWithinRecord)
     }
 
@@ -86,6 +86,30 @@ impl SocketState {
     #[inline]
     pub(super) fn has_failed(self) -> bool {
         matches!(self, Self::Broken | Self::Unreadable)
+    }
+
+    /// Notes the outcome of a write of `asked` bytes. Returns the number of bytes that the kernel accepted; `None` if
+    /// the socket has failed.
+    #[inline]
+    pub(super) fn judge<W: Wire>(&mut self, wire: W, outcome: Result<usize, Errno>, asked: usize) -> Option<usize> {
+        match outcome {
+            Ok(n) => {
+                *self = match n < asked {
+                    _ if W::HOLDS && wire.holds() => Self::FullWithinRecord,
+                    true => Self::Full,
+                    false => Self::Writable,
+                };
+                Some(n)
+            }
+            Err(Errno::AGAIN) => {
+                *self = if self.is_within_record() { Self::FullWithinRecord } else { Self::Full };
+                Some(0)
+            }
+            Err(errno) => {
+                *self = if errno == Errno::FAULT { Self::Unreadable } else { Self::Broken };
+                None
+            }
+        }
     }
 
     /// Lets a full socket be tried again.
@@ -159,6 +183,19 @@ impl Tx {
     /// Bytes of messages that the peer has not acknowledged.
     pub(super) fn unacked(&self) -> usize {
         self.messages.len()
+    }
+
+    /// The number of bytes of messages that have been accepted.
+    pub(super) fn accepted_messages(&self) -> u64 {
+        self.messages.acked() + self.messages.len() as u64
+    }
+
+    /// The number of bytes of messages that have been handed to the kernel, and the position that the stream has
+    /// reached.
+    pub(super) fn sent(&self) -> (u64, u64) {
+        let messages = self.messages.sent();
+        let segments = self.pushes.as_ref().map_or(0, |pushes| pushes.sent_bytes());
+        (messages, self.others + segments + messages)
     }
 
     /// Drops all pushes; returns their contexts in order.
@@ -248,6 +285,11 @@ impl Writer {
     #[inline]
     pub(super) fn has_done(&self) -> bool {
         !self.done.is_empty()
+    }
+
+    /// Notes that a push is done.
+    pub(super) fn report_done(&mut self, link: LinkId, ctx: u64) {
+        self.done.push((link, ctx));
     }
 
     /// Takes the pushes that are done: link and context.
@@ -376,26 +418,8 @@ impl Writer {
     #[inline]
     fn judge<W: Wire>(&mut self, wire: W, tx: &mut Tx, outcome: Result<usize, Errno>, asked: usize) -> Option<usize> {
         self.calls += 1;
-        match outcome {
-            Ok(n) => {
-                tx.unproven = true;
-                tx.socket = match n < asked {
-                    _ if W::HOLDS && wire.holds() => SocketState::FullWithinRecord,
-                    true => SocketState::Full,
-                    false => SocketState::Writable,
-                };
-                Some(n)
-            }
-            Err(Errno::AGAIN) => {
-                let within = tx.socket.is_within_record();
-                tx.socket = if within { SocketState::FullWithinRecord } else { SocketState::Full };
-                Some(0)
-            }
-            Err(errno) => {
-                tx.socket = if errno == Errno::FAULT { SocketState::Unreadable } else { SocketState::Broken };
-                None
-            }
-        }
+        tx.unproven = true;
+        tx.socket.judge(wire, outcome, asked)
     }
 
     /// Releases the stream before `position`, which the peer's endpoint has acknowledged.

@@ -48,6 +48,8 @@ pub(super) const ENCRYPTS: u8 = 8;
 pub(super) const RETURNS: u8 = 2;
 /// In [`Hello::flags`], with [`RETURNS`]: the sender is the side that made the link.
 pub(super) const INITIATOR: u8 = 4;
+/// In [`Hello::flags`], with [`RETURNS`]: the connection becomes a rail of the link instead of its first connection.
+pub(super) const RAIL: u8 = 16;
 
 /// In [`Answer::status`] and [`Verdict::status`]: success.
 pub(super) const OK: u8 = 0;

@@ -106,6 +106,9 @@ block! {
         tcp_resumed: "New connections on which such links were resumed.",
         busy_groups: "Groups with collectives under way.",
         collectives: "Collectives under way, joins of groups included.",
+        tcp_streams: "Connections that carry only long messages (FI_WEFT_TCP_STREAMS).",
+        tcp_streams_lost: "Such connections that ended before their link, so far.",
+        tcp_stream_bytes: "Bytes received and sent on such connections so far.",
     }
 }
 

@@ -36,6 +36,11 @@ pub(super) fn with<T>(call: impl FnOnce(&mut Net) -> T) -> Option<T> {
     NET.with_borrow_mut(|net| net.as_mut().map(call))
 }
 
+/// Whether this thread has a network.
+pub(in super::super) fn is_installed() -> bool {
+    NET.with_borrow(Option::is_some)
+}
+
 /// The part of its bytes that a call transfers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cuts {
