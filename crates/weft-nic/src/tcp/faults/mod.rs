@@ -3,7 +3,7 @@
 //! The runs check that every message arrives once, in order and byte for byte. Every push arrives in its place, and is
 //! done after that. Each end is reported once, and no state is left at rest.
 //!
-//! `cargo test -p weft-nic --lib tcp::faults` makes [`SEEDS`] runs, plain and encrypted in turn.
+//! `cargo test -p weft-nic --lib tcp::faults` makes [`SEEDS`] runs without and with rails, plain and encrypted in turn.
 //! `WEFT_TCP_SEEDS=100000` makes more, and `WEFT_TCP_SEED=7` makes one of them. A failure prints its seed.
 
 #![allow(clippy::expect_used, clippy::cast_possible_truncation)]
@@ -11,6 +11,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::bugs::{Bug, activate};
+
+use world::RAILS;
 
 mod moments;
 pub(crate) mod net;
@@ -81,9 +83,33 @@ fn byte_streams_survive_all_faults() {
     }
 }
 
+/// The same with rails: each byte of a push is placed once, and after the messages before it, whatever happens to the
+/// connections.
+#[test]
+fn rails_survive_all_faults() {
+    let (first, count) = match number("WEFT_TCP_SEED") {
+        Some(seed) => (seed, 1),
+        None => (RAILS, number("WEFT_TCP_SEEDS").unwrap_or(SEEDS / 2)),
+    };
+    let mut sum = world::Report::default();
+    for seed in first..first + count {
+        match checked_run(seed) {
+            Ok(report) => sum.add(&report),
+            Err(why) => panic!(
+                "seed {seed}: {why}\nrun it again: WEFT_TCP_SEED={seed} cargo test -p weft-nic --lib tcp::faults::byte"
+            ),
+        }
+    }
+    println!("{count} runs: {sum:?}");
+    if count >= SEEDS / 2 {
+        // The runs must have exercised rails that fail and are replaced.
+        assert!(sum.rails > 2 * count && 2 * sum.rails_lost > count && sum.rail_bytes > 20_000 * count, "{sum:?}");
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    for seed in 0..20 {
+    for seed in (0..20).chain(RAILS..RAILS + 20) {
         assert_eq!(checked_run(seed), checked_run(seed), "{seed}");
     }
 }
@@ -95,7 +121,8 @@ fn every_planted_bug_is_caught() {
     std::panic::set_hook(Box::new(|_| {}));
     for &bug in Bug::ALL {
         activate(Some(bug));
-        let caught = (0..BUG_SEEDS).find_map(|seed| checked_run(seed).err().map(|why| (seed, why)));
+        let mut seeds = (0..BUG_SEEDS).flat_map(|seed| [seed, RAILS + seed]);
+        let caught = seeds.find_map(|seed| checked_run(seed).err().map(|why| (seed, why)));
         activate(None);
         match caught {
             Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),

@@ -25,6 +25,8 @@ const IDLE_ROUNDS: usize = 100;
 const HEAD_BYTES: usize = 8;
 /// Limit of the numbers of a link's pushes.
 const PUSHES: usize = 1000;
+/// From this seed on links have rails.
+pub(super) const RAILS: u64 = 1 << 32;
 
 /// The counts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +36,9 @@ pub(super) struct Report {
     pub(super) breaks: u64,
     pub(super) resumed: u64,
     pub(super) closed: u64,
+    pub(super) rails: u64,
+    pub(super) rails_lost: u64,
+    pub(super) rail_bytes: u64,
     trace: u64,
 }
 
@@ -44,6 +49,9 @@ impl Report {
         self.breaks += other.breaks;
         self.resumed += other.resumed;
         self.closed += other.closed;
+        self.rails += other.rails;
+        self.rails_lost += other.rails_lost;
+        self.rail_bytes += other.rail_bytes;
         self.trace ^= other.trace;
     }
 }
@@ -74,9 +82,10 @@ struct Script {
     done: Vec<bool>,
     /// Messages that have arrived at the other side.
     got: usize,
-    /// The windows of the pushes at the other side, and the bytes placed in each.
+    /// The windows of the pushes at the other side, the number of bytes placed in each, and these bytes.
     windows: Vec<Owned>,
     placed: Vec<usize>,
+    seen: Vec<Vec<bool>>,
 }
 
 impl Script {
@@ -90,6 +99,7 @@ impl Script {
             (0..pushes).map(|_| if bulk { 1 + random.below(400_000) } else { push_bytes(random) }).collect();
         let (done, placed) = (vec![false; pushes.len()], vec![0; pushes.len()]);
         let windows = pushes.iter().map(|&len| Owned::new(vec![0; len])).collect();
+        let seen = pushes.iter().map(|&len| vec![false; len]).collect();
         Self {
             stream,
             messages,
@@ -101,6 +111,7 @@ impl Script {
             got: 0,
             windows,
             placed,
+            seen,
             pushes,
         }
     }
@@ -168,6 +179,8 @@ struct Book<'a> {
     strangers: &'a mut Vec<LinkId>,
     known: &'a mut HashMap<LinkId, (usize, usize)>,
     wrong: &'a mut Vec<String>,
+    /// The bytes of a push may come in any order.
+    rails: bool,
 }
 
 impl Book<'_> {
@@ -247,9 +260,13 @@ impl Sink for Book<'_> {
     }
 
     fn place(&mut self, id: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
+        let rails = self.rails;
         let (script, n) = self.push(id, window)?;
         let offset = offset as usize;
-        if n >= script.pushed || offset != script.placed[n] || offset + len > script.pushes[n] || script.done[n] {
+        let is_next = |script: &Script| rails || offset == script.placed[n];
+        let is_new =
+            |script: &Script| script.seen[n].get(offset..offset + len).is_some_and(|seen| !seen.contains(&true));
+        if n >= script.pushed || script.done[n] || !is_next(script) || !is_new(script) {
             self.wrong(format!("{id:?}: push {n}: {len} bytes for {offset}"));
             return None;
         }
@@ -263,7 +280,9 @@ impl Sink for Book<'_> {
 
     fn placed(&mut self, id: LinkId, window: u64, offset: u64, len: usize) {
         let Some((script, n)) = self.push(id, window) else { return };
-        if script.placed.get(n).is_some_and(|&placed| placed == offset as usize) {
+        if let Some(seen) = script.seen.get_mut(n).and_then(|seen| seen.get_mut(offset as usize..offset as usize + len))
+        {
+            seen.fill(true);
             script.placed[n] += len;
         }
     }
@@ -311,6 +330,7 @@ struct World {
     lazy: usize,
     /// The number of rounds in 1000 that suspend a node.
     sleepy: usize,
+    rails: bool,
 }
 
 impl Drop for World {
@@ -344,6 +364,8 @@ fn faults(random: &mut Random) -> Faults {
 
 impl World {
     fn draw(seed: u64) -> Self {
+        let rails = seed >= RAILS;
+        let seed = seed % RAILS;
         let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let (encrypt, bulk) = (seed % 2 == 1, seed % 16 >= 14);
         let mut faults = faults(&mut random);
@@ -352,7 +374,12 @@ impl World {
         }
         net::install(Some(Net::new(random.bits(), faults)));
         let segment_bytes = [256 * 1024, 100, 3001, 65_536][if bulk { 0 } else { random.below(4) }];
-        let config = TcpConfig { encrypt, segment_bytes, ..TcpConfig::default() };
+        let mut config = TcpConfig { encrypt, segment_bytes, ..TcpConfig::default() };
+        if rails {
+            config.streams = 2 + random.below(2);
+            config.streams_within_host = true;
+            config.stripe_bytes = [100, 3001, 20_000][random.below(3)];
+        }
         let hosts = 1 + random.below(2) as u64;
         let mut nodes: Vec<Node> =
             (0..2 + random.below(2) as u64).map(|n| node(device(&config, 1 + n % hosts))).collect();
@@ -368,7 +395,7 @@ impl World {
             links[0].nodes[0] = called;
         }
         let (lazy, sleepy) = ([0, 50, 90][random.below(3)], [0, 0, 5][random.below(3)]);
-        Self { random, nodes, links, wrong: Vec::new(), lazy, sleepy }
+        Self { random, nodes, links, wrong: Vec::new(), lazy, sleepy, rails }
     }
 
     fn connect(&mut self) {
@@ -459,7 +486,8 @@ impl World {
             1 => drop(tcp.drain()),
             _ => {}
         }
-        let mut book = Book { node, links: &mut self.links, strangers, known, wrong: &mut self.wrong };
+        let mut book =
+            Book { node, links: &mut self.links, strangers, known, wrong: &mut self.wrong, rails: self.rails };
         tcp.poll(&mut book) > 0
     }
 
@@ -524,7 +552,10 @@ impl World {
             expect("half-open connections", tcp.halves.len(), 0);
             expect("closed links", tcp.agenda.len(Task::Close), 0);
             expect("calls", tcp.agenda.len(Task::Connect), 0);
-            expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends } else { 0 });
+            expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends + tcp.striping.up() } else { 0 });
+            expect("pushes on rails", usize::from(!tcp.striping.is_drained()), 0);
+            expect("rails being made", tcp.striping.len(), tcp.striping.up());
+            expect("rails that wait", usize::from(tcp.striping.is_held()), 0);
             expect("sessions", tcp.sessions.len(), ends);
             expect("acknowledgements due", tcp.agenda.len(Task::AckDue), 0);
             expect("writability watched", tcp.agenda.len(Task::AwaitWritable), 0);
@@ -538,7 +569,8 @@ impl World {
             }
         }
         let connections = net::with(|net| net.connections()).unwrap_or(0);
-        if connections != lasting.count() {
+        let rails: usize = self.nodes.iter().map(|node| node.tcp.striping.up()).sum();
+        if 2 * connections != 2 * lasting.count() + rails {
             left.push(format!("{connections} connections"));
         }
         (!left.is_empty()).then(|| left.join("; "))
@@ -635,6 +667,9 @@ pub(super) fn run(seed: u64) -> Result<Report, String> {
         let stats = node.tcp.stats();
         report.breaks += stats.breaks;
         report.resumed += stats.resumed;
+        report.rails += stats.rails_up;
+        report.rails_lost += stats.rails_lost;
+        report.rail_bytes += stats.rail_bytes;
     }
     for link in &world.links {
         report.messages += link.scripts.iter().map(|script| script.got as u64).sum::<u64>();
