@@ -39,6 +39,8 @@ conformance! {
     shm_without_cma: super::ShmDevice<false>,
     tcp: super::TcpDevice<false>,
     tcp_encrypted: super::TcpDevice<true>,
+    tcp_streams: super::StripedDevice<false>,
+    tcp_streams_encrypted: super::StripedDevice<true>,
     both: super::BothDevices<true>,
     both_without_shm: super::BothDevices<false>,
 }
@@ -96,6 +98,22 @@ impl<const ENCRYPT: bool> Device for TcpDevice<ENCRYPT> {
         let tcp = Self::open_with(TcpConfig { bind, open: true, ..TcpConfig::default() });
         let service = EpName::service(tcp.local_addr());
         Some((tcp, service))
+    }
+}
+
+/// TCP with several connections for long pushes.
+pub struct StripedDevice<const ENCRYPT: bool>;
+
+impl<const ENCRYPT: bool> Device for StripedDevice<ENCRYPT> {
+    type Nic = Tcp;
+
+    fn open() -> Tcp {
+        let config = TcpConfig { streams: 2, streams_within_host: true, stripe_bytes: 20_000, ..TcpConfig::default() };
+        TcpDevice::<ENCRYPT>::open_with(config)
+    }
+
+    fn open_service() -> Option<(Tcp, EpName)> {
+        None
     }
 }
 

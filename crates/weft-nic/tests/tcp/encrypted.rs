@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use weft_engine::mem::Owned;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId};
 use weft_nic::TcpConfig;
 
+use super::suite::Window;
 use super::{Node, World, config, moved, open};
 
 /// The length of the initiator's handshake: hello, finish, message of the key exchange.
@@ -24,6 +26,9 @@ fn settings(encrypt: bool) -> TcpConfig {
 fn pair(encrypt: [bool; 2]) -> World<super::Tcp> {
     World { nodes: encrypt.map(|encrypt| Node::new(open(&settings(encrypt)))).into_iter().collect() }
 }
+
+/// Notes of connections that are not examined.
+static UNUSED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
 /// An attacker on the path, which changes bytes of the initiator and records those of both sides.
 struct Between {
@@ -92,6 +97,43 @@ fn an_eavesdropper_reads_nothing() {
         for secret in [&b"a short secret"[..], b"long secret", b"hort secret"] {
             assert_eq!(recorded.windows(secret.len()).any(|part| part == secret), !encrypt);
         }
+    }
+}
+
+/// A rail of an encrypted link is encrypted, too. Without encryption an eavesdropper reads it.
+#[test]
+fn rails_are_encrypted() {
+    const SECRET: &[u8] = b"a long secret. ";
+    for encrypt in [true, false] {
+        let config = TcpConfig { streams: 2, streams_within_host: true, stripe_bytes: 5000, ..settings(encrypt) };
+        let mut world = World { nodes: (0..2).map(|_| Node::new(open(&config))).collect() };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (target, recorded) = (world.nodes[1].name(), Arc::new(Mutex::new(Vec::new())));
+        let (name, notes) = (moved(&target, listener.local_addr().unwrap()), Arc::clone(&recorded));
+        thread::spawn(move || {
+            for (count, near) in listener.incoming().enumerate() {
+                let (near, far) = (near.unwrap(), TcpStream::connect(target.socket()).unwrap());
+                let (from, to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+                let notes = Arc::clone(&notes);
+                thread::spawn(move || pass(from, to, &Mutex::default(), |_, _| ()));
+                // Only the rails are recorded.
+                thread::spawn(move || pass(near, far, if count > 0 { &notes } else { &UNUSED }, |_, _| ()));
+            }
+        });
+        let near = world.nodes[0].connect(&name);
+        world.until("up", |nodes| nodes.iter().all(|node| !node.inbox.up.is_empty()));
+        let text: Vec<u8> = SECRET.iter().copied().cycle().take(100_000).collect();
+        let mut memory = Owned::new(text.clone());
+        for turn in 0..3 {
+            world.nodes[1].inbox.windows.insert(turn, Window::new(text.len()));
+            world.nodes[0].push(near, turn, &[memory.iov()], turn).unwrap();
+            world.until("push", |nodes| nodes[0].inbox.done.contains_key(&turn));
+            assert!(world.nodes[1].inbox.windows.get_mut(&turn).unwrap().bytes() == text);
+            world.until("rails", |nodes| nodes.iter().all(|node| node.nic.stats().rails == 2));
+        }
+        let recorded = recorded.lock().unwrap();
+        assert!(recorded.len() > 2 * text.len());
+        assert_eq!(recorded.windows(SECRET.len()).any(|part| part == SECRET), !encrypt);
     }
 }
 

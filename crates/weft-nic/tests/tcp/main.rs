@@ -12,6 +12,7 @@ mod flood;
 mod fuzz;
 mod hostile;
 mod links;
+mod rails;
 mod raw;
 mod resume;
 mod transfers;
