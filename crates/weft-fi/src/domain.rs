@@ -246,6 +246,7 @@ pub(crate) fn devices_config(
     let job_key = network.auth_key.clone().or_else(|| params.job_key.bytes());
     weft_nic::Config {
         iface: params.iface.clone(),
+        streams: params.tcp_streams,
         listen: chosen,
         // With an explicit service, the user wants to be reachable by peers that know only the service.
         open: open || chosen.is_some_and(|socket| socket.port() != 0),

@@ -9,6 +9,7 @@ use weft_os::Checker;
 
 use crate::NicError;
 use crate::handshake;
+use crate::host;
 use crate::shm::ShmConfig;
 use crate::tcp::{TcpConfig, Unsent};
 
@@ -21,8 +22,12 @@ pub struct Config {
     pub tcp: bool,
     /// Move long messages within the host by cross-memory attach where the system allows it.
     pub cma: bool,
-    /// Name or address of the interface for incoming connections. `None`: the interface of the default route.
+    /// Name or address of the interface for incoming connections, or a list of them, separated by commas. The first is
+    /// that of the endpoint's name; long messages use all. `None`: the interface of the default route.
     pub iface: Option<String>,
+    /// The number of TCP connections for the long messages of a link. `None`: one for each interface, and more for fast
+    /// interfaces, but only to other hosts.
+    pub streams: Option<usize>,
     /// The address to listen at: an explicit service, or an address with port 0 for any port; `[::]:0` prefers IPv6.
     pub listen: Option<SocketAddr>,
     /// Accept peers that know only the address and port.
@@ -89,6 +94,7 @@ impl Default for Config {
             cma: true,
             observe_unmap: true,
             iface: None,
+            streams: None,
             listen: None,
             open: false,
             identity: None,
@@ -114,10 +120,21 @@ impl Config {
         self.job_key.as_ref().map(|key| blake3::derive_key("weft job key 1", key))
     }
 
-    pub(crate) fn tcp_config(&self, bind: SocketAddr) -> TcpConfig {
+    /// `addrs`: the addresses of the interfaces, the first of which is in the name.
+    pub(crate) fn tcp_config(&self, addrs: Vec<SocketAddr>) -> TcpConfig {
         let defaults = TcpConfig::default();
+        let mut bind = self.listen.or(addrs.first().copied());
+        // One listener serves all addresses.
+        let addrs_only = addrs.len() > 1 && bind.is_some_and(|bind| !bind.ip().is_unspecified());
+        if let Some(bind) = bind.as_mut().filter(|_| addrs_only) {
+            bind.set_ip(host::any_address(bind.ip()));
+        }
         TcpConfig {
-            bind: Some(bind),
+            bind,
+            streams: self.streams.unwrap_or_else(|| host::streams_for(&addrs)),
+            streams_within_host: self.streams.is_some(),
+            addrs,
+            addrs_only,
             open: self.open,
             job_key: self.job_key_bytes(),
             encrypt: self.encrypt,

@@ -186,7 +186,8 @@ impl Devices {
         if let Some(checker) = checker {
             log::info!("{checker:?} follows this process: peers cannot access its memory; shm {}", on_off(me.shm));
         }
-        let tcp = if config.tcp { open_tcp(config, &mut me)? } else { None };
+        let addrs = host::choose_addresses(config.iface.as_deref(), me.socket)?;
+        let tcp = if config.tcp { open_tcp(config, addrs, &mut me)? } else { None };
         me.socket = config.named_socket.unwrap_or(me.socket);
         // The name that peers see must state the devices that were opened. Only shared memory can still fail here.
         let shm = if me.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
@@ -509,8 +510,8 @@ const fn on_off(on: bool) -> &'static str {
 
 /// Opens TCP and completes the name's socket. If that fails and TCP is optional, returns `None` and logs a warning.
 #[inline(never)] // The device, before it is boxed, is on the stack.
-fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Box<Tcp>>, NicError> {
-    match Tcp::new(&config.tcp_config(config.listen.unwrap_or(me.socket)), me).map(Box::new) {
+fn open_tcp(config: &Config, addrs: Vec<SocketAddr>, me: &mut NameParts) -> Result<Option<Box<Tcp>>, NicError> {
+    match Tcp::new(&config.tcp_config(addrs), me).map(Box::new) {
         Ok(tcp) => {
             me.socket = weft_engine::nic::Nic::name(&*tcp).socket();
             Ok(Some(tcp))

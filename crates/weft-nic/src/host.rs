@@ -21,6 +21,9 @@ use crate::NicError;
 const SOMEWHERE_V4: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
 const SOMEWHERE_V6: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9);
 
+/// Limit of the interfaces that an endpoint uses.
+const MAX_INTERFACES: usize = 4;
+
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
@@ -82,9 +85,9 @@ fn internet_addr(addr: &SockaddrStorage) -> Option<SocketAddr> {
 /// Chooses the address for an endpoint's name.
 ///
 /// `listen` is the address at which the endpoint listens. A specific address is the result. An unspecified address
-/// determines the family and the port. `iface` is the name of an interface, or one of this host's addresses. Without
-/// either, the result is the first available of: the source address of the default route, the first address of the best
-/// interface that is up, and loopback. IPv4 precedes IPv6.
+/// determines the family and the port. `iface` is the name of an interface, or one of this host's addresses. Of a list,
+/// separated by commas, it is the first that counts. Without either, the result is the first available of: the source
+/// address of the default route, the first address of the best interface that is up, and loopback. IPv4 precedes IPv6.
 ///
 /// # Errors
 /// `iface` does not exist or cannot be used.
@@ -99,12 +102,75 @@ pub fn choose_address(iface: Option<&str>, listen: Option<SocketAddr>) -> Result
         Some(_) => Wants::V6First,
         None => Wants::V4First,
     };
-    let mut chosen = match iface {
+    let mut chosen = match iface.and_then(|list| listed(list).next()) {
         Some(wanted) => choose_wanted(&all, wanted, wants)?,
         None => choose_best(&all, wants),
     };
     chosen.set_port(listen.map_or(0, |socket| socket.port()));
     Ok(chosen)
+}
+
+/// The interfaces in a list.
+fn listed(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|name| !name.is_empty())
+}
+
+/// The addresses of all interfaces in a list. The first one is `first`, the address of the endpoint's name. If that is
+/// not an address of the first interface, the client has chosen it, and it is the only one.
+///
+/// Other interfaces that are down are left out, with a warning.
+///
+/// # Errors
+/// An interface does not exist.
+pub fn choose_addresses(iface: Option<&str>, first: SocketAddr) -> Result<Vec<SocketAddr>, NicError> {
+    let mut chosen = vec![first];
+    let mut names = listed(iface.unwrap_or_default());
+    let Some(main) = names.next() else { return Ok(chosen) };
+    let all = interfaces().map_err(NicError::system("cannot list the network interfaces"))?;
+    let is_main = |known: &&Interface| known.addrs.iter().any(|addr| addr.ip() == first.ip());
+    if main.parse() != Ok(first.ip()) && all.iter().find(is_main).is_none_or(|known| known.name != main) {
+        return Ok(chosen);
+    }
+    let wants = if first.is_ipv4() { Wants::OnlyV4 } else { Wants::V6First };
+    for name in names.take(MAX_INTERFACES - 1) {
+        let addr = match choose_wanted(&all, name, wants) {
+            Ok(addr) => addr,
+            // The job can do without it.
+            Err(error @ NicError::UnusableInterface { .. }) => {
+                log::warn!("{error}; long messages use the others");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if !chosen.iter().any(|other| other.ip() == addr.ip()) {
+            chosen.push(SocketAddr::new(addr.ip(), first.port()));
+        }
+    }
+    Ok(chosen)
+}
+
+/// The address that stands for all addresses of a host, in the family of `ip`.
+pub(crate) fn any_address(ip: IpAddr) -> IpAddr {
+    if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}
+
+/// The number of TCP connections for long messages that suits the interfaces with these addresses: one for each, and
+/// more if one connection does not use the speed of the first one.
+pub(crate) fn streams_for(addrs: &[SocketAddr]) -> usize {
+    let interfaces = interfaces().unwrap_or_default();
+    let is_first =
+        |known: &&Interface| addrs.first().is_some_and(|first| known.addrs.iter().any(|addr| addr.ip() == first.ip()));
+    let speed_mbit = interfaces.iter().find(is_first).and_then(|known| known.speed_mbit).unwrap_or(0);
+    addrs.len().max(streams_by_speed(speed_mbit))
+}
+
+/// The number of connections for an interface of this speed: two from 25 Gbit/s on, four from 100 Gbit/s on.
+const fn streams_by_speed(speed_mbit: u32) -> usize {
+    match speed_mbit {
+        0..25_000 => 1,
+        25_000..100_000 => 2,
+        100_000.. => 4,
+    }
 }
 
 /// The acceptable kinds of address.
@@ -248,6 +314,29 @@ mod tests {
         let any4 = Some("0.0.0.0:0".parse().unwrap());
         assert_eq!(choose_address(Some("lo"), any4).unwrap(), "127.0.0.1:0".parse().unwrap());
         assert_eq!(choose_address(Some("127.0.0.1"), None).unwrap(), "127.0.0.1:0".parse().unwrap());
+    }
+
+    #[test]
+    fn a_list_of_interfaces_gives_one_address_for_each() {
+        let v4 = |text: &str| text.parse::<SocketAddr>().unwrap();
+        // All of 127.0.0.0/8 is local, but only 127.0.0.1 is an address of the interface.
+        assert_eq!(choose_address(Some("lo,nonesuch0"), None).unwrap().ip(), v4("127.0.0.1:0").ip());
+        let first = v4("127.0.0.1:7");
+        for list in ["lo", "127.0.0.1", "lo,127.0.0.1", " lo , ", "lo,lo"] {
+            assert_eq!(choose_addresses(Some(list), first).unwrap(), [first], "{list}");
+        }
+        assert_eq!(choose_addresses(None, first).unwrap(), [first]);
+        let text = choose_addresses(Some("lo,nonesuch0"), first).unwrap_err().to_string();
+        assert!(text.contains("nonesuch0"), "{text}");
+        // The client has chosen another address.
+        assert_eq!(choose_addresses(Some("lo,nonesuch0"), v4("192.0.2.1:7")).unwrap(), [v4("192.0.2.1:7")]);
+    }
+
+    #[test]
+    fn fast_interfaces_get_several_connections() {
+        let speeds = [0, 1000, 10_000, 25_000, 40_000, 100_000, 400_000].map(streams_by_speed);
+        assert_eq!(speeds, [1, 1, 1, 2, 2, 4, 4]);
+        assert!(streams_for(&["127.0.0.1:0", "127.0.0.2:0"].map(|text| text.parse().unwrap())) >= 2);
     }
 
     #[test]

@@ -101,7 +101,8 @@ fn address(params: &Params) -> Finding {
         let all = host::interfaces().unwrap_or_default();
         all.into_iter().filter(|i| i.up == up).map(|i| i.name).collect::<Vec<_>>().join(", ")
     };
-    let chosen = host::choose_address(params.iface.as_deref(), None);
+    let iface = params.iface.as_deref();
+    let chosen = host::choose_address(iface, None).and_then(|addr| host::choose_addresses(iface, addr).map(|_| addr));
     match chosen.and_then(|addr| host::try_listen(addr).map(|()| addr)) {
         Err(error @ NicError::Listen { .. }) if params.shm => Finding::degraded(
             what,

@@ -85,9 +85,10 @@ pub(crate) fn gather() -> Info {
     let chosen = chosen.and_then(|addr| host::try_listen(addr).map(|()| addr));
     let set = std::env::var("FI_PROVIDER_PATH").ok();
     let library = library::find(&library::places(set.as_deref())).or_else(library::beside_us);
-    let chosen_ip = chosen.as_ref().ok().map(std::net::SocketAddr::ip);
+    let used = chosen.as_ref().ok().and_then(|addr| host::choose_addresses(params.iface.as_deref(), *addr).ok());
+    let used = used.unwrap_or_default();
     let interfaces = host::interfaces().unwrap_or_default().into_iter().map(|interface| InterfaceFact {
-        chosen: interface.addrs.iter().any(|addr| Some(addr.ip()) == chosen_ip),
+        chosen: interface.addrs.iter().any(|addr| used.iter().any(|used| used.ip() == addr.ip())),
         name: interface.name,
         up: interface.up,
         loopback: interface.loopback,
