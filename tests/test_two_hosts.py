@@ -108,3 +108,61 @@ kill %1
     assert all(row["p50"] <= row["p99"] <= row["p99_9"] for row in rows if row["kind"] == "pingpong"), rows
     floors = {row["provider"] for row in found if row["floor"] and row["status"] == "ok"}
     assert floors == {"floor tcp"}, found
+
+
+RATE = re.compile(r"^(?:\[\d+\] )?(send|put|get): ([\d.]+) MB/s", re.MULTILINE)
+INTERFACE = re.compile(r"interface (eth[12]): (\d+) received, (\d+) sent")
+
+
+def run_streams(runner: harness.Runner, rate: str, *arguments: str, **env: str) -> harness.Outcome:
+    """Runs programs/streams.py between two hosts that two networks of a limited rate join."""
+    harness.need_sandbox()
+    if harness.PROVIDER != "weft":
+        pytest.skip("only weft distributes a link over several connections")
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "1", "-prepend-rank"]
+    program = [harness.PYTHON, str(harness.PROGRAMS / "streams.py"), *arguments]
+    command = jobs.mpich(2, program, *launcher, *place)
+    env = jobs.mpich_environment("weft", FI_LOG_LEVEL="info", FI_LOG_PROV="weft", **env)
+    hosts, rails = (str(harness.SUPPORT / name) for name in ("two-hosts.sh", "two-rails.sh"))
+    outcome = runner.run([hosts, rails, rate, *command], env, timeout_s=120).check()
+    assert "streams: good" in outcome.output
+    return outcome
+
+
+def rates(outcome: harness.Outcome) -> dict[str, float]:
+    """The rate of each kind in MB/s."""
+    return {kind: float(rate) for kind, rate in RATE.findall(outcome.output)}
+
+
+def traffic(outcome: harness.Outcome) -> dict[str, int]:
+    """Bytes received and sent on each network."""
+    return {name: int(received) + int(sent) for name, received, sent in INTERFACE.findall(outcome.output)}
+
+
+def test_two_rails(runner: harness.Runner) -> None:
+    """Long messages, puts and gets over two networks reach nearly twice the rate of one, and use both alike."""
+    one, two = (run_streams(runner, "100mbit", "4", FI_WEFT_IFACE=name) for name in ("eth1", "eth1,eth2"))
+    single, double = traffic(one), traffic(two)
+    assert single["eth2"] < 100_000 < single["eth1"], single
+    assert 0.6 < double["eth1"] / double["eth2"] < 1.6, double
+    slow, fast = rates(one), rates(two)
+    assert set(slow) == set(fast) == {"send", "put", "get"}, one.output[-3000:]
+    # A machine under load is the reason for the margin.
+    assert all(fast[kind] > 1.4 * slow[kind] for kind in slow), f"{slow} {fast}"
+
+
+@pytest.mark.parametrize("encrypt", ["0", "1"])
+def test_a_rail_that_fails(runner: harness.Runner, encrypt: str) -> None:
+    """One of two networks fails during a job and comes back. The other carries all data meanwhile, and all is right."""
+    outcome = run_streams(
+        runner,
+        "200mbit",
+        "3",
+        "check",
+        FI_WEFT_IFACE="eth1,eth2",
+        FI_WEFT_TCP_ENCRYPT=encrypt,
+        RAIL_DOWN="1",
+    )
+    assert "a connection for the long messages" in outcome.output, outcome.output[-3000:]
+    assert all(count > 10_000_000 for count in traffic(outcome).values()), traffic(outcome)
