@@ -23,6 +23,7 @@ const GAUGES: &[&str] = &[
     "unexpected_most",
     "cache_bytes",
     "tcp_half_open",
+    "tcp_streams",
     "busy_groups",
     "collectives",
     "waiting",
