@@ -57,7 +57,7 @@ test-deps deps:
 # libfabric loads files named *fi.so. A new file replaces the old one by a rename, so that a process keeps the file
 # that it has mapped.
 dist: build-deps
-	cargo build --release -p weft-fi -p weft-cli -p weft-coll
+	cargo build --release -p weft-provider -p weft-cli -p weft-coll
 	@mkdir -p $(DIST)
 	@cp $(TARGET)/release/libweft_fi.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-fi.so
 	@cp $(TARGET)/release/libweft_coll.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-coll.so
@@ -129,7 +129,7 @@ faults: test-deps dist
 
 # The provider's packages are named as well, so that one build with the same features serves all.
 icount-program: dist
-	@cargo build --release -p weft-fi -p weft-cli -p weft-icount
+	@cargo build --release -p weft-provider -p weft-cli -p weft-icount
 
 icount: test-deps icount-program
 	@$(PYTHON) scripts/icount.py

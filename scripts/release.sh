@@ -29,7 +29,7 @@ say 'building for glibc '$glibc
 .venv-release/bin/python -m pip install --quiet --disable-pip-version-check "${tools[@]}"
 # A target directory of its own, since the linker differs from that of other builds.
 export CARGO_TARGET_DIR=$PWD/target/portable
-PATH=$PWD/.venv-release/bin:$PATH cargo zigbuild --locked --profile packages --target "$host.$glibc" -p weft-fi -p weft-cli -p weft-coll
+PATH=$PWD/.venv-release/bin:$PATH cargo zigbuild --locked --profile packages --target "$host.$glibc" -p weft-provider -p weft-cli -p weft-coll
 mkdir -p "$CARGO_TARGET_DIR/dist"
 built=$CARGO_TARGET_DIR/$host/packages
 cp "$built/libweft_fi.so" "$CARGO_TARGET_DIR/dist/libweft-fi.so"

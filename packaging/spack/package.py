@@ -21,7 +21,7 @@ class Weft(Package):
 
     def install(self, spec, prefix):
         cargo = which("cargo", required=True)
-        cargo("build", "--locked", "--release", "-p", "weft-fi", "-p", "weft-cli", "-p", "weft-coll")
+        cargo("build", "--locked", "--release", "-p", "weft-provider", "-p", "weft-cli", "-p", "weft-coll")
         # The Makefile takes the built files from target/dist.
         mkdirp("target/dist")
         for built, name in [

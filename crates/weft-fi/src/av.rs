@@ -33,7 +33,7 @@ use crate::av::symmetric::Range;
 use crate::av::table::Table;
 use crate::collective::av_set;
 use crate::domain::Domain;
-use crate::endpoint::cell::{CellRef, EndpointCell};
+use crate::endpoint::cell::{AnyCell, CellRef};
 use crate::eq::{Eq, Failure};
 
 /// The accepted flags of insertions. FI_MORE is a hint.
@@ -64,7 +64,7 @@ pub(crate) struct Av {
     /// assigned again before an endpoint has released the old peer. This lock is taken before all others.
     changing: Mutex<()>,
     /// The enabled endpoints that use this vector.
-    cells: Mutex<Vec<Weak<EndpointCell>>>,
+    cells: Mutex<Vec<Weak<dyn AnyCell>>>,
     uses: Uses,
     domain: Hold<Domain>,
 }
@@ -265,7 +265,7 @@ impl Av {
 
     /// Removes a closing endpoint.
     pub(crate) fn detach(&self, cell: &CellRef) {
-        self.cells.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
+        self.cells.lock().retain(|known| !std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
 
     /// All addresses, in ascending order.

@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -17,50 +18,56 @@ use crate::abi::object;
 use crate::collective::group;
 use crate::endpoint::Ep;
 
-/// The operations of a connected endpoint.
-pub(crate) static CONNECTED: sys::fi_ops_cm = sys::fi_ops_cm {
-    join: noop::CM.join,
-    getpeer: Some(getpeer),
-    connect: Some(connect),
-    accept: Some(accept),
-    shutdown: Some(shutdown),
-    ..OPS
-};
+impl<D: Device> Ep<D> {
+    /// The operations of a connected endpoint.
+    pub(crate) const CONNECTED_CM_OPS: &sys::fi_ops_cm = &sys::fi_ops_cm {
+        join: noop::CM.join,
+        getpeer: Some(getpeer::<D>),
+        connect: Some(connect::<D>),
+        accept: Some(accept::<D>),
+        shutdown: Some(shutdown::<D>),
+        ..*Self::CM_OPS
+    };
 
-/// The operations of a connectionless endpoint.
-pub(crate) const OPS: sys::fi_ops_cm =
-    sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), join: Some(group::join), ..noop::CM };
+    /// The operations of a connectionless endpoint.
+    pub(crate) const CM_OPS: &sys::fi_ops_cm = &sys::fi_ops_cm {
+        setname: Some(setname::<D>),
+        getname: Some(getname::<D>),
+        join: Some(group::join::<D>),
+        ..noop::CM
+    };
+}
 
-unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
+unsafe extern "C" fn getname<D: Device>(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
     object::guard("fi_getname", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
+        let ep = unsafe { object::borrow_fid::<Ep<D>>(fid) }?;
         let name = ep.own_address()?;
         // SAFETY: the client's buffer and its length.
         unsafe { copy_out(&name, addr, len) }.map(|()| 0)
     })
 }
 
-unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
+unsafe extern "C" fn setname<D: Device>(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
     object::guard("fi_setname", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
+        let ep = unsafe { object::borrow_fid::<Ep<D>>(fid) }?;
         // SAFETY: the client's address of that length.
         let bytes = unsafe { bytes_of(addr, len) }?;
         ep.set_local_address(bytes).map(|()| 0)
     })
 }
 
-unsafe extern "C" fn getpeer(ep: *mut sys::fid_ep, addr: *mut c_void, len: *mut usize) -> c_int {
+unsafe extern "C" fn getpeer<D: Device>(ep: *mut sys::fid_ep, addr: *mut c_void, len: *mut usize) -> c_int {
     object::guard("fi_getpeer", || {
         // SAFETY: an endpoint of the client.
-        let name = unsafe { object::borrow::<Ep>(ep) }?.peer_address()?;
+        let name = unsafe { object::borrow::<Ep<D>>(ep) }?.peer_address()?;
         // SAFETY: the client's buffer and its length.
         unsafe { copy_out(&name, addr, len) }.map(|()| 0)
     })
 }
 
-unsafe extern "C" fn connect(
+unsafe extern "C" fn connect<D: Device>(
     ep: *mut sys::fid_ep,
     addr: *const c_void,
     param: *const c_void,
@@ -68,7 +75,7 @@ unsafe extern "C" fn connect(
 ) -> c_int {
     object::guard("fi_connect", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         let addr = NonNull::new(addr.cast_mut().cast::<u8>()).ok_or(Errno::INVAL)?;
         // SAFETY: the client's address in the endpoint's format.
         let peer = unsafe { ep.format().decode_at(addr.as_ptr()) }?;
@@ -77,22 +84,22 @@ unsafe extern "C" fn connect(
     })
 }
 
-unsafe extern "C" fn accept(ep: *mut sys::fid_ep, param: *const c_void, paramlen: usize) -> c_int {
+unsafe extern "C" fn accept<D: Device>(ep: *mut sys::fid_ep, param: *const c_void, paramlen: usize) -> c_int {
     object::guard("fi_accept", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         // SAFETY: the client's data.
         ep.accept(unsafe { data(param, paramlen) }?).map(|()| 0)
     })
 }
 
-unsafe extern "C" fn shutdown(ep: *mut sys::fid_ep, flags: u64) -> c_int {
+unsafe extern "C" fn shutdown<D: Device>(ep: *mut sys::fid_ep, flags: u64) -> c_int {
     object::guard("fi_shutdown", || {
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
         // SAFETY: an endpoint of the client.
-        unsafe { object::borrow::<Ep>(ep) }?.disconnect().map(|()| 0)
+        unsafe { object::borrow::<Ep<D>>(ep) }?.disconnect().map(|()| 0)
     })
 }
 

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use weft_engine::program::{Counter, Level};
 use weft_fi_sys as sys;
-use weft_nic::NicError;
+use weft_nic::{Device, NicError};
 
 use crate::cntr::values::CounterValues;
 
@@ -109,7 +109,7 @@ fn open_counter(
     }
     let head = sys::fid_cntr {
         fid: object::new_fid(sys::FI_CLASS_CNTR, context, &FID_OPS),
-        ops: object::table(&CNTR_OPS.base),
+        ops: object::table(domain.tables().cntr),
     };
     let counter = Cntr {
         head: Head::new(head),
@@ -179,9 +179,13 @@ impl Cntr {
     }
 
     /// Makes progress for a reader. It is unknown whether the reader finds the value that it waits for.
+    ///
+    /// # Safety
+    /// The domain was opened by the functions for `D`.
     #[inline]
-    fn poll(&self) {
-        let done = self.sources.progress();
+    unsafe fn poll<D: Device>(&self) {
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.sources.progress_on::<D>() };
         self.sources.note_empty_read(done, || self.waker());
     }
 
@@ -335,10 +339,16 @@ impl Cntr {
         waitset::new_waker(self.wait, self.set.as_ref())
     }
 
-    fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
+    /// Implements `fi_cntr_wait`.
+    ///
+    /// # Safety
+    /// The domain was opened by the functions for `D`.
+    unsafe fn wait_for<D: Device>(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
         let errors = self.errors();
         let ready = || self.value() >= threshold || self.errors() != errors;
-        let waiter = Waiter { cntr: self, threshold, ready };
+        // SAFETY: the caller's promise.
+        let progress = |sources: &Sources| unsafe { sources.progress_on::<D>() };
+        let waiter = Waiter { cntr: self, threshold, ready, progress };
         match poll::wait(&waiter, Deadline::after_ms(timeout_ms)) {
             // Without an error the threshold was reached, even if the client has set another value since.
             Waited::Ready if self.value() >= threshold || self.errors() == errors => Ok(()),
@@ -372,21 +382,32 @@ impl Member for Cntr {
     /// having seen a change says nothing about another.
     fn park(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
-        let waiter = Waiter { cntr: self, threshold: self.value().saturating_add(1), ready: || self.has_news() };
+        let waiter = Waiter {
+            cntr: self,
+            threshold: self.value().saturating_add(1),
+            ready: || self.has_news(),
+            progress: Sources::progress,
+        };
         self.sources.trywait(&waiter, waker)
     }
 }
 
 /// A thread that waits until `ready` returns true: for a threshold, or for a change of the errors.
-struct Waiter<'a, R> {
+struct Waiter<'a, R, P> {
     cntr: &'a Cntr,
     threshold: u64,
     ready: R,
+    /// Makes a round of progress.
+    progress: P,
 }
 
-impl<R: Fn() -> bool> Waitable for Waiter<'_, R> {
+impl<R: Fn() -> bool, P: Fn(&Sources) -> usize> Waitable for Waiter<'_, R, P> {
     fn sources(&self) -> &Sources {
         &self.cntr.sources
+    }
+
+    fn progress(&self) -> usize {
+        (self.progress)(&self.cntr.sources)
     }
 
     fn waker(&self) -> Option<&Waker> {
@@ -433,19 +454,25 @@ struct CntrOps {
     export_xpu: unsafe extern "C" fn(*mut sys::fid_cntr, u64, *mut c_void) -> c_int,
 }
 
-static CNTR_OPS: CntrOps = CntrOps {
-    base: sys::fi_ops_cntr {
-        size: size_of::<CntrOps>(),
-        read: Some(read),
-        readerr: Some(readerr),
-        add: Some(add),
-        set: Some(set),
-        wait: Some(wait),
-        adderr: Some(adderr),
-        seterr: Some(seterr),
-    },
-    export_xpu,
-};
+/// The operations of a counter whose endpoints are on devices of type `D`.
+pub(crate) const fn ops<D: Device>() -> &'static sys::fi_ops_cntr {
+    &const {
+        &CntrOps {
+            base: sys::fi_ops_cntr {
+                size: size_of::<CntrOps>(),
+                read: Some(read::<D>),
+                readerr: Some(readerr::<D>),
+                add: Some(add),
+                set: Some(set),
+                wait: Some(wait::<D>),
+                adderr: Some(adderr),
+                seterr: Some(seterr),
+            },
+            export_xpu,
+        }
+    }
+    .base
+}
 
 /// The counter behind the client's pointer. As in every provider, the data path makes no check.
 ///
@@ -457,17 +484,19 @@ unsafe fn counter<'a>(cntr: *mut sys::fid_cntr) -> &'a Cntr {
     unsafe { &*cntr.cast::<Cntr>() }
 }
 
-unsafe extern "C" fn read(cntr: *mut sys::fid_cntr) -> u64 {
+unsafe extern "C" fn read<D: Device>(cntr: *mut sys::fid_cntr) -> u64 {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
-    cntr.poll();
+    // SAFETY: the domain of a counter with this function was opened by those for `D`.
+    unsafe { cntr.poll::<D>() };
     cntr.value()
 }
 
-unsafe extern "C" fn readerr(cntr: *mut sys::fid_cntr) -> u64 {
+unsafe extern "C" fn readerr<D: Device>(cntr: *mut sys::fid_cntr) -> u64 {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
-    cntr.poll();
+    // SAFETY: the domain of a counter with this function was opened by those for `D`.
+    unsafe { cntr.poll::<D>() };
     cntr.errors()
 }
 
@@ -497,10 +526,12 @@ unsafe extern "C" fn seterr(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     cntr.changed(cntr.set_errors(value))
 }
 
-unsafe extern "C" fn wait(cntr: *mut sys::fid_cntr, threshold: u64, timeout: c_int) -> c_int {
+unsafe extern "C" fn wait<D: Device>(cntr: *mut sys::fid_cntr, threshold: u64, timeout: c_int) -> c_int {
     object::guard("fi_cntr_wait", || {
         // SAFETY: a counter of the client.
-        unsafe { object::borrow::<Cntr>(cntr) }?.wait_for(threshold, timeout).map(|()| 0)
+        let cntr = unsafe { object::borrow::<Cntr>(cntr) }?;
+        // SAFETY: the domain of a counter with this function was opened by those for `D`.
+        unsafe { cntr.wait_for::<D>(threshold, timeout) }.map(|()| 0)
     })
 }
 

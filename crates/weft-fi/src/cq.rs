@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weft_fi_sys as sys;
-use weft_nic::NicError;
+use weft_nic::{Device, NicError};
 
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -126,8 +126,10 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         return Err(Errno::NOMEM);
     }
     let callers = domain.callers();
-    let head =
-        sys::fid_cq { fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS), ops: object::table(&CQ_OPS.base) };
+    let head = sys::fid_cq {
+        fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS),
+        ops: object::table(domain.tables().cq),
+    };
     // SAFETY: `callers` is the client's promise for this domain, which covers calls on this queue and on its
     // endpoints.
     let ring = unsafe { Guarded::new(callers, domain.meter(), Ring::new(size.min(RESERVED_ENTRIES))) };
@@ -256,11 +258,12 @@ impl Cq {
     /// Implements `fi_cq_read` and `fi_cq_readfrom`.
     ///
     /// # Safety
-    /// `out` and `src` are the client's buffers for `count` entries.
+    /// The domain was opened by the functions for `D`. `out` and `src` are the client's buffers for `count` entries.
     #[inline(never)]
-    unsafe fn read_some(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
+    unsafe fn read_some<D: Device>(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
         if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
-            let done = self.sources.progress();
+            // SAFETY: the caller's promise.
+            let done = unsafe { self.sources.progress_on::<D>() };
             if self.len.load(Ordering::Relaxed) == 0 {
                 self.sources.note_empty_read(done, || self.waker());
                 return Errno::AGAIN.size();
@@ -273,7 +276,7 @@ impl Cq {
     /// Takes entries without progress.
     ///
     /// # Safety
-    /// As for `read_some`.
+    /// `out` and `src` are the client's buffers for `count` entries.
     #[inline(always)]
     unsafe fn take(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
         let mut ring = self.ring.lock();
@@ -296,7 +299,7 @@ impl Cq {
     ///
     /// # Safety
     /// As for `read_some`.
-    unsafe fn read_blocking(
+    unsafe fn read_blocking<D: Device>(
         &self,
         out: *mut c_void,
         count: usize,
@@ -310,8 +313,10 @@ impl Cq {
         // The pointer itself is the threshold.
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
         let deadline = Deadline::after_ms(timeout_ms);
+        // SAFETY: the caller's promise.
+        let progress = |sources: &Sources| unsafe { sources.progress_on::<D>() };
         loop {
-            let waited = poll::wait(&Reader { cq: self, wanted }, deadline);
+            let waited = poll::wait(&Reader { cq: self, wanted, progress }, deadline);
             if waited != Waited::Ready && self.len.load(Ordering::Relaxed) == 0 {
                 return Errno::AGAIN.size();
             }
@@ -364,31 +369,37 @@ impl Member for Cq {
     fn clear_news(&self) {
         // If there are entries, the notification was for them.
         if self.is_empty() {
-            Reader { cq: self, wanted: 1 }.take_interrupt();
+            self.signal.take();
         }
     }
 
     fn park(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
-        self.sources.trywait(&Reader { cq: self, wanted: 1 }, waker)
+        self.sources.trywait(&Reader { cq: self, wanted: 1, progress: Sources::progress }, waker)
     }
 }
 
 /// A reader that waits for `wanted` entries.
-struct Reader<'a> {
+struct Reader<'a, P> {
     cq: &'a Cq,
     wanted: usize,
+    /// Makes a round of progress.
+    progress: P,
 }
 
-impl Reader<'_> {
+impl<P> Reader<'_, P> {
     fn satisfied(&self, ring: &Ring) -> bool {
         ring.len() >= self.wanted || ring.has_failures()
     }
 }
 
-impl Waitable for Reader<'_> {
+impl<P: Fn(&Sources) -> usize> Waitable for Reader<'_, P> {
     fn sources(&self) -> &Sources {
         &self.cq.sources
+    }
+
+    fn progress(&self) -> usize {
+        (self.progress)(&self.cq.sources)
     }
 
     fn waker(&self) -> Option<&Waker> {
@@ -433,19 +444,25 @@ struct CqOps {
     export_xpu: unsafe extern "C" fn(*mut sys::fid_cq, u64, *mut c_void) -> c_int,
 }
 
-static CQ_OPS: CqOps = CqOps {
-    base: sys::fi_ops_cq {
-        size: size_of::<CqOps>(),
-        read: Some(read),
-        readfrom: Some(readfrom),
-        readerr: Some(readerr),
-        sread: Some(sread),
-        sreadfrom: Some(sreadfrom),
-        signal: Some(signal),
-        strerror: Some(strerror),
-    },
-    export_xpu,
-};
+/// The operations of a queue whose endpoints are on devices of type `D`.
+pub(crate) const fn ops<D: Device>() -> &'static sys::fi_ops_cq {
+    &const {
+        &CqOps {
+            base: sys::fi_ops_cq {
+                size: size_of::<CqOps>(),
+                read: Some(read::<D>),
+                readfrom: Some(readfrom::<D>),
+                readerr: Some(readerr),
+                sread: Some(sread::<D>),
+                sreadfrom: Some(sreadfrom::<D>),
+                signal: Some(signal),
+                strerror: Some(strerror),
+            },
+            export_xpu,
+        }
+    }
+    .base
+}
 
 /// The queue behind the client's pointer. As in every provider, the data path makes no check.
 ///
@@ -457,14 +474,14 @@ unsafe fn queue<'a>(cq: *mut sys::fid_cq) -> &'a Cq {
     unsafe { &*cq.cast::<Cq>() }
 }
 
-unsafe extern "C" fn read(cq: *mut sys::fid_cq, buf: *mut c_void, count: usize) -> isize {
+unsafe extern "C" fn read<D: Device>(cq: *mut sys::fid_cq, buf: *mut c_void, count: usize) -> isize {
     // SAFETY: a live queue of the client.
     let cq = unsafe { queue(cq) };
     // SAFETY: the client's buffer for `count` entries.
-    unsafe { cq.read_some(buf, count, std::ptr::null_mut()) }
+    unsafe { cq.read_some::<D>(buf, count, std::ptr::null_mut()) }
 }
 
-unsafe extern "C" fn readfrom(
+unsafe extern "C" fn readfrom<D: Device>(
     cq: *mut sys::fid_cq,
     buf: *mut c_void,
     count: usize,
@@ -473,7 +490,7 @@ unsafe extern "C" fn readfrom(
     // SAFETY: a live queue of the client.
     let cq = unsafe { queue(cq) };
     // SAFETY: the client's buffers for `count` entries and addresses.
-    unsafe { cq.read_some(buf, count, src_addr) }
+    unsafe { cq.read_some::<D>(buf, count, src_addr) }
 }
 
 unsafe extern "C" fn readerr(cq: *mut sys::fid_cq, buf: *mut sys::fi_cq_err_entry, _flags: u64) -> isize {
@@ -483,7 +500,7 @@ unsafe extern "C" fn readerr(cq: *mut sys::fid_cq, buf: *mut sys::fi_cq_err_entr
     unsafe { cq.read_error(buf) }
 }
 
-unsafe extern "C" fn sread(
+unsafe extern "C" fn sread<D: Device>(
     cq: *mut sys::fid_cq,
     buf: *mut c_void,
     count: usize,
@@ -493,10 +510,10 @@ unsafe extern "C" fn sread(
     // SAFETY: a live queue of the client.
     let cq = unsafe { queue(cq) };
     // SAFETY: the client's buffer for `count` entries.
-    unsafe { cq.read_blocking(buf, count, std::ptr::null_mut(), cond, timeout) }
+    unsafe { cq.read_blocking::<D>(buf, count, std::ptr::null_mut(), cond, timeout) }
 }
 
-unsafe extern "C" fn sreadfrom(
+unsafe extern "C" fn sreadfrom<D: Device>(
     cq: *mut sys::fid_cq,
     buf: *mut c_void,
     count: usize,
@@ -507,7 +524,7 @@ unsafe extern "C" fn sreadfrom(
     // SAFETY: a live queue of the client.
     let cq = unsafe { queue(cq) };
     // SAFETY: the client's buffers for `count` entries and addresses.
-    unsafe { cq.read_blocking(buf, count, src_addr, cond, timeout) }
+    unsafe { cq.read_blocking::<D>(buf, count, src_addr, cond, timeout) }
 }
 
 unsafe extern "C" fn signal(cq: *mut sys::fid_cq) -> c_int {

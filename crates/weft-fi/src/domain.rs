@@ -20,9 +20,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use weft_engine::Engine;
 use weft_engine::api::Region;
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
@@ -31,7 +33,7 @@ use crate::addr::Format;
 use crate::cntr::Cntr;
 use crate::collective::ops;
 pub(crate) use crate::domain::instance::find;
-use crate::endpoint::cell::{CellRef, EndpointCell, Eng};
+use crate::endpoint::cell::{AnyCell, CellRef, EndpointCell};
 use crate::endpoint::route::RegionCounters;
 use crate::endpoint::{scalable, shared};
 use crate::eq::Eq;
@@ -65,6 +67,7 @@ pub(crate) struct Domain {
     /// The default network settings of endpoints.
     network: Network,
     auto: Option<Arc<AutoProgress>>,
+    tables: Tables,
     meter: Arc<Meter>,
     /// Datagrams dropped by endpoints that are closed by now.
     dropped: AtomicU64,
@@ -83,16 +86,25 @@ const KEY_NOT_AVAILABLE: u64 = u64::MAX;
 /// The state shared by endpoints and regions.
 #[derive(Default)]
 struct Shared {
-    cells: Vec<Weak<EndpointCell>>,
+    cells: Vec<Weak<dyn AnyCell>>,
     regions: FxHashMap<u64, Registered>,
     /// Counters whose reading makes progress on every endpoint.
     drivers: Vec<Weak<Cntr>>,
     /// The engines of closing endpoints, which may still serve peers.
-    closing: Vec<Closing>,
+    closing: Vec<Arc<dyn Closing>>,
 }
 
 /// The engine of a closing endpoint, which still completes accepted operations.
-pub(crate) type Closing = Arc<Mutex<Box<Eng>>>;
+trait Closing: Send + Sync {
+    /// Makes a region inaccessible to peers.
+    fn remove_region(&self, key: u64);
+}
+
+impl<D: Device> Closing for Mutex<Box<Engine<D>>> {
+    fn remove_region(&self, key: u64) {
+        self.lock().remove_region(key);
+    }
+}
 
 /// A region that peers can access.
 pub(crate) struct Registered {
@@ -100,15 +112,30 @@ pub(crate) struct Registered {
     pub(crate) counters: RegionCounters,
     /// The endpoint to which the region belongs (FI_MR_ENDPOINT). Without one it belongs to all endpoints of
     /// the domain.
-    pub(crate) only: Option<Weak<EndpointCell>>,
+    pub(crate) only: Option<Weak<dyn AnyCell>>,
     /// The authorization key of endpoints through which peers can access the region, if any.
     pub(crate) auth_key: Option<Vec<u8>>,
 }
 
 impl Registered {
     fn is_for(&self, cell: &CellRef) -> bool {
-        self.only.as_ref().is_none_or(|only| std::ptr::eq(only.as_ptr(), Arc::as_ptr(cell)))
+        self.only.as_ref().is_none_or(|only| std::ptr::addr_eq(only.as_ptr(), Arc::as_ptr(cell)))
             && self.auth_key.as_ref().is_none_or(|key| cell.has_auth_key(key))
+    }
+}
+
+/// The operation tables of objects that reach the devices of endpoints and are not generic themselves.
+pub(crate) struct Tables {
+    pub(crate) cq: &'static sys::fi_ops_cq,
+    pub(crate) cntr: &'static sys::fi_ops_cntr,
+    pub(crate) poll: &'static sys::fi_ops_poll,
+    pub(crate) mr: &'static sys::fi_ops,
+}
+
+impl Tables {
+    /// The tables for endpoints on devices of type `D`.
+    const fn of<D: Device>() -> Self {
+        Self { cq: cq::ops::<D>(), cntr: cntr::ops::<D>(), poll: pollset::ops::<D>(), mr: mr::fid_ops::<D>() }
     }
 }
 
@@ -150,18 +177,18 @@ pub(crate) fn stop_all(host: Option<&Host>) {
 }
 
 /// Implements `fi_domain`.
-pub(crate) unsafe extern "C" fn open(
+pub(crate) unsafe extern "C" fn open<D: Device>(
     fabric: *mut sys::fid_fabric,
     info: *mut sys::fi_info,
     domain: *mut *mut sys::fid_domain,
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the arguments are passed unchanged.
-    unsafe { open2(fabric, info, domain, 0, context) }
+    unsafe { open2::<D>(fabric, info, domain, 0, context) }
 }
 
 /// Implements `fi_domain2`.
-pub(crate) unsafe extern "C" fn open2(
+pub(crate) unsafe extern "C" fn open2<D: Device>(
     fabric: *mut sys::fid_fabric,
     info: *mut sys::fi_info,
     domain: *mut *mut sys::fid_domain,
@@ -178,13 +205,13 @@ pub(crate) unsafe extern "C" fn open2(
         let fabric = unsafe { Hold::<Fabric>::of(fabric) }?;
         // SAFETY: the client's fi_info.
         let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
-        let object = open_domain(fabric, info.without_instances(), context)?;
+        let object = open_domain::<D>(fabric, info.without_instances(), context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(object, place) })
     })
 }
 
-fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
+fn open_domain<D: Device>(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
     let api_version = fabric.api_version();
     let params = Params::load();
     params.check()?;
@@ -192,7 +219,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
     // The selection of fi_getinfo is repeated, because the client may have changed the structure. Bits of
     // mr_mode that the client has set or left describe how it will register, so they are kept.
     let requested_mode = info.domain.map_or(0, |attr| attr.mr_mode);
-    let offer = info::offer::Offer::select(api_version, Some(&info), params)?;
+    let offer = info::offer::Offer::select(api_version, Some(&info), params, D::least_mailbox_bytes())?;
     let attr = &offer.domain;
     let connections = offer.ep.type_ == sys::FI_EP_MSG;
     let auto = if instance::is_automatic(&offer) {
@@ -203,8 +230,8 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
     } else {
         None
     };
-    let fid = object::new_fid(sys::FI_CLASS_DOMAIN, context, &FID_OPS);
-    let head = sys::fid_domain { fid, ops: object::table(&DOMAIN_OPS.base), mr: object::table(&mr::OPS) };
+    let fid = object::new_fid(sys::FI_CLASS_DOMAIN, context, fid_ops::<D>());
+    let head = sys::fid_domain { fid, ops: object::table(domain_ops::<D>()), mr: object::table(&mr::OPS) };
     let work = Arc::new(WorkQueue::new());
     let domain = Arc::new(Domain {
         head: Head::new(head),
@@ -219,6 +246,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
         network,
         params,
         auto,
+        tables: Tables::of::<D>(),
         meter: Arc::default(),
         dropped: AtomicU64::new(0),
         work,
@@ -311,6 +339,11 @@ impl Domain {
     /// The values of the variables.
     pub(crate) const fn params(&self) -> &'static Params {
         self.params
+    }
+
+    /// The operation tables of the domain's objects.
+    pub(crate) const fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// The thread for automatic progress, if there is one.
@@ -416,22 +449,22 @@ impl Domain {
 
     /// Removes an endpoint that is closing.
     pub(crate) fn detach(&self, cell: &CellRef) {
-        remove_cell(&mut self.shared.lock(), cell);
+        remove_cell(&mut self.shared.lock(), &**cell);
     }
 
     /// Removes an enabled endpoint that is closing, and transfers its engine to the caller. Regions that are
     /// closed meanwhile are removed from this engine until [`Domain::closed`].
-    pub(crate) fn retire(&self, cell: &CellRef) -> Option<Closing> {
+    pub(crate) fn retire<D: Device>(&self, cell: &EndpointCell<D>) -> Option<Arc<Mutex<Box<Engine<D>>>>> {
         let mut shared = self.shared.lock();
         remove_cell(&mut shared, cell);
         let engine = Arc::new(Mutex::new(cell.take_engine()?));
-        shared.closing.push(Arc::clone(&engine));
+        shared.closing.push(Arc::clone(&engine) as _);
         Some(engine)
     }
 
     /// Records that a closing endpoint's engine makes no more progress.
-    pub(crate) fn closed(&self, engine: &Closing) {
-        self.shared.lock().closing.retain(|known| !Arc::ptr_eq(known, engine));
+    pub(crate) fn closed<D: Device>(&self, engine: &Arc<Mutex<Box<Engine<D>>>>) {
+        self.shared.lock().closing.retain(|known| !std::ptr::addr_eq(Arc::as_ptr(known), Arc::as_ptr(engine)));
     }
 
     /// A random key that no region has (FI_MR_PROV_KEY).
@@ -478,7 +511,7 @@ impl Domain {
         let registered = shared.regions.get_mut(&key).ok_or(Errno::NOKEY)?;
         change(&mut registered.counters);
         for cell in cells.iter().filter(|cell| registered.is_for(cell)) {
-            cell.set_region_counters(key, registered.counters.clone());
+            give_counters(cell, key, registered.counters.clone());
         }
         Ok(())
     }
@@ -491,7 +524,7 @@ impl Domain {
                 cell.remove_region(key);
             }
             for engine in &shared.closing {
-                engine.lock().remove_region(key);
+                engine.remove_region(key);
             }
         }
     }
@@ -510,13 +543,13 @@ impl Domain {
 }
 
 /// Removes an endpoint, which gets no more regions.
-fn remove_cell(shared: &mut Shared, cell: &CellRef) {
-    shared.cells.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
+fn remove_cell(shared: &mut Shared, cell: &dyn AnyCell) {
+    shared.cells.retain(|known| !std::ptr::addr_eq(known.as_ptr(), cell));
 }
 
 /// Lets reads of the counter make progress on the endpoint until it closes.
 fn add_driver(cell: &CellRef, cntr: &Arc<Cntr>) {
-    cntr.sources().add(cell);
+    cntr.sources().add(Arc::clone(cell));
     cell.add_driver(cntr);
 }
 
@@ -524,13 +557,31 @@ fn add_driver(cell: &CellRef, cntr: &Arc<Cntr>) {
 fn give_region(cell: &CellRef, registered: &Registered) -> Result<(), Errno> {
     cell.add_region(registered.region.clone())?;
     if registered.counters.write.is_some() || registered.counters.read.is_some() {
-        cell.set_region_counters(registered.region.key, registered.counters.clone());
+        give_counters(cell, registered.region.key, registered.counters.clone());
     }
     Ok(())
 }
 
-static FID_OPS: sys::fi_ops =
-    sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ops_open: Some(ops_open), ..noop::FID };
+/// Passes the counters of a region to an endpoint. A read of these counters drives the endpoint from now on.
+fn give_counters(cell: &CellRef, key: u64, counters: RegionCounters) {
+    for cntr in [&counters.write, &counters.read].into_iter().flatten() {
+        cntr.sources().add(Arc::clone(cell));
+        cntr.notify();
+    }
+    cell.set_region_counters(key, counters);
+}
+
+const fn fid_ops<D: Device>() -> &'static sys::fi_ops {
+    const {
+        &sys::fi_ops {
+            close: Some(close),
+            bind: Some(bind),
+            control: Some(control::<D>),
+            ops_open: Some(ops_open),
+            ..noop::FID
+        }
+    }
+}
 
 /// The operations, with the function that later versions of libfabric call without a check of the table's
 /// size.
@@ -540,23 +591,28 @@ struct DomainOps {
     xpu_ctx: unsafe extern "C" fn(*mut sys::fid_domain, *mut c_void, *mut *mut c_void, *mut c_void) -> c_int,
 }
 
-static DOMAIN_OPS: DomainOps = DomainOps {
-    base: sys::fi_ops_domain {
-        size: size_of::<DomainOps>(),
-        av_open: Some(av::open),
-        cq_open: Some(cq::open),
-        endpoint: Some(endpoint::open),
-        scalable_ep: Some(scalable::open),
-        cntr_open: Some(cntr::open),
-        poll_open: Some(pollset::open),
-        stx_ctx: Some(shared::open_stx),
-        srx_ctx: Some(shared::open_srx),
-        query_atomic: Some(atomic::query),
-        query_collective: Some(ops::query),
-        endpoint2: Some(endpoint2),
-    },
-    xpu_ctx,
-};
+const fn domain_ops<D: Device>() -> &'static sys::fi_ops_domain {
+    &const {
+        &DomainOps {
+            base: sys::fi_ops_domain {
+                size: size_of::<DomainOps>(),
+                av_open: Some(av::open),
+                cq_open: Some(cq::open),
+                endpoint: Some(endpoint::open::<D>),
+                scalable_ep: Some(scalable::open::<D>),
+                cntr_open: Some(cntr::open),
+                poll_open: Some(pollset::open),
+                stx_ctx: Some(shared::open_stx),
+                srx_ctx: Some(shared::open_srx::<D>),
+                query_atomic: Some(atomic::query),
+                query_collective: Some(ops::query),
+                endpoint2: Some(endpoint2::<D>),
+            },
+            xpu_ctx,
+        }
+    }
+    .base
+}
 
 unsafe extern "C" fn xpu_ctx(
     _domain: *mut sys::fid_domain,
@@ -574,7 +630,7 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     })
 }
 
-unsafe extern "C" fn endpoint2(
+unsafe extern "C" fn endpoint2<D: Device>(
     domain: *mut sys::fid_domain,
     info: *mut sys::fi_info,
     ep: *mut *mut sys::fid_ep,
@@ -586,7 +642,7 @@ unsafe extern "C" fn endpoint2(
         return Errno::BADFLAGS.code();
     }
     // SAFETY: the arguments are passed unchanged.
-    unsafe { endpoint::open(domain, info, ep, context) }
+    unsafe { endpoint::open::<D>(domain, info, ep, context) }
 }
 
 /// Implements `fi_domain_bind` with an event queue.
@@ -610,7 +666,7 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
 
 /// Implements `fi_control`: deferred work, and the raw keys of peers, which equal the keys (fi_mr_map_raw,
 /// fi_mr_unmap_key).
-unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+unsafe extern "C" fn control<D: Device>(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
     object::guard("fi_control(domain)", || match command.cast_unsigned() {
         sys::FI_MAP_RAW_MR => {
             let map = NonNull::new(arg.cast::<sys::fi_mr_map_raw>()).ok_or(Errno::INVAL)?;
@@ -630,7 +686,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
             // SAFETY: the client's domain.
             let domain = unsafe { object::borrow_fid::<Domain>(fid) }?;
             // SAFETY: the client's argument for this command.
-            unsafe { domain.control_work(command, arg) }.map(|()| 0)
+            unsafe { domain.control_work::<D>(command, arg) }.map(|()| 0)
         }
         _ => Err(Errno::NOSYS),
     })
@@ -648,7 +704,7 @@ unsafe extern "C" fn ops_open(
         // SAFETY: the client's domain.
         unsafe { object::borrow_fid::<Domain>(fid) }?;
         // SAFETY: the client's string and variable.
-        unsafe { object::open_ops(name, flags, ops, &[(stats::NAME, stats::ops)]) }
+        unsafe { object::open_ops(name, flags, ops, &[(stats::NAME, stats::ops())]) }
     })
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -104,7 +105,7 @@ impl Fabric {
 }
 
 /// Implements `fi_fabric`.
-pub(crate) unsafe extern "C" fn open<const SLOT: usize>(
+pub(crate) unsafe extern "C" fn open<D: Device, const SLOT: usize>(
     attr: *mut sys::fi_fabric_attr,
     fabric: *mut *mut sys::fid_fabric,
     context: *mut c_void,
@@ -121,7 +122,7 @@ pub(crate) unsafe extern "C" fn open<const SLOT: usize>(
         }
         let fid = object::new_fid(sys::FI_CLASS_FABRIC, context, &FID_OPS);
         let api_version = attr.api_version;
-        let head = sys::fid_fabric { fid, ops: object::table(&FABRIC_OPS), api_version };
+        let head = sys::fid_fabric { fid, ops: object::table(fabric_ops::<D>()), api_version };
         let object = Arc::new(Fabric { head: Head::new(head), uses: Uses::new(), api_version });
         OPEN.add(Arc::as_ptr(&object) as usize);
         // SAFETY: the host's place for the new pointer.
@@ -131,15 +132,19 @@ pub(crate) unsafe extern "C" fn open<const SLOT: usize>(
 
 static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), ..noop::FID };
 
-static FABRIC_OPS: sys::fi_ops_fabric = sys::fi_ops_fabric {
-    domain: Some(domain::open),
-    domain2: Some(domain::open2),
-    passive_ep: Some(pep::open),
-    eq_open: Some(eq::open),
-    wait_open: Some(waitset::open),
-    trywait: Some(trywait),
-    ..noop::FABRIC
-};
+const fn fabric_ops<D: Device>() -> &'static sys::fi_ops_fabric {
+    const {
+        &sys::fi_ops_fabric {
+            domain: Some(domain::open::<D>),
+            domain2: Some(domain::open2::<D>),
+            passive_ep: Some(pep::open::<D>),
+            eq_open: Some(eq::open),
+            wait_open: Some(waitset::open),
+            trywait: Some(trywait),
+            ..noop::FABRIC
+        }
+    }
+}
 
 unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     object::guard("fi_close(fabric)", || {

@@ -1,6 +1,6 @@
 //! Hosts: the libfabrics that loaded this provider, and their functions.
 //!
-//! Place in the data flow: [`crate::fi_prov_ini`] identifies the host that calls it. Every `fi_info` is
+//! Place in the data flow: `fi_prov_ini` ([`crate::entry_point`]) identifies the host that calls it. Every `fi_info` is
 //! allocated and freed by the functions of the host that requested it. Variables are declared and read
 //! through the host, and log lines go to it.
 //!

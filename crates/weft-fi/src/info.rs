@@ -24,6 +24,7 @@ use std::net::{SocketAddr, UdpSocket};
 
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::{self, Errno};
 use crate::abi::object;
@@ -41,7 +42,7 @@ pub(crate) use crate::info::offer::IOV_LIMIT;
 const PRIVATE_LAYERING_FLAGS: u64 = 1 << 59 | 1 << 61;
 
 /// Implements `fi_provider.getinfo`.
-pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
+pub(crate) unsafe extern "C" fn getinfo<D: Device, const SLOT: usize>(
     version: u32,
     node: *const c_char,
     service: *const c_char,
@@ -58,7 +59,8 @@ pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
         let service = (!service.is_null()).then(|| unsafe { CStr::from_ptr(service) });
         // SAFETY: null or a structure that the host allocated and the client has filled in.
         let hints = unsafe { Hints::read(hints) }?;
-        let request = Request { api: version, node, service, flags, hints };
+        let request =
+            Request { api: version, node, service, flags, hints, least_mailbox_bytes: D::least_mailbox_bytes() };
         // System calls that fail here, for instance for lack of a route, must not change the client's errno.
         let reply = errno::kept(|| request.reply(Params::load()))?;
         let filled = reply.write(host)?;
@@ -78,6 +80,8 @@ struct Request<'a> {
     service: Option<&'a CStr>,
     flags: u64,
     hints: Option<Box<Hints>>,
+    /// The longest message that every link of the provider's devices carries.
+    least_mailbox_bytes: usize,
 }
 
 /// The values for the resulting `fi_info`.
@@ -92,7 +96,7 @@ impl Request<'_> {
         if self.flags & PRIVATE_LAYERING_FLAGS != 0 {
             return Err(offer::reject("flags", self.flags, "no layering"));
         }
-        let mut offer = Offer::select(self.api, self.hints.as_deref(), params)?;
+        let mut offer = Offer::select(self.api, self.hints.as_deref(), params, self.least_mailbox_bytes)?;
         offer.find_open_instances(self.api);
         let (src, dest) = self.addresses(offer.format)?;
         let src = src.or_else(|| default_source(offer.format, params));

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use weft_engine::api::{Access, Region};
 use weft_engine::mem::{Iov, IovList};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -30,6 +31,7 @@ use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::cntr::Cntr;
 use crate::domain::{Domain, Registered};
 use crate::endpoint::Ep;
+use crate::endpoint::cell::CellRef;
 use crate::endpoint::route::RegionCounters;
 use crate::info::IOV_LIMIT;
 use crate::info::hints::AUTH_KEY_LIMIT_BYTES;
@@ -69,7 +71,14 @@ struct State {
     /// The counters that are bound to the region.
     counters: RegionCounters,
     /// The endpoint to which it belongs (FI_MR_ENDPOINT).
-    endpoint: Option<Hold<Ep>>,
+    endpoint: Option<Owner>,
+}
+
+/// The endpoint to which a region belongs.
+struct Owner {
+    cell: CellRef,
+    /// Keeps the endpoint open: a `Hold`.
+    _hold: Box<dyn Send + Sync>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `register`.
@@ -121,7 +130,7 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
     let events = domain.caps() & sys::FI_RMA_EVENT != 0;
     let remote = request.access & REMOTE != 0;
     let region = remote.then_some(Region { key, iov: request.iov, base, access, user: key, events });
-    let fid = object::new_fid(sys::FI_CLASS_MR, request.context, &FID_OPS);
+    let fid = object::new_fid(sys::FI_CLASS_MR, request.context, domain.tables().mr);
     let mr = Arc::new(Mr {
         head: Head::new(sys::fid_mr { fid, mem_desc: std::ptr::null_mut(), key }),
         key,
@@ -159,7 +168,7 @@ impl Mr {
             return Err(Errno::INVAL);
         }
         let counters = state.counters.clone();
-        let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(endpoint.cell()));
+        let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(&endpoint.cell));
         let auth_key = state.auth_key.clone();
         self.domain.add_region(Registered { region, counters, only, auth_key })?;
         state.pending = None;
@@ -199,7 +208,7 @@ impl Mr {
 
     /// Binds the region to one endpoint. Without FI_MR_ENDPOINT the region is already active, and the binding
     /// only keeps the endpoint open.
-    fn bind_endpoint(&self, endpoint: Hold<Ep>) -> Result<(), Errno> {
+    fn bind_endpoint<D: Device>(&self, endpoint: Hold<Ep<D>>) -> Result<(), Errno> {
         if !endpoint.domain().same(&self.domain) {
             return Err(Errno::DOMAIN);
         }
@@ -207,7 +216,7 @@ impl Mr {
         if state.endpoint.is_some() {
             return Err(Errno::INVAL);
         }
-        state.endpoint = Some(endpoint);
+        state.endpoint = Some(Owner { cell: Arc::clone(endpoint.cell()) as _, _hold: Box::new(endpoint) });
         Ok(())
     }
 }
@@ -216,7 +225,10 @@ impl Mr {
 pub(crate) static OPS: sys::fi_ops_mr =
     sys::fi_ops_mr { size: size_of::<sys::fi_ops_mr>(), reg: Some(reg), regv: Some(regv), regattr: Some(regattr) };
 
-static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+/// The functions of a registration whose endpoints are on devices of type `D`.
+pub(crate) const fn fid_ops<D: Device>() -> &'static sys::fi_ops {
+    const { &sys::fi_ops { close: Some(close), bind: Some(bind::<D>), control: Some(control), ..noop::FID } }
+}
 
 /// Implements the three C functions: registers memory and reports the registration to the domain's event
 /// queue if the client requested that.
@@ -380,7 +392,7 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
 }
 
 /// Implements `fi_mr_bind` with a counter or an endpoint.
-unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
+unsafe extern "C" fn bind<D: Device>(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
     object::guard("fi_mr_bind", || {
         // SAFETY: the client's region.
         let mr = unsafe { object::borrow_fid::<Mr>(fid) }?;
@@ -391,7 +403,7 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
             mr.bind_counter(&unsafe { Hold::of_fid(bfid) }?, flags)?;
         } else {
             // SAFETY: as above. Objects of another class than endpoints are refused.
-            mr.bind_endpoint(unsafe { Hold::of_fid(bfid) }?)?;
+            mr.bind_endpoint(unsafe { Hold::<Ep<D>>::of_fid(bfid) }?)?;
         }
         Ok(0)
     })

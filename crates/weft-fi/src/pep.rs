@@ -19,18 +19,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use weft_engine::api::Config;
 use weft_engine::name::EpName;
-use weft_engine::{ConnEvent, Role};
+use weft_engine::{ConnEvent, Engine, Role};
 use weft_fi_sys as sys;
 use weft_nic::Device;
 
-use crate::Devices;
 use crate::abi::errno::Errno;
 use crate::abi::noop;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::addr::Format;
 use crate::cm;
 use crate::domain::devices_config;
-use crate::endpoint::cell::{Eng, Sleep};
+use crate::endpoint::cell::Sleep;
 use crate::endpoint::close::finish;
 use crate::endpoint::enable::refused;
 use crate::endpoint::opening::decode_local;
@@ -50,10 +49,10 @@ const BACKLOG: usize = 1024;
 
 /// A passive endpoint.
 #[repr(C)]
-pub(crate) struct Pep {
+pub(crate) struct Pep<D: Device> {
     head: Head<sys::fid_pep>,
-    listener: Arc<Listener>,
-    setup: Mutex<Setup>,
+    listener: Arc<Listener<D>>,
+    setup: Mutex<Setup<D>>,
     params: &'static Params,
     network: Network,
     uses: Uses,
@@ -61,7 +60,7 @@ pub(crate) struct Pep {
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open`.
-unsafe impl Object for Pep {
+unsafe impl<D: Device> Object for Pep<D> {
     type Fid = sys::fid_pep;
     const CLASSES: &'static [u32] = &[sys::FI_CLASS_PEP];
 
@@ -75,7 +74,7 @@ unsafe impl Object for Pep {
             eq.drivers().remove(&self.listener);
         }
         *self.listener.reports.lock() = None;
-        for call in REQUESTS.lock().extract_if(.., |call| Arc::ptr_eq(&call.listener, &self.listener)) {
+        for call in REQUESTS.lock().extract_if(.., |call| call.is_of(&self.listener)) {
             // An endpoint may have been opened for it.
             call.answered.store(true, Ordering::Release);
         }
@@ -93,12 +92,12 @@ unsafe impl Object for Pep {
 }
 
 /// The state that may change before listening.
-struct Setup {
+struct Setup<D> {
     /// The address that the client chose.
     local: Option<EpName>,
     name: Option<EpName>,
     /// Created early to determine the address.
-    devices: Option<Box<Devices>>,
+    devices: Option<Box<D>>,
     eq: Option<Hold<Eq>>,
     backlog: usize,
     listening: bool,
@@ -110,9 +109,9 @@ static OPEN: Instances = Instances::new();
 static REQUESTS: Mutex<Vec<Arc<Request>>> = Mutex::new(Vec::new());
 
 /// The listening part of a passive endpoint. Requests keep it alive.
-pub(crate) struct Listener {
+pub(crate) struct Listener<D: Device> {
     me: Weak<Self>,
-    engine: Mutex<Option<Box<Eng>>>,
+    engine: Mutex<Option<Box<Engine<D>>>>,
     /// The number of sleepers that depend on parked devices. Changed with the engine locked.
     sleepers: AtomicUsize,
     reports: Mutex<Option<Reports>>,
@@ -133,7 +132,7 @@ struct Reports {
 #[repr(C)]
 pub(crate) struct Request {
     head: Head<sys::fid>,
-    listener: Arc<Listener>,
+    listener: Arc<dyn Answers>,
     number: u64,
     /// The name of the caller.
     pub(crate) peer: EpName,
@@ -157,24 +156,52 @@ impl Request {
     /// Accepts the request: an endpoint of this process connects back.
     pub(crate) fn answer(&self) -> Result<(), Errno> {
         self.mark_answered()?;
-        if let Some(engine) = &mut *self.listener.engine.lock() {
-            engine.answered(self.number);
-        }
+        self.listener.accept(self.number);
         Ok(())
     }
 
     /// Rejects an accepted request: the endpoint that connects back has failed or is closed. The caller is
     /// notified.
     pub(crate) fn abandon(&self) {
-        if let Some(engine) = &mut *self.listener.engine.lock() {
-            engine.abandon(self.number);
-        }
+        self.listener.abandon(self.number);
     }
 
     fn reject(&self, data: &[u8]) -> Result<(), Errno> {
         self.mark_answered()?;
-        match &mut *self.listener.engine.lock() {
-            Some(engine) => Ok(engine.reject(self.number, data)?),
+        self.listener.reject(self.number, data)
+    }
+
+    fn is_of<D: Device>(&self, listener: &Arc<Listener<D>>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.listener), Arc::as_ptr(listener))
+    }
+}
+
+/// A [`Listener`], whatever its device is, as its requests need it.
+trait Answers: Send + Sync {
+    /// An endpoint of this process connects back.
+    fn accept(&self, call: u64);
+    /// The endpoint that connects back has failed or is closed.
+    fn abandon(&self, call: u64);
+    /// The request is refused.
+    fn reject(&self, call: u64, data: &[u8]) -> Result<(), Errno>;
+}
+
+impl<D: Device> Answers for Listener<D> {
+    fn accept(&self, call: u64) {
+        if let Some(engine) = &mut *self.engine.lock() {
+            engine.answered(call);
+        }
+    }
+
+    fn abandon(&self, call: u64) {
+        if let Some(engine) = &mut *self.engine.lock() {
+            engine.abandon(call);
+        }
+    }
+
+    fn reject(&self, call: u64, data: &[u8]) -> Result<(), Errno> {
+        match &mut *self.engine.lock() {
+            Some(engine) => Ok(engine.reject(call, data)?),
             None => Ok(()),
         }
     }
@@ -186,7 +213,7 @@ pub(crate) fn request(handle: usize) -> Option<Arc<Request>> {
 }
 
 /// Takes the devices and the address of a passive endpoint that does not listen, for another endpoint.
-pub(crate) fn take_devices(handle: usize) -> Result<(Option<Box<Devices>>, Option<EpName>), Errno> {
+pub(crate) fn take_devices<D: Device>(handle: usize) -> Result<(Option<Box<D>>, Option<EpName>), Errno> {
     if !OPEN.contains(handle) {
         log::info!(
             "fi_endpoint: the handle is neither a pending connection request (its caller may have gone) nor an open passive endpoint; pass the handle \
@@ -195,7 +222,7 @@ pub(crate) fn take_devices(handle: usize) -> Result<(Option<Box<Devices>>, Optio
         return Err(Errno::INVAL);
     }
     // SAFETY: an open weft object, which the client does not close during the call.
-    let pep = unsafe { object::borrow_fid::<Pep>(std::ptr::with_exposed_provenance_mut(handle)) }?;
+    let pep = unsafe { object::borrow_fid::<Pep<D>>(std::ptr::with_exposed_provenance_mut(handle)) }?;
     let mut setup = pep.setup.lock();
     if setup.listening {
         return Err(Errno::BUSY);
@@ -203,7 +230,7 @@ pub(crate) fn take_devices(handle: usize) -> Result<(Option<Box<Devices>>, Optio
     Ok((setup.devices.take(), setup.local))
 }
 
-impl Drop for Listener {
+impl<D: Device> Drop for Listener<D> {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.get_mut().take() {
             finish(&Mutex::new(engine), self.close_timeout, |engine| engine.completions().clear(), |_| {});
@@ -211,9 +238,9 @@ impl Drop for Listener {
     }
 }
 
-impl Listener {
+impl<D: Device> Listener<D> {
     /// Makes one round of progress. Returns 0 if nothing happened.
-    fn round(&self, engine: &mut Eng) -> usize {
+    fn round(&self, engine: &mut Engine<D>) -> usize {
         let done = engine.progress();
         self.report(engine);
         done
@@ -229,7 +256,7 @@ impl Listener {
 
     /// Reports requests to the event queue.
     #[inline(never)]
-    fn report(&self, engine: &mut Eng) {
+    fn report(&self, engine: &mut Engine<D>) {
         engine.completions().clear();
         let Some(me) = self.me.upgrade() else { return };
         let reports = self.reports.lock();
@@ -238,7 +265,7 @@ impl Listener {
             let head = object::new_fid(sys::FI_CLASS_CONNREQ, std::ptr::null_mut(), &REQUEST_OPS);
             let request = Arc::new(Request {
                 head: Head::new(head),
-                listener: Arc::clone(&me),
+                listener: Arc::clone(&me) as _,
                 number: call,
                 peer,
                 listens_at: engine.name(),
@@ -271,7 +298,7 @@ impl Listener {
     }
 }
 
-impl Driver for Listener {
+impl<D: Device> Driver for Listener<D> {
     fn progress(&self) -> usize {
         let mut engine = self.engine.lock();
         let Some(engine) = &mut *engine else { return 0 };
@@ -311,7 +338,7 @@ impl Driver for Listener {
 }
 
 /// Implements `fi_passive_ep`.
-pub(crate) unsafe extern "C" fn open(
+pub(crate) unsafe extern "C" fn open<D: Device>(
     fabric: *mut sys::fid_fabric,
     info: *mut sys::fi_info,
     pep: *mut *mut sys::fid_pep,
@@ -325,14 +352,19 @@ pub(crate) unsafe extern "C" fn open(
         let hints = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
         // SAFETY: as above.
         let template = unsafe { host::current().ok_or(Errno::OTHER)?.copy_info(info) }.ok_or(Errno::NOMEM)?;
-        let object = open_passive(fabric, &hints, template, context)?;
+        let object = open_passive::<D>(fabric, &hints, template, context)?;
         OPEN.add(Arc::as_ptr(&object).expose_provenance());
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(object, place) })
     })
 }
 
-fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *mut c_void) -> Result<Arc<Pep>, Errno> {
+fn open_passive<D: Device>(
+    fabric: Hold<Fabric>,
+    hints: &Hints,
+    template: Info,
+    context: *mut c_void,
+) -> Result<Arc<Pep<D>>, Errno> {
     if hints.ep.and_then(|attr| EpType::from_raw(attr.type_)) != Some(EpType::Msg) {
         log::info!("fi_passive_ep: only endpoints of type FI_EP_MSG listen; request that type");
         return Err(Errno::INVAL);
@@ -343,9 +375,9 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
     params.check()?;
     let api = fabric.api_version();
     let head = sys::fid_pep {
-        fid: object::new_fid(sys::FI_CLASS_PEP, context, &FID_OPS),
-        ops: object::table(&EP_OPS),
-        cm: object::table(&CM_OPS),
+        fid: object::new_fid(sys::FI_CLASS_PEP, context, Pep::<D>::FID_OPS),
+        ops: object::table(Pep::<D>::EP_OPS),
+        cm: object::table(Pep::<D>::CM_OPS),
     };
     let listener = Arc::new_cyclic(|me| Listener {
         me: me.clone(),
@@ -368,12 +400,12 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
     }))
 }
 
-impl Pep {
+impl<D: Device> Pep<D> {
     /// Creates the devices, which determine the address.
-    fn create_devices(&self, setup: &mut Setup) -> Result<(), Errno> {
+    fn create_devices(&self, setup: &mut Setup<D>) -> Result<(), Errno> {
         if setup.devices.is_none() {
             let config = devices_config(self.params, &self.network, setup.local, true, true);
-            let devices = Devices::open(&config).map_err(refused)?;
+            let devices = D::open(&config).map_err(refused)?;
             setup.name = Some(weft_engine::nic::Nic::name(&*devices));
             setup.devices = Some(devices);
         }
@@ -413,7 +445,7 @@ impl Pep {
             role: Role::Listener(setup.backlog),
             ..Config::default()
         };
-        *self.listener.engine.lock() = Some(Eng::boxed(config, devices));
+        *self.listener.engine.lock() = Some(Engine::boxed(config, devices));
         *self.listener.reports.lock() = Some(Reports { eq: eq.clone(), fid: std::ptr::from_ref(self).addr() });
         eq.drive(Arc::clone(&self.listener) as _);
         setup.listening = true;
@@ -440,29 +472,30 @@ impl Pep {
 /// Requests have no operations that clients could call.
 static REQUEST_OPS: sys::fi_ops = noop::FID;
 
-static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+impl<D: Device> Pep<D> {
+    const FID_OPS: &sys::fi_ops =
+        &sys::fi_ops { close: Some(close::<D>), bind: Some(bind::<D>), control: Some(control::<D>), ..noop::FID };
+    const EP_OPS: &sys::fi_ops_ep = &sys::fi_ops_ep { getopt: Some(getopt::<D>), ..noop::EP };
+    const CM_OPS: &sys::fi_ops_cm = &sys::fi_ops_cm {
+        setname: Some(setname::<D>),
+        getname: Some(getname::<D>),
+        listen: Some(listen::<D>),
+        reject: Some(reject::<D>),
+        ..noop::CM
+    };
+}
 
-static EP_OPS: sys::fi_ops_ep = sys::fi_ops_ep { getopt: Some(getopt), ..noop::EP };
-
-static CM_OPS: sys::fi_ops_cm = sys::fi_ops_cm {
-    setname: Some(setname),
-    getname: Some(getname),
-    listen: Some(listen),
-    reject: Some(reject),
-    ..noop::CM
-};
-
-unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+unsafe extern "C" fn close<D: Device>(fid: *mut sys::fid) -> c_int {
     object::guard("fi_close(pep)", || {
         // SAFETY: the client closes its endpoint.
-        unsafe { object::close::<Pep>(fid) }.map(|()| 0)
+        unsafe { object::close::<Pep<D>>(fid) }.map(|()| 0)
     })
 }
 
-unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
+unsafe extern "C" fn bind<D: Device>(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
     object::guard("fi_pep_bind", || {
         // SAFETY: the client's endpoint.
-        let pep = unsafe { object::borrow_fid::<Pep>(fid) }?;
+        let pep = unsafe { object::borrow_fid::<Pep<D>>(fid) }?;
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
@@ -471,10 +504,10 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
     })
 }
 
-unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+unsafe extern "C" fn control<D: Device>(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
     object::guard("fi_control(pep)", || {
         // SAFETY: the client's endpoint.
-        let pep = unsafe { object::borrow_fid::<Pep>(fid) }?;
+        let pep = unsafe { object::borrow_fid::<Pep<D>>(fid) }?;
         if command.cast_unsigned() != sys::FI_BACKLOG {
             return Err(Errno::NOSYS);
         }
@@ -486,7 +519,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
     })
 }
 
-unsafe extern "C" fn getopt(
+unsafe extern "C" fn getopt<D: Device>(
     fid: *mut sys::fid,
     level: c_int,
     name: c_int,
@@ -495,7 +528,7 @@ unsafe extern "C" fn getopt(
 ) -> c_int {
     object::guard("fi_getopt(pep)", || {
         // SAFETY: the client's endpoint.
-        unsafe { object::borrow_fid::<Pep>(fid) }?;
+        unsafe { object::borrow_fid::<Pep<D>>(fid) }?;
         if level != sys::FI_OPT_ENDPOINT as c_int || name != sys::FI_OPT_CM_DATA_SIZE as c_int {
             return Err(Errno::NOPROTOOPT);
         }
@@ -504,33 +537,33 @@ unsafe extern "C" fn getopt(
     })
 }
 
-unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
+unsafe extern "C" fn getname<D: Device>(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
     object::guard("fi_getname(pep)", || {
         // SAFETY: the client's endpoint.
-        let name = unsafe { object::borrow_fid::<Pep>(fid) }?.own_address()?;
+        let name = unsafe { object::borrow_fid::<Pep<D>>(fid) }?.own_address()?;
         // SAFETY: the client's buffer and its length.
         unsafe { cm::copy_out(&name, addr, len) }.map(|()| 0)
     })
 }
 
-unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
+unsafe extern "C" fn setname<D: Device>(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
     object::guard("fi_setname(pep)", || {
         // SAFETY: the client's endpoint.
-        let pep = unsafe { object::borrow_fid::<Pep>(fid) }?;
+        let pep = unsafe { object::borrow_fid::<Pep<D>>(fid) }?;
         let addr = NonNull::new(addr.cast::<u8>()).ok_or(Errno::INVAL)?;
         // SAFETY: the client's address of that length.
         pep.set_name(unsafe { std::slice::from_raw_parts(addr.as_ptr(), len) }).map(|()| 0)
     })
 }
 
-unsafe extern "C" fn listen(pep: *mut sys::fid_pep) -> c_int {
+unsafe extern "C" fn listen<D: Device>(pep: *mut sys::fid_pep) -> c_int {
     object::guard("fi_listen", || {
         // SAFETY: the client's endpoint.
-        unsafe { object::borrow::<Pep>(pep) }?.listen().map(|()| 0)
+        unsafe { object::borrow::<Pep<D>>(pep) }?.listen().map(|()| 0)
     })
 }
 
-unsafe extern "C" fn reject(
+unsafe extern "C" fn reject<D: Device>(
     pep: *mut sys::fid_pep,
     handle: *mut sys::fid,
     param: *const c_void,
@@ -538,8 +571,8 @@ unsafe extern "C" fn reject(
 ) -> c_int {
     object::guard("fi_reject", || {
         // SAFETY: the client's endpoint.
-        let pep = unsafe { object::borrow::<Pep>(pep) }?;
-        let call = request(handle.addr()).filter(|call| Arc::ptr_eq(&call.listener, &pep.listener));
+        let pep = unsafe { object::borrow::<Pep<D>>(pep) }?;
+        let call = request(handle.addr()).filter(|call| call.is_of(&pep.listener));
         // SAFETY: the client's data.
         call.ok_or(Errno::INVAL)?.reject(unsafe { cm::data(param, paramlen) }?).map(|()| 0)
     })

@@ -30,12 +30,13 @@ use std::sync::Arc;
 use weft_engine::api::{Completion, Fault};
 use weft_engine::program::{Errors, FREE_LANE, Finished, Program, Task};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
 use crate::cntr::Cntr;
 use crate::domain::Domain;
-use crate::endpoint::cell::{CellRef, EndpointCell};
+use crate::endpoint::cell::CellRef;
 use crate::trigger::op::{Op, Report};
 use crate::trigger::queue::{Outcome, Queue};
 
@@ -74,7 +75,7 @@ struct Start {
 struct Origin {
     /// The address of the client's `fi_deferred_work`; 0 for a triggered operation.
     work: usize,
-    /// The [`EndpointCell::id`] of the endpoint; 0 for an operation on a counter.
+    /// The [`id`](crate::endpoint::cell::AnyCell::id) of the endpoint; 0 for an operation on a counter.
     cell: usize,
     /// The operation's context.
     context: usize,
@@ -104,24 +105,23 @@ impl WorkQueue {
         self.0.run(perform);
     }
 
-    /// Retries the operations that found a queue of `cell` full, after it has made progress. The caller then
-    /// runs the queue.
-    pub(crate) fn retry(&self, cell: &EndpointCell) {
-        for lane in cell.lanes() {
+    /// Retries the operations that found a queue with one of these lanes full, after its endpoint has made progress.
+    /// The caller then runs the queue.
+    pub(crate) fn retry(&self, lanes: [u64; 2]) {
+        for lane in lanes {
             self.0.retry(lane);
         }
     }
 
     /// Discards the waiting programs of a closing endpoint without completions, as fi_endpoint(3) specifies.
-    pub(crate) fn forget(&self, cell: &EndpointCell) {
-        let id = cell.id();
-        drop(self.0.cancel(|origin| origin.cell == id));
+    pub(crate) fn forget(&self, cell: usize) {
+        drop(self.0.cancel(|origin| origin.cell == cell));
         self.run();
     }
 
     /// Starts an operation with FI_TRIGGER when the counter in its context reaches the threshold, which may
     /// be the case already.
-    pub(crate) fn trigger(&self, cell: &CellRef, op: Op) -> Result<(), Errno> {
+    pub(crate) fn trigger(&self, cell: CellRef, op: Op) -> Result<(), Errno> {
         let op = op.triggered()?;
         let context = op.ctx.ptr;
         // All kinds of triggered contexts begin with these fields.
@@ -141,8 +141,8 @@ impl WorkQueue {
             return Err(Errno::DOMAIN);
         }
         let origin = Origin { work: 0, cell: cell.id(), context, counter: counter.id() };
-        let lane = op.lane(cell);
-        let act = Act::Start(Box::new(Start { cell: Arc::clone(cell), op, report: None }));
+        let lane = op.lane(cell.lanes());
+        let act = Act::Start(Box::new(Start { cell, op, report: None }));
         self.submit(origin, counter, threshold as u64, lane, act)
     }
 
@@ -156,11 +156,10 @@ impl WorkQueue {
 
     /// Cancels the oldest waiting triggered operation of an endpoint with this context. Returns its
     /// completion, if there was one.
-    pub(crate) fn cancel_operation(&self, cell: &EndpointCell, context: usize) -> Option<Completion> {
-        let id = cell.id();
+    pub(crate) fn cancel_operation(&self, cell: usize, context: usize) -> Option<Completion> {
         let mut found = false;
         let ended = self.0.cancel(|origin| {
-            let wanted = !found && origin.work == 0 && origin.cell == id && origin.context == context;
+            let wanted = !found && origin.work == 0 && origin.cell == cell && origin.context == context;
             found |= wanted;
             wanted
         });
@@ -206,7 +205,7 @@ impl Domain {
     ///
     /// # Safety
     /// `arg` is the client's argument for `command`.
-    pub(crate) unsafe fn control_work(&self, command: u32, arg: *mut std::ffi::c_void) -> Result<(), Errno> {
+    pub(crate) unsafe fn control_work<D: Device>(&self, command: u32, arg: *mut std::ffi::c_void) -> Result<(), Errno> {
         if self.caps() & sys::FI_TRIGGER == 0 {
             return Err(Errno::NOSYS);
         }
@@ -214,7 +213,7 @@ impl Domain {
             sys::FI_QUEUE_WORK => {
                 let work = NonNull::new(arg.cast::<sys::fi_deferred_work>()).ok_or(Errno::INVAL)?;
                 // SAFETY: the client's request and the structures that it refers to.
-                unsafe { self.queue_work(work) }
+                unsafe { self.queue_work::<D>(work) }
             }
             sys::FI_CANCEL_WORK => {
                 let work = NonNull::new(arg).ok_or(Errno::INVAL)?;

@@ -18,6 +18,7 @@ use weft_engine::api::{OpFlags, RmaIov};
 use weft_engine::mem::{Iov, total_len};
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
+use weft_nic::Device;
 
 use crate::abi::args::{Pieces, RemotePieces, piece};
 use crate::abi::errno::Errno;
@@ -73,7 +74,7 @@ const fn most(amo: Amo) -> usize {
 ///
 /// # Safety
 /// `fid` is the client's endpoint, `count` null or its place for the count.
-unsafe fn valid(
+unsafe fn valid<D: Device>(
     form: Form,
     fid: *mut sys::fid_ep,
     datatype: sys::fi_datatype,
@@ -82,7 +83,7 @@ unsafe fn valid(
 ) -> c_int {
     object::guard("fi_atomicvalid", || {
         // SAFETY: the caller's promise.
-        let ep = unsafe { object::borrow::<Ep>(fid) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(fid) }?;
         let found = amo(ep.domain().api_version(), form, datatype, op);
         if let Some(count) = NonNull::new(count) {
             // SAFETY: the caller's promise.
@@ -92,34 +93,34 @@ unsafe fn valid(
     })
 }
 
-pub(super) unsafe extern "C" fn writevalid(
+pub(super) unsafe extern "C" fn writevalid<D: Device>(
     ep: *mut sys::fid_ep,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
     count: *mut usize,
 ) -> c_int {
     // SAFETY: the client's endpoint and place.
-    unsafe { valid(Form::Base, ep, datatype, op, count) }
+    unsafe { valid::<D>(Form::Base, ep, datatype, op, count) }
 }
 
-pub(super) unsafe extern "C" fn readwritevalid(
+pub(super) unsafe extern "C" fn readwritevalid<D: Device>(
     ep: *mut sys::fid_ep,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
     count: *mut usize,
 ) -> c_int {
     // SAFETY: the client's endpoint and place.
-    unsafe { valid(Form::Fetch, ep, datatype, op, count) }
+    unsafe { valid::<D>(Form::Fetch, ep, datatype, op, count) }
 }
 
-pub(super) unsafe extern "C" fn compwritevalid(
+pub(super) unsafe extern "C" fn compwritevalid<D: Device>(
     ep: *mut sys::fid_ep,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
     count: *mut usize,
 ) -> c_int {
     // SAFETY: the client's endpoint and place.
-    unsafe { valid(Form::Compare, ep, datatype, op, count) }
+    unsafe { valid::<D>(Form::Compare, ep, datatype, op, count) }
 }
 
 /// Checks an operation, and describes its numbers: `fi_query_atomic`.
@@ -234,7 +235,13 @@ impl Local {
 
 /// Starts an operation on one remote piece, with the endpoint's defaults.
 #[inline]
-pub(super) fn start(ep: &Ep, amo: Amo, pieces: [&[Iov]; 3], target: Target, context: *mut c_void) -> isize {
+pub(super) fn start<D: Device>(
+    ep: &Ep<D>,
+    amo: Amo,
+    pieces: [&[Iov]; 3],
+    target: Target,
+    context: *mut c_void,
+) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops -= OpFlags::DATA;
     start_as(ep, amo, pieces, target, context, mode, ep.tx_entry(mode))
@@ -242,7 +249,7 @@ pub(super) fn start(ep: &Ep, amo: Amo, pieces: [&[Iov]; 3], target: Target, cont
 
 /// Starts an operation that makes no queue entry. Its buffer is free on return.
 #[inline]
-pub(super) fn inject(ep: &Ep, amo: Amo, iov: Iov, target: Target) -> isize {
+pub(super) fn inject<D: Device>(ep: &Ep<D>, amo: Amo, iov: Iov, target: Target) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops |= OpFlags::INJECT;
     mode.ops -= OpFlags::DATA;
@@ -250,8 +257,8 @@ pub(super) fn inject(ep: &Ep, amo: Amo, iov: Iov, target: Target) -> isize {
 }
 
 #[inline]
-fn start_as(
-    ep: &Ep,
+fn start_as<D: Device>(
+    ep: &Ep<D>,
     amo: Amo,
     [iov, compare, result]: [&[Iov]; 3],
     target: Target,
@@ -271,7 +278,7 @@ pub(super) type Vectors = [(*const sys::fi_ioc, usize); 3];
 ///
 /// # Safety
 /// Each vector that the operation needs has `count` entries, which are valid as for [`numbers`].
-unsafe fn local(ep: &Ep, amo: Amo, [iov, compare, result]: Vectors) -> Result<Local, Errno> {
+unsafe fn local<D: Device>(ep: &Ep<D>, amo: Amo, [iov, compare, result]: Vectors) -> Result<Local, Errno> {
     let limit = ep.limits().iov;
     let mut local = Local::default();
     if amo.sources() > 0 {
@@ -294,8 +301,8 @@ unsafe fn local(ep: &Ep, amo: Amo, [iov, compare, result]: Vectors) -> Result<Lo
 /// # Safety
 /// As for [`local`].
 #[inline]
-pub(super) unsafe fn vectors(
-    ep: &Ep,
+pub(super) unsafe fn vectors<D: Device>(
+    ep: &Ep<D>,
     form: Form,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
@@ -311,8 +318,8 @@ pub(super) unsafe fn vectors(
 /// # Safety
 /// As for [`numbers`].
 #[inline]
-pub(super) unsafe fn operand(
-    ep: &Ep,
+pub(super) unsafe fn operand<D: Device>(
+    ep: &Ep<D>,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
     buf: *const c_void,
@@ -328,8 +335,8 @@ pub(super) unsafe fn operand(
 /// # Safety
 /// As for [`numbers`], for each buffer.
 #[inline]
-pub(super) unsafe fn fetch(
-    ep: &Ep,
+pub(super) unsafe fn fetch<D: Device>(
+    ep: &Ep<D>,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
     buf: *const c_void,
@@ -350,8 +357,8 @@ pub(super) unsafe fn fetch(
 /// # Safety
 /// As for [`numbers`], for each buffer.
 #[inline]
-pub(super) unsafe fn compare(
-    ep: &Ep,
+pub(super) unsafe fn compare<D: Device>(
+    ep: &Ep<D>,
     datatype: sys::fi_datatype,
     op: sys::fi_op,
     buf: *const c_void,
@@ -372,8 +379,8 @@ pub(super) unsafe fn compare(
 ///
 /// # Safety
 /// `msg` is null or points to a structure as fi_atomic(3) defines it. Its vectors and `more` are as for [`local`].
-pub(super) unsafe fn described<D: Destination>(
-    ep: &Ep,
+pub(super) unsafe fn described<D: Device, T: Destination>(
+    ep: &Ep<D>,
     form: Form,
     msg: *const sys::fi_msg_atomic,
     more: [(*const sys::fi_ioc, usize); 2],
@@ -382,7 +389,7 @@ pub(super) unsafe fn described<D: Destination>(
     // SAFETY: the caller's promise.
     let msg = unsafe { msg.as_ref() }.ok_or(Errno::INVAL)?;
     let mode = mode_of(flags)?;
-    let start = |atomic: Atomic<'_>| ep.start_atomic(&Atomic { dest: D::of(atomic.dest), ..atomic });
+    let start = |atomic: Atomic<'_>| ep.start_atomic(&Atomic { dest: T::of(atomic.dest), ..atomic });
     // SAFETY: the caller's promise.
     unsafe { with_msg(ep, form, msg, more, mode, ep.tx_entry(mode), start) }
 }
@@ -399,8 +406,8 @@ pub(crate) fn mode_of(flags: u64) -> Result<Mode<OpFlags>, Errno> {
 ///
 /// # Safety
 /// The vectors of `msg` and the given ones are as for [`local`].
-pub(crate) unsafe fn with_msg<R>(
-    ep: &Ep,
+pub(crate) unsafe fn with_msg<D: Device, R>(
+    ep: &Ep<D>,
     form: Form,
     msg: &sys::fi_msg_atomic,
     [compare, result]: [(*const sys::fi_ioc, usize); 2],

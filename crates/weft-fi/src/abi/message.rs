@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use weft_engine::api::{OpFlags, RecvFlags};
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::args::{iovs, recv_iovs};
 use crate::abi::errno::Errno;
@@ -46,7 +47,7 @@ impl Message for sys::fi_msg_tagged {
 
 /// The endpoint's default mode for a send, or for a tagged one.
 #[inline(always)]
-fn tx_mode(ep: &Ep, tagged: bool, data: bool) -> Mode<OpFlags> {
+fn tx_mode<D: Device>(ep: &Ep<D>, tagged: bool, data: bool) -> Mode<OpFlags> {
     let mut mode = ep.tx_mode();
     if tagged {
         mode.ops |= OpFlags::TAGGED;
@@ -57,8 +58,8 @@ fn tx_mode(ep: &Ep, tagged: bool, data: bool) -> Mode<OpFlags> {
 
 /// Starts a send, which is tagged if it has a `tag`, and carries `data` for the peer's completion.
 #[inline(always)]
-pub(super) fn send(
-    ep: &Ep,
+pub(super) fn send<D: Device>(
+    ep: &Ep<D>,
     iov: &[Iov],
     dest: sys::fi_addr_t,
     tag: Option<u64>,
@@ -72,7 +73,13 @@ pub(super) fn send(
 
 /// Starts a send that makes no queue entry. Its buffers are free on return.
 #[inline(always)]
-pub(super) fn inject(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: Option<u64>, data: Option<u64>) -> isize {
+pub(super) fn inject<D: Device>(
+    ep: &Ep<D>,
+    iov: &[Iov],
+    dest: sys::fi_addr_t,
+    tag: Option<u64>,
+    data: Option<u64>,
+) -> isize {
     let mut mode = tx_mode(ep, tag.is_some(), data.is_some());
     mode.ops |= OpFlags::INJECT;
     let (tag, data) = (tag.unwrap_or(0), data.unwrap_or(0));
@@ -85,8 +92,8 @@ pub(super) fn inject(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: Option<u64
 /// `msg` is null or points to a structure as fi_msg(3) and fi_tagged(3) define it. The buffers are left to
 /// the operation until it completes.
 #[inline]
-pub(super) unsafe fn send_described<D: Destination, M: Message>(
-    ep: &Ep,
+pub(super) unsafe fn send_described<D: Device, T: Destination, M: Message>(
+    ep: &Ep<D>,
     msg: *const M,
     flags: u64,
 ) -> Result<isize, Errno> {
@@ -97,20 +104,20 @@ pub(super) unsafe fn send_described<D: Destination, M: Message>(
     // SAFETY: the caller's promise.
     let iov = unsafe { iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
     let sys::fi_msg_tagged { addr, tag, data, context, .. } = msg;
-    Ok(ep.start_send(&Send { iov: &iov, dest: D::of(addr), tag, data, context, mode, entry: ep.tx_entry(mode) }))
+    Ok(ep.start_send(&Send { iov: &iov, dest: T::of(addr), tag, data, context, mode, entry: ep.tx_entry(mode) }))
 }
 
 /// Posts a receive.
 #[inline(always)]
-pub(super) fn recv(ep: &Ep, iov: &[Iov], src: sys::fi_addr_t, context: *mut c_void) -> isize {
+pub(super) fn recv<D: Device>(ep: &Ep<D>, iov: &[Iov], src: sys::fi_addr_t, context: *mut c_void) -> isize {
     let mode = ep.rx_mode();
     ep.post_recv(&Recv { iov, src, tag: 0, ignore: 0, context, mode, entry: ep.rx_entry(mode) })
 }
 
 /// Posts a tagged receive, which matches the tag in the bits that `ignore` has not set.
 #[inline(always)]
-pub(super) fn recv_tagged(
-    ep: &Ep,
+pub(super) fn recv_tagged<D: Device>(
+    ep: &Ep<D>,
     iov: &[Iov],
     src: sys::fi_addr_t,
     tag: u64,
@@ -127,7 +134,11 @@ pub(super) fn recv_tagged(
 /// # Safety
 /// As for [`send_described`].
 #[inline]
-pub(super) unsafe fn recv_described<M: Message>(ep: &Ep, msg: *const M, flags: u64) -> Result<isize, Errno> {
+pub(super) unsafe fn recv_described<D: Device, M: Message>(
+    ep: &Ep<D>,
+    msg: *const M,
+    flags: u64,
+) -> Result<isize, Errno> {
     let mut mode = flags::receive(flags)?;
     mode.ops.set(RecvFlags::TAGGED, M::TAGGED);
     // SAFETY: the caller's promise.

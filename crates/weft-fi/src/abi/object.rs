@@ -8,7 +8,8 @@
 //! Invariants:
 //! - A client passes only pointers that weft has given it and that it has not closed, as with any C library.
 //!   Their class is checked, so that an object of the wrong kind leads to -FI_EINVAL and not to undefined
-//!   behaviour.
+//!   behaviour. The class does not say the type of the device: all endpoints of a library have the same
+//!   ([`entry_point`](crate::entry_point)).
 //! - A child keeps its parents by [`Hold`]: they stay in memory, and `close` of a parent returns -FI_EBUSY while a hold
 //!   exists. Code that uses an object for a moment only has an `Arc` or a `Weak`, and drops it soon.
 //! - An object belongs to the host library that opened its fabric. A control call makes that library the host that the
@@ -324,8 +325,8 @@ pub(crate) fn place<F>(out: *mut *mut F) -> Result<NonNull<*mut F>, Errno> {
     NonNull::new(out).ok_or(Errno::INVAL)
 }
 
-/// An extension: the name of its table, and a function that returns the table.
-pub(crate) type Extension = (&'static CStr, fn() -> *mut c_void);
+/// An extension: its name, and its table.
+pub(crate) type Extension = (&'static CStr, *mut c_void);
 
 /// Opens one of an object's extensions: `fi_open_ops`.
 ///
@@ -346,7 +347,7 @@ pub(crate) unsafe fn open_ops(
     }
     let (_, table) = known.iter().find(|(known, _)| *known == name).ok_or(Errno::NOSYS)?;
     // SAFETY: the caller's promise.
-    unsafe { place.write(table()) };
+    unsafe { place.write(*table) };
     Ok(0)
 }
 

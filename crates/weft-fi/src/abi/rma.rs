@@ -8,6 +8,7 @@ use std::ffi::c_void;
 use weft_engine::api::{OpFlags, RmaIov};
 use weft_engine::mem::{Iov, total_len};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::args::{iovs, remote_iovs};
 use crate::abi::errno::Errno;
@@ -33,7 +34,13 @@ impl Target {
 
 /// Starts a write, which carries `data` for the peer's completion.
 #[inline]
-pub(super) fn write(ep: &Ep, iov: &[Iov], target: Target, data: Option<u64>, context: *mut c_void) -> isize {
+pub(super) fn write<D: Device>(
+    ep: &Ep<D>,
+    iov: &[Iov],
+    target: Target,
+    data: Option<u64>,
+    context: *mut c_void,
+) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops.set(OpFlags::DATA, data.is_some());
     let remote = [target.remote(total_len(iov))];
@@ -43,7 +50,7 @@ pub(super) fn write(ep: &Ep, iov: &[Iov], target: Target, data: Option<u64>, con
 
 /// Starts a write that makes no queue entry. Its buffers are free on return.
 #[inline]
-pub(super) fn inject(ep: &Ep, iov: &[Iov], target: Target, data: Option<u64>) -> isize {
+pub(super) fn inject<D: Device>(ep: &Ep<D>, iov: &[Iov], target: Target, data: Option<u64>) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops |= OpFlags::INJECT;
     mode.ops.set(OpFlags::DATA, data.is_some());
@@ -54,7 +61,7 @@ pub(super) fn inject(ep: &Ep, iov: &[Iov], target: Target, data: Option<u64>) ->
 
 /// Starts a read.
 #[inline]
-pub(super) fn read(ep: &Ep, iov: &[Iov], target: Target, context: *mut c_void) -> isize {
+pub(super) fn read<D: Device>(ep: &Ep<D>, iov: &[Iov], target: Target, context: *mut c_void) -> isize {
     let mode = ep.tx_mode();
     let remote = [target.remote(total_len(iov))];
     ep.start_read(&Rma { iov, dest: target.dest, remote: &remote, data: 0, context, mode, entry: ep.tx_entry(mode) })
@@ -65,11 +72,11 @@ pub(super) fn read(ep: &Ep, iov: &[Iov], target: Target, context: *mut c_void) -
 /// # Safety
 /// `msg` is null or points to a structure as fi_rma(3) defines it. The buffers are left to the operation until it
 /// completes.
-pub(super) unsafe fn described<D: Destination>(
-    ep: &Ep,
+pub(super) unsafe fn described<D: Device, T: Destination>(
+    ep: &Ep<D>,
     msg: *const sys::fi_msg_rma,
     flags: u64,
-    start: fn(&Ep, &Rma<'_>) -> isize,
+    start: fn(&Ep<D>, &Rma<'_>) -> isize,
 ) -> Result<isize, Errno> {
     // SAFETY: the caller's promise.
     let msg = unsafe { msg.as_ref() }.ok_or(Errno::INVAL)?;
@@ -79,6 +86,6 @@ pub(super) unsafe fn described<D: Destination>(
     // SAFETY: the caller's promise.
     let remote = unsafe { remote_iovs(msg.rma_iov, msg.rma_iov_count, ep.limits().rma_iov) }?;
     let &sys::fi_msg_rma { addr, data, context, .. } = msg;
-    let rma = Rma { iov: &iov, dest: D::of(addr), remote: &remote, data, context, mode, entry: ep.tx_entry(mode) };
+    let rma = Rma { iov: &iov, dest: T::of(addr), remote: &remote, data, context, mode, entry: ep.tx_entry(mode) };
     Ok(start(ep, &rma))
 }

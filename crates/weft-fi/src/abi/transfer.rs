@@ -7,7 +7,7 @@
 //! three shapes of arguments: one buffer (`fi_send`), a vector of buffers (`fi_sendv`), and a structure with flags
 //! (`fi_sendmsg`). A function whose memory cannot be translated returns the negative error and starts nothing.
 //!
-//! Functions with a parameter `D` exist twice. Connectionless endpoints use the address that the client names
+//! Functions with a parameter `T` exist twice. Connectionless endpoints use the address that the client names
 //! ([`Named`]). For an endpoint with one peer (FI_EP_MSG) every address means that peer ([`Peer`]). Receives
 //! exist once, because they ignore the source by default.
 //!
@@ -20,6 +20,7 @@ use std::ffi::c_void;
 use weft_engine::PEER;
 use weft_engine::amo::Form;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::args::{iovs, piece, recv_iovs, recv_piece};
 use crate::abi::atomic::{self, NOTHING};
@@ -59,9 +60,11 @@ macro_rules! entry_points {
             $memory:pat = $translation:expr => $start:expr;
     )*) => {
         $(
-            unsafe extern "C" fn $name $(<$dest: Destination>)? (fid: *mut sys::fid_ep, $($arg: $ty),*) -> isize {
+            unsafe extern "C" fn $name<D: Device $(, $dest: Destination)?>(
+                fid: *mut sys::fid_ep, $($arg: $ty),*
+            ) -> isize {
                 // SAFETY: the client's endpoint.
-                let $ep = unsafe { ep(fid) };
+                let $ep = unsafe { ep::<D>(fid) };
                 // SAFETY: the client's buffers, vectors and structures, which have the lengths that it names. The
                 // buffers are left to the operation until it completes. Those of injects are copied at once.
                 match unsafe { $translation } {
@@ -87,18 +90,18 @@ type Context = *mut c_void;
 
 // fi_msg(3)
 entry_points! {
-    send<D>(ep, buf: Buf, len: usize, _desc: Desc, dest: Addr, context: Context)
-        iov = piece(buf, len) => message::send(ep, &[iov], D::of(dest), None, None, context);
-    senddata<D>(ep, buf: Buf, len: usize, _desc: Desc, data: u64, dest: Addr, context: Context)
-        iov = piece(buf, len) => message::send(ep, &[iov], D::of(dest), None, Some(data), context);
-    sendv<D>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, context: Context)
-        iov = iovs(iov, count, ep.limits().iov) => message::send(ep, &iov, D::of(dest), None, None, context);
-    sendmsg<D>(ep, msg: *const sys::fi_msg, flags: u64)
-        result = message::send_described::<D, _>(ep, msg, flags) => result;
-    inject<D>(ep, buf: Buf, len: usize, dest: Addr)
-        iov = piece(buf, len) => message::inject(ep, &[iov], D::of(dest), None, None);
-    injectdata<D>(ep, buf: Buf, len: usize, data: u64, dest: Addr)
-        iov = piece(buf, len) => message::inject(ep, &[iov], D::of(dest), None, Some(data));
+    send<T>(ep, buf: Buf, len: usize, _desc: Desc, dest: Addr, context: Context)
+        iov = piece(buf, len) => message::send(ep, &[iov], T::of(dest), None, None, context);
+    senddata<T>(ep, buf: Buf, len: usize, _desc: Desc, data: u64, dest: Addr, context: Context)
+        iov = piece(buf, len) => message::send(ep, &[iov], T::of(dest), None, Some(data), context);
+    sendv<T>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, context: Context)
+        iov = iovs(iov, count, ep.limits().iov) => message::send(ep, &iov, T::of(dest), None, None, context);
+    sendmsg<T>(ep, msg: *const sys::fi_msg, flags: u64)
+        result = message::send_described::<D, T, _>(ep, msg, flags) => result;
+    inject<T>(ep, buf: Buf, len: usize, dest: Addr)
+        iov = piece(buf, len) => message::inject(ep, &[iov], T::of(dest), None, None);
+    injectdata<T>(ep, buf: Buf, len: usize, data: u64, dest: Addr)
+        iov = piece(buf, len) => message::inject(ep, &[iov], T::of(dest), None, Some(data));
     recv(ep, buf: MutBuf, len: usize, _desc: Desc, src: Addr, context: Context)
         iov = recv_piece(buf, len) => message::recv(ep, &[iov], src, context);
     recvv(ep, iov: Iovs, _desc: Descs, count: usize, src: Addr, context: Context)
@@ -109,18 +112,18 @@ entry_points! {
 
 // fi_tagged(3)
 entry_points! {
-    tsend<D>(ep, buf: Buf, len: usize, _desc: Desc, dest: Addr, tag: u64, context: Context)
-        iov = piece(buf, len) => message::send(ep, &[iov], D::of(dest), Some(tag), None, context);
-    tsenddata<D>(ep, buf: Buf, len: usize, _desc: Desc, data: u64, dest: Addr, tag: u64, context: Context)
-        iov = piece(buf, len) => message::send(ep, &[iov], D::of(dest), Some(tag), Some(data), context);
-    tsendv<D>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, tag: u64, context: Context)
-        iov = iovs(iov, count, ep.limits().iov) => message::send(ep, &iov, D::of(dest), Some(tag), None, context);
-    tsendmsg<D>(ep, msg: *const sys::fi_msg_tagged, flags: u64)
-        result = message::send_described::<D, _>(ep, msg, flags) => result;
-    tinject<D>(ep, buf: Buf, len: usize, dest: Addr, tag: u64)
-        iov = piece(buf, len) => message::inject(ep, &[iov], D::of(dest), Some(tag), None);
-    tinjectdata<D>(ep, buf: Buf, len: usize, data: u64, dest: Addr, tag: u64)
-        iov = piece(buf, len) => message::inject(ep, &[iov], D::of(dest), Some(tag), Some(data));
+    tsend<T>(ep, buf: Buf, len: usize, _desc: Desc, dest: Addr, tag: u64, context: Context)
+        iov = piece(buf, len) => message::send(ep, &[iov], T::of(dest), Some(tag), None, context);
+    tsenddata<T>(ep, buf: Buf, len: usize, _desc: Desc, data: u64, dest: Addr, tag: u64, context: Context)
+        iov = piece(buf, len) => message::send(ep, &[iov], T::of(dest), Some(tag), Some(data), context);
+    tsendv<T>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, tag: u64, context: Context)
+        iov = iovs(iov, count, ep.limits().iov) => message::send(ep, &iov, T::of(dest), Some(tag), None, context);
+    tsendmsg<T>(ep, msg: *const sys::fi_msg_tagged, flags: u64)
+        result = message::send_described::<D, T, _>(ep, msg, flags) => result;
+    tinject<T>(ep, buf: Buf, len: usize, dest: Addr, tag: u64)
+        iov = piece(buf, len) => message::inject(ep, &[iov], T::of(dest), Some(tag), None);
+    tinjectdata<T>(ep, buf: Buf, len: usize, data: u64, dest: Addr, tag: u64)
+        iov = piece(buf, len) => message::inject(ep, &[iov], T::of(dest), Some(tag), Some(data));
     trecv(ep, buf: MutBuf, len: usize, _desc: Desc, src: Addr, tag: u64, ignore: u64, context: Context)
         iov = recv_piece(buf, len) => message::recv_tagged(ep, &[iov], src, tag, ignore, context);
     trecvv(ep, iov: Iovs, _desc: Descs, count: usize, src: Addr, tag: u64, ignore: u64, context: Context)
@@ -131,151 +134,151 @@ entry_points! {
 
 // fi_rma(3)
 entry_points! {
-    read<D>(ep, buf: MutBuf, len: usize, _desc: Desc, dest: Addr, addr: u64, key: u64, context: Context)
-        iov = piece(buf, len) => rma::read(ep, &[iov], Target { dest: D::of(dest), addr, key }, context);
-    readv<D>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, addr: u64, key: u64, context: Context)
+    read<T>(ep, buf: MutBuf, len: usize, _desc: Desc, dest: Addr, addr: u64, key: u64, context: Context)
+        iov = piece(buf, len) => rma::read(ep, &[iov], Target { dest: T::of(dest), addr, key }, context);
+    readv<T>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, addr: u64, key: u64, context: Context)
         iov = iovs(iov, count, ep.limits().iov)
-            => rma::read(ep, &iov, Target { dest: D::of(dest), addr, key }, context);
-    readmsg<D>(ep, msg: *const sys::fi_msg_rma, flags: u64)
-        result = rma::described::<D>(ep, msg, flags, Ep::start_read) => result;
-    write<D>(ep, buf: Buf, len: usize, _desc: Desc, dest: Addr, addr: u64, key: u64, context: Context)
-        iov = piece(buf, len) => rma::write(ep, &[iov], Target { dest: D::of(dest), addr, key }, None, context);
-    writev<D>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, addr: u64, key: u64, context: Context)
+            => rma::read(ep, &iov, Target { dest: T::of(dest), addr, key }, context);
+    readmsg<T>(ep, msg: *const sys::fi_msg_rma, flags: u64)
+        result = rma::described::<D, T>(ep, msg, flags, Ep::start_read) => result;
+    write<T>(ep, buf: Buf, len: usize, _desc: Desc, dest: Addr, addr: u64, key: u64, context: Context)
+        iov = piece(buf, len) => rma::write(ep, &[iov], Target { dest: T::of(dest), addr, key }, None, context);
+    writev<T>(ep, iov: Iovs, _desc: Descs, count: usize, dest: Addr, addr: u64, key: u64, context: Context)
         iov = iovs(iov, count, ep.limits().iov)
-            => rma::write(ep, &iov, Target { dest: D::of(dest), addr, key }, None, context);
-    writedata<D>(ep, buf: Buf, len: usize, _desc: Desc, data: u64, dest: Addr, addr: u64, key: u64, context: Context)
-        iov = piece(buf, len) => rma::write(ep, &[iov], Target { dest: D::of(dest), addr, key }, Some(data), context);
-    writemsg<D>(ep, msg: *const sys::fi_msg_rma, flags: u64)
-        result = rma::described::<D>(ep, msg, flags, Ep::start_write) => result;
-    inject_write<D>(ep, buf: Buf, len: usize, dest: Addr, addr: u64, key: u64)
-        iov = piece(buf, len) => rma::inject(ep, &[iov], Target { dest: D::of(dest), addr, key }, None);
-    inject_writedata<D>(ep, buf: Buf, len: usize, data: u64, dest: Addr, addr: u64, key: u64)
-        iov = piece(buf, len) => rma::inject(ep, &[iov], Target { dest: D::of(dest), addr, key }, Some(data));
+            => rma::write(ep, &iov, Target { dest: T::of(dest), addr, key }, None, context);
+    writedata<T>(ep, buf: Buf, len: usize, _desc: Desc, data: u64, dest: Addr, addr: u64, key: u64, context: Context)
+        iov = piece(buf, len) => rma::write(ep, &[iov], Target { dest: T::of(dest), addr, key }, Some(data), context);
+    writemsg<T>(ep, msg: *const sys::fi_msg_rma, flags: u64)
+        result = rma::described::<D, T>(ep, msg, flags, Ep::start_write) => result;
+    inject_write<T>(ep, buf: Buf, len: usize, dest: Addr, addr: u64, key: u64)
+        iov = piece(buf, len) => rma::inject(ep, &[iov], Target { dest: T::of(dest), addr, key }, None);
+    inject_writedata<T>(ep, buf: Buf, len: usize, data: u64, dest: Addr, addr: u64, key: u64)
+        iov = piece(buf, len) => rma::inject(ep, &[iov], Target { dest: T::of(dest), addr, key }, Some(data));
 }
 
 // fi_atomic(3)
 entry_points! {
-    atomic<D>(
+    atomic<T>(
         ep, buf: Buf, count: usize, _desc: Desc, dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, iov) = atomic::operand(ep, ty, op, buf, count)
-            => atomic::start(ep, amo, [&[iov], &[], &[]], Target { dest: D::of(dest), addr, key }, context);
-    atomicv<D>(
+            => atomic::start(ep, amo, [&[iov], &[], &[]], Target { dest: T::of(dest), addr, key }, context);
+    atomicv<T>(
         ep, iov: Iocs, _desc: Descs, count: usize,
         dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, local) = atomic::vectors(ep, Form::Base, ty, op, [(iov, count), NOTHING, NOTHING])
-            => atomic::start(ep, amo, local.pieces(), Target { dest: D::of(dest), addr, key }, context);
-    atomicmsg<D>(ep, msg: *const sys::fi_msg_atomic, flags: u64)
-        result = atomic::described::<D>(ep, Form::Base, msg, [NOTHING, NOTHING], flags) => result;
-    inject_atomic<D>(ep, buf: Buf, count: usize, dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op)
+            => atomic::start(ep, amo, local.pieces(), Target { dest: T::of(dest), addr, key }, context);
+    atomicmsg<T>(ep, msg: *const sys::fi_msg_atomic, flags: u64)
+        result = atomic::described::<D, T>(ep, Form::Base, msg, [NOTHING, NOTHING], flags) => result;
+    inject_atomic<T>(ep, buf: Buf, count: usize, dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op)
         (amo, iov) = atomic::operand(ep, ty, op, buf, count)
-            => atomic::inject(ep, amo, iov, Target { dest: D::of(dest), addr, key });
-    fetch_atomic<D>(
+            => atomic::inject(ep, amo, iov, Target { dest: T::of(dest), addr, key });
+    fetch_atomic<T>(
         ep, buf: Buf, count: usize, _desc: Desc, result: MutBuf, _result_desc: Desc,
         dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, iov, result) = atomic::fetch(ep, ty, op, buf, result, count)
-            => atomic::start(ep, amo, [&[iov], &[], &[result]], Target { dest: D::of(dest), addr, key }, context);
-    fetch_atomicv<D>(
+            => atomic::start(ep, amo, [&[iov], &[], &[result]], Target { dest: T::of(dest), addr, key }, context);
+    fetch_atomicv<T>(
         ep, iov: Iocs, _desc: Descs, count: usize, result: MutIocs, _result_desc: Descs, result_count: usize,
         dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, local) = atomic::vectors(ep, Form::Fetch, ty, op, [(iov, count), NOTHING, (result, result_count)])
-            => atomic::start(ep, amo, local.pieces(), Target { dest: D::of(dest), addr, key }, context);
-    fetch_atomicmsg<D>(
+            => atomic::start(ep, amo, local.pieces(), Target { dest: T::of(dest), addr, key }, context);
+    fetch_atomicmsg<T>(
         ep, msg: *const sys::fi_msg_atomic, result: MutIocs, _result_desc: Descs, result_count: usize, flags: u64
     )
-        result = atomic::described::<D>(ep, Form::Fetch, msg, [NOTHING, (result, result_count)], flags) => result;
-    compare_atomic<D>(
+        result = atomic::described::<D, T>(ep, Form::Fetch, msg, [NOTHING, (result, result_count)], flags) => result;
+    compare_atomic<T>(
         ep, buf: Buf, count: usize, _desc: Desc, compare: Buf, _compare_desc: Desc, result: MutBuf, _result_desc: Desc,
         dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, iov, compare, result) = atomic::compare(ep, ty, op, buf, compare, result, count)
             => atomic::start(
-                ep, amo, [&[iov], &[compare], &[result]], Target { dest: D::of(dest), addr, key }, context
+                ep, amo, [&[iov], &[compare], &[result]], Target { dest: T::of(dest), addr, key }, context
             );
-    compare_atomicv<D>(
+    compare_atomicv<T>(
         ep, iov: Iocs, _desc: Descs, count: usize, compare: Iocs, _compare_desc: Descs, compare_count: usize,
         result: MutIocs, _result_desc: Descs, result_count: usize,
         dest: Addr, addr: u64, key: u64, ty: Datatype, op: Op, context: Context
     )
         (amo, local) = atomic::vectors(
             ep, Form::Compare, ty, op, [(iov, count), (compare, compare_count), (result, result_count)]
-        ) => atomic::start(ep, amo, local.pieces(), Target { dest: D::of(dest), addr, key }, context);
-    compare_atomicmsg<D>(
+        ) => atomic::start(ep, amo, local.pieces(), Target { dest: T::of(dest), addr, key }, context);
+    compare_atomicmsg<T>(
         ep, msg: *const sys::fi_msg_atomic, compare: Iocs, _compare_desc: Descs, compare_count: usize,
         result: MutIocs, _result_desc: Descs, result_count: usize, flags: u64
     )
-        result = atomic::described::<D>(
+        result = atomic::described::<D, T>(
             ep, Form::Compare, msg, [(compare, compare_count), (result, result_count)], flags
         ) => result;
 }
 
 /// The operations on messages.
-pub(crate) const fn msg_ops<D: Destination>() -> sys::fi_ops_msg {
+pub(crate) const fn msg_ops<D: Device, T: Destination>() -> sys::fi_ops_msg {
     sys::fi_ops_msg {
         size: size_of::<sys::fi_ops_msg>(),
-        recv: Some(recv),
-        recvv: Some(recvv),
-        recvmsg: Some(recvmsg),
-        send: Some(send::<D>),
-        sendv: Some(sendv::<D>),
-        sendmsg: Some(sendmsg::<D>),
-        inject: Some(inject::<D>),
-        senddata: Some(senddata::<D>),
-        injectdata: Some(injectdata::<D>),
+        recv: Some(recv::<D>),
+        recvv: Some(recvv::<D>),
+        recvmsg: Some(recvmsg::<D>),
+        send: Some(send::<D, T>),
+        sendv: Some(sendv::<D, T>),
+        sendmsg: Some(sendmsg::<D, T>),
+        inject: Some(inject::<D, T>),
+        senddata: Some(senddata::<D, T>),
+        injectdata: Some(injectdata::<D, T>),
     }
 }
 
 /// The operations on tagged messages.
-pub(crate) const fn tagged_ops<D: Destination>() -> sys::fi_ops_tagged {
+pub(crate) const fn tagged_ops<D: Device, T: Destination>() -> sys::fi_ops_tagged {
     sys::fi_ops_tagged {
         size: size_of::<sys::fi_ops_tagged>(),
-        recv: Some(trecv),
-        recvv: Some(trecvv),
-        recvmsg: Some(trecvmsg),
-        send: Some(tsend::<D>),
-        sendv: Some(tsendv::<D>),
-        sendmsg: Some(tsendmsg::<D>),
-        inject: Some(tinject::<D>),
-        senddata: Some(tsenddata::<D>),
-        injectdata: Some(tinjectdata::<D>),
+        recv: Some(trecv::<D>),
+        recvv: Some(trecvv::<D>),
+        recvmsg: Some(trecvmsg::<D>),
+        send: Some(tsend::<D, T>),
+        sendv: Some(tsendv::<D, T>),
+        sendmsg: Some(tsendmsg::<D, T>),
+        inject: Some(tinject::<D, T>),
+        senddata: Some(tsenddata::<D, T>),
+        injectdata: Some(tinjectdata::<D, T>),
     }
 }
 
 /// The operations on remote memory.
-pub(crate) const fn rma_ops<D: Destination>() -> sys::fi_ops_rma {
+pub(crate) const fn rma_ops<D: Device, T: Destination>() -> sys::fi_ops_rma {
     sys::fi_ops_rma {
         size: size_of::<sys::fi_ops_rma>(),
-        read: Some(read::<D>),
-        readv: Some(readv::<D>),
-        readmsg: Some(readmsg::<D>),
-        write: Some(write::<D>),
-        writev: Some(writev::<D>),
-        writemsg: Some(writemsg::<D>),
-        inject: Some(inject_write::<D>),
-        writedata: Some(writedata::<D>),
-        injectdata: Some(inject_writedata::<D>),
+        read: Some(read::<D, T>),
+        readv: Some(readv::<D, T>),
+        readmsg: Some(readmsg::<D, T>),
+        write: Some(write::<D, T>),
+        writev: Some(writev::<D, T>),
+        writemsg: Some(writemsg::<D, T>),
+        inject: Some(inject_write::<D, T>),
+        writedata: Some(writedata::<D, T>),
+        injectdata: Some(inject_writedata::<D, T>),
     }
 }
 
 /// The atomic operations, and the queries for them.
-pub(crate) const fn atomic_ops<D: Destination>() -> sys::fi_ops_atomic {
+pub(crate) const fn atomic_ops<D: Device, T: Destination>() -> sys::fi_ops_atomic {
     sys::fi_ops_atomic {
         size: size_of::<sys::fi_ops_atomic>(),
-        write: Some(atomic::<D>),
-        writev: Some(atomicv::<D>),
-        writemsg: Some(atomicmsg::<D>),
-        inject: Some(inject_atomic::<D>),
-        readwrite: Some(fetch_atomic::<D>),
-        readwritev: Some(fetch_atomicv::<D>),
-        readwritemsg: Some(fetch_atomicmsg::<D>),
-        compwrite: Some(compare_atomic::<D>),
-        compwritev: Some(compare_atomicv::<D>),
-        compwritemsg: Some(compare_atomicmsg::<D>),
-        writevalid: Some(atomic::writevalid),
-        readwritevalid: Some(atomic::readwritevalid),
-        compwritevalid: Some(atomic::compwritevalid),
+        write: Some(atomic::<D, T>),
+        writev: Some(atomicv::<D, T>),
+        writemsg: Some(atomicmsg::<D, T>),
+        inject: Some(inject_atomic::<D, T>),
+        readwrite: Some(fetch_atomic::<D, T>),
+        readwritev: Some(fetch_atomicv::<D, T>),
+        readwritemsg: Some(fetch_atomicmsg::<D, T>),
+        compwrite: Some(compare_atomic::<D, T>),
+        compwritev: Some(compare_atomicv::<D, T>),
+        compwritemsg: Some(compare_atomicmsg::<D, T>),
+        writevalid: Some(atomic::writevalid::<D>),
+        readwritevalid: Some(atomic::readwritevalid::<D>),
+        compwritevalid: Some(atomic::compwritevalid::<D>),
     }
 }

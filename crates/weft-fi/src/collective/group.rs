@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use weft_engine::GroupId;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -24,17 +25,17 @@ const GROUP_ADDRESS: u64 = 1 << 62;
 
 /// A group that has been joined, or is being joined.
 #[repr(C)]
-pub(crate) struct Group {
+pub(crate) struct Group<D: Device> {
     head: Head<sys::fid_mc>,
     /// The engine's id of the group.
     id: AtomicU32,
     uses: Uses,
     _set: Hold<AvSet>,
-    ep: Hold<Ep>,
+    ep: Hold<Ep<D>>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `join`.
-unsafe impl Object for Group {
+unsafe impl<D: Device> Object for Group<D> {
     type Fid = sys::fid_mc;
     const CLASSES: &'static [u32] = &[sys::FI_CLASS_MC];
 
@@ -54,7 +55,7 @@ pub(crate) fn named(coll_addr: sys::fi_addr_t) -> Result<GroupId, Errno> {
 }
 
 /// `fi_join_collective`: `fi_join` with FI_COLLECTIVE.
-pub(crate) unsafe extern "C" fn join(
+pub(crate) unsafe extern "C" fn join<D: Device>(
     ep: *mut sys::fid_ep,
     addr: *const c_void,
     flags: u64,
@@ -71,7 +72,7 @@ pub(crate) unsafe extern "C" fn join(
         }
         let place = object::place(mc)?;
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { Hold::<Ep>::of(ep) }?;
+        let ep = unsafe { Hold::<Ep<D>>::of(ep) }?;
         // SAFETY: null, or the client's set and address, as the flag says.
         let addr = unsafe { addr.cast::<sys::fi_collective_addr>().as_ref() }.ok_or(Errno::INVAL)?;
         // SAFETY: the client's set, which is not written through the pointer.
@@ -83,7 +84,8 @@ pub(crate) unsafe extern "C" fn join(
         }
         let members = set.members();
         let vector = set.av().clone();
-        let fid = object::new_fid(sys::FI_CLASS_MC, context, &FID_OPS);
+        let fid =
+            object::new_fid(sys::FI_CLASS_MC, context, const { &sys::fi_ops { close: Some(close::<D>), ..noop::FID } });
         let head = Head::new(sys::fid_mc { fid, fi_addr: sys::FI_ADDR_NOTAVAIL });
         let group = Arc::new(Group { head, id: AtomicU32::new(u32::MAX), uses: Uses::new(), _set: set, ep });
         let fid = object::raw(&group);
@@ -96,11 +98,9 @@ pub(crate) unsafe extern "C" fn join(
     })
 }
 
-static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), ..noop::FID };
-
-unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+unsafe extern "C" fn close<D: Device>(fid: *mut sys::fid) -> c_int {
     object::guard("fi_close(mc)", || {
         // SAFETY: the client's group.
-        unsafe { object::close::<Group>(fid) }.map(|()| 0)
+        unsafe { object::close::<Group<D>>(fid) }.map(|()| 0)
     })
 }

@@ -15,6 +15,7 @@ use weft_engine::amo::{Op, Reduction, Type};
 use weft_engine::api::OpFlags;
 use weft_engine::collective::Operation;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::{atomic, object};
@@ -24,31 +25,37 @@ use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Call, Ep, ep};
 use crate::info::offer::MAX_MSG_BYTES;
 
-/// The operations.
-pub(crate) static OPS: sys::fi_ops_collective = sys::fi_ops_collective {
-    size: size_of::<sys::fi_ops_collective>(),
-    barrier: Some(barrier),
-    broadcast: Some(broadcast),
-    alltoall: Some(alltoall),
-    allreduce: Some(allreduce),
-    allgather: Some(allgather),
-    reduce_scatter: Some(reduce_scatter),
-    reduce: Some(reduce),
-    scatter: Some(scatter),
-    gather: Some(gather),
-    barrier2: Some(barrier2),
-    ..crate::abi::noop::COLLECTIVE
-};
+impl<D: Device> Ep<D> {
+    /// The collective operations.
+    pub(crate) const COLLECTIVE_OPS: &sys::fi_ops_collective = &sys::fi_ops_collective {
+        size: size_of::<sys::fi_ops_collective>(),
+        barrier: Some(barrier::<D>),
+        broadcast: Some(broadcast::<D>),
+        alltoall: Some(alltoall::<D>),
+        allreduce: Some(allreduce::<D>),
+        allgather: Some(allgather::<D>),
+        reduce_scatter: Some(reduce_scatter::<D>),
+        reduce: Some(reduce::<D>),
+        scatter: Some(scatter::<D>),
+        gather: Some(gather::<D>),
+        barrier2: Some(barrier2::<D>),
+        ..crate::abi::noop::COLLECTIVE
+    };
+}
 
 /// Starts a collective.
 ///
 /// # Safety
 /// `fid` is the client's endpoint. The buffers are as the operation and the count say, and left to weft until the
 /// operation completes.
-unsafe fn start(fid: *mut sys::fid_ep, call: &Call, mode: impl FnOnce(&Ep) -> Result<Mode<OpFlags>, Errno>) -> isize {
+unsafe fn start<D: Device>(
+    fid: *mut sys::fid_ep,
+    call: &Call,
+    mode: impl FnOnce(&Ep<D>) -> Result<Mode<OpFlags>, Errno>,
+) -> isize {
     object::guard_size("fi_collective", || {
         // SAFETY: the client's endpoint.
-        let ep = unsafe { ep(fid) };
+        let ep = unsafe { ep::<D>(fid) };
         let mode = mode(ep)?;
         let elements = elements(ep.domain(), call.operation, call.datatype, call.op)?;
         let group = group::named(call.coll_addr)?;
@@ -78,26 +85,30 @@ fn elements(
 
 /// The flags of a call that has no argument for them.
 #[allow(clippy::unnecessary_wraps)] // One shape with `flags::transmit`.
-fn default_mode(ep: &Ep) -> Result<Mode<OpFlags>, Errno> {
+fn default_mode<D: Device>(ep: &Ep<D>) -> Result<Mode<OpFlags>, Errno> {
     Ok(ep.tx_mode())
 }
 
-unsafe extern "C" fn barrier(fid: *mut sys::fid_ep, coll_addr: sys::fi_addr_t, context: *mut c_void) -> isize {
+unsafe extern "C" fn barrier<D: Device>(
+    fid: *mut sys::fid_ep,
+    coll_addr: sys::fi_addr_t,
+    context: *mut c_void,
+) -> isize {
     // SAFETY: the client's endpoint.
-    unsafe { start(fid, &Call::new(Operation::Barrier, coll_addr, context), default_mode) }
+    unsafe { start::<D>(fid, &Call::new(Operation::Barrier, coll_addr, context), default_mode) }
 }
 
-unsafe extern "C" fn barrier2(
+unsafe extern "C" fn barrier2<D: Device>(
     fid: *mut sys::fid_ep,
     coll_addr: sys::fi_addr_t,
     flags: u64,
     context: *mut c_void,
 ) -> isize {
     // SAFETY: the client's endpoint.
-    unsafe { start(fid, &Call::new(Operation::Barrier, coll_addr, context), |_| flags::transmit(flags)) }
+    unsafe { start::<D>(fid, &Call::new(Operation::Barrier, coll_addr, context), |_| flags::transmit(flags)) }
 }
 
-unsafe extern "C" fn broadcast(
+unsafe extern "C" fn broadcast<D: Device>(
     fid: *mut sys::fid_ep,
     buf: *mut c_void,
     count: usize,
@@ -110,14 +121,14 @@ unsafe extern "C" fn broadcast(
 ) -> isize {
     let call = Call { result: buf, count, root_addr, datatype, ..Call::new(Operation::Broadcast, coll_addr, context) };
     // SAFETY: the client's endpoint and buffer.
-    unsafe { start(fid, &call, |_| flags::transmit(flags)) }
+    unsafe { start::<D>(fid, &call, |_| flags::transmit(flags)) }
 }
 
 /// The operations whose C functions have an input and a result. The brackets name the arguments that not all of them
 /// have: the root, and the arithmetic operation.
 macro_rules! with_input {
     ($($name:ident $operation:ident [$($root:ident)?] [$($op:ident)?];)*) => {
-        $(unsafe extern "C" fn $name(
+        $(unsafe extern "C" fn $name<D: Device>(
             fid: *mut sys::fid_ep,
             buf: *const c_void,
             count: usize,
@@ -134,7 +145,7 @@ macro_rules! with_input {
             let none = Call::new(Operation::$operation, coll_addr, context);
             let call = Call { input: buf, result, count, datatype, $($root,)? $($op,)? ..none };
             // SAFETY: the client's endpoint and buffers.
-            unsafe { start(fid, &call, |_| flags::transmit(flags)) }
+            unsafe { start::<D>(fid, &call, |_| flags::transmit(flags)) }
         })*
     };
 }

@@ -6,7 +6,10 @@
 //! Errors: -FI_EOPBADSTATE for calls after enable, -FI_EDOMAIN for objects of another domain, -FI_EINVAL for objects or
 //! flags that do not go together.
 
+use std::sync::Arc;
+
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::{self, Hold};
@@ -19,7 +22,7 @@ use crate::endpoint::{Ep, Kind};
 use crate::eq::Eq;
 use crate::info::EpType;
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// Binds an object to the endpoint: `fi_ep_bind`.
     ///
     /// # Safety
@@ -157,7 +160,7 @@ impl Ep {
             }
         }
         drop(state);
-        cq.sources().add(&self.cell);
+        cq.sources().add(Arc::clone(&self.cell) as _);
         Ok(())
     }
 
@@ -186,7 +189,7 @@ impl Ep {
             engine.set_remote_events(remote);
         }
         drop(state);
-        cntr.sources().add(&self.cell);
+        cntr.sources().add(Arc::clone(&self.cell) as _);
         // The endpoint may be enabled already.
         cntr.notify();
         if let Some(place) = self.place() {

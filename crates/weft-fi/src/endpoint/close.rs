@@ -9,13 +9,15 @@
 //! Peers are served meanwhile. Regions that another thread closes are therefore removed from the engine as well
 //! ([`crate::domain::Domain::retire`]).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use weft_engine::Engine;
 use weft_nic::Device;
 
 use crate::endpoint::Ep;
-use crate::endpoint::cell::Eng;
+use crate::endpoint::cell::CellRef;
 use crate::endpoint::connection::OpenedFrom;
 use crate::observe::report;
 use crate::sleep::flusher;
@@ -25,29 +27,30 @@ const BUSY_ROUNDS: u32 = 1000;
 /// The time of such a sleep.
 const NAP: Duration = Duration::from_micros(50);
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// Removes the endpoint from all objects that drive it, lets the engine finish, and drops it.
     pub(super) fn shut(&self) {
-        self.dismantle();
-        flusher::leave(&self.cell);
-        report::closed(&self.cell, self.domain.params());
+        let cell = Arc::clone(&self.cell) as CellRef;
+        self.dismantle(&cell);
+        flusher::leave(&cell);
+        report::closed(&cell, self.domain.params());
     }
 
-    fn dismantle(&self) {
+    fn dismantle(&self, cell: &CellRef) {
         let mut setup = self.setup.lock();
         if let Some(auto) = self.domain.auto_progress() {
-            auto.leave(&self.cell);
+            auto.leave(cell);
         }
         if let Some(av) = setup.av.take() {
-            av.detach(&self.cell);
+            av.detach(cell);
         }
         let engine = self.domain.retire(&self.cell);
         let mut routes = self.cell.control().take_routes();
         if let Some(request) = routes.reports().and_then(|reports| reports.request.take()) {
             request.abandon();
         }
-        self.domain.work().forget(&self.cell);
-        routes.detach(&self.cell);
+        self.domain.work().forget(cell.id());
+        routes.detach(cell);
         if let Some(eq) = setup.eq.take() {
             eq.drivers().remove(&self.cell);
         }
@@ -67,7 +70,7 @@ impl Ep {
             }
             let limit = Duration::from_millis(self.domain.params().close_timeout_ms);
             let failures = routes.failures();
-            let sent = |engine: &mut Eng| report::sent(engine, failures, self.domain.params());
+            let sent = |engine: &mut Engine<D>| report::sent(engine, failures, self.domain.params());
             if srx.is_none() {
                 finish(&engine, limit, |engine| engine.completions().clear(), sent);
                 self.domain.closed(&engine);
@@ -76,7 +79,7 @@ impl Ep {
             // The threading level does not cover the closing thread. It enters queues as the progress thread does.
             routes.visited = true;
             let mut fired = false;
-            let mut deliver = |engine: &mut Eng| fired |= routes.deliver_received(engine);
+            let mut deliver = |engine: &mut Engine<D>| fired |= routes.deliver_received(engine);
             finish(&engine, limit, &mut deliver, sent);
             self.domain.closed(&engine);
             // The close of a region may have completed receives.
@@ -95,17 +98,17 @@ impl Ep {
 /// dropped. Each of the two takes at most `limit`. `deliver` empties the list of completions; `sent` gets the engine
 /// before its links are closed. Other threads may enter the engine between two rounds. In a forked child, which must
 /// not use its parent's devices, nothing is done.
-pub(crate) fn finish(
-    engine: &Mutex<Box<Eng>>,
+pub(crate) fn finish<D: Device>(
+    engine: &Mutex<Box<Engine<D>>>,
     limit: Duration,
-    mut deliver: impl FnMut(&mut Eng),
-    sent: impl FnOnce(&mut Eng),
+    mut deliver: impl FnMut(&mut Engine<D>),
+    sent: impl FnOnce(&mut Engine<D>),
 ) {
     if !engine.lock().nic().is_ours() {
         return;
     }
     deliver(&mut engine.lock());
-    if !progress_until(engine, limit, Eng::quiescent, &mut deliver) {
+    if !progress_until(engine, limit, Engine::quiescent, &mut deliver) {
         log::warn!(
             "closing an endpoint whose peers have not taken all messages within {} ms: they make no calls, or have ended; the remaining \
              messages are lost: let the peers make calls, or allow more time (FI_WEFT_CLOSE_TIMEOUT_MS)",
@@ -122,11 +125,11 @@ pub(crate) fn finish(
 }
 
 /// Makes progress until `done` is true. Returns `false` if that takes longer than `limit`.
-fn progress_until(
-    engine: &Mutex<Box<Eng>>,
+fn progress_until<D: Device>(
+    engine: &Mutex<Box<Engine<D>>>,
     limit: Duration,
-    done: impl Fn(&Eng) -> bool,
-    deliver: &mut impl FnMut(&mut Eng),
+    done: impl Fn(&Engine<D>) -> bool,
+    deliver: &mut impl FnMut(&mut Engine<D>),
 ) -> bool {
     let end = Instant::now() + limit;
     let mut fruitless = 0;

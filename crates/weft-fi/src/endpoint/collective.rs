@@ -9,14 +9,14 @@ use std::ffi::c_void;
 use weft_engine::api::{Addr, Completion, Context, Error, OpFlags};
 use weft_engine::collective::Operation;
 use weft_engine::mem::Iov;
-use weft_engine::{CollectiveOp, Elements, GroupId};
+use weft_engine::{CollectiveOp, Elements, Engine, GroupId};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
 use crate::av::Av;
 use crate::endpoint::Ep;
-use crate::endpoint::cell::Eng;
 use crate::endpoint::connection::Reports;
 use crate::endpoint::flags::Mode;
 use crate::endpoint::route::{Class, Routes, User};
@@ -57,9 +57,9 @@ impl Call {
     ///
     /// # Safety
     /// The buffers are as the operation and the count say, and left to weft until the operation completes.
-    unsafe fn to_engine(
+    unsafe fn to_engine<D: Device>(
         &self,
-        engine: &Eng,
+        engine: &Engine<D>,
         group: GroupId,
         elements: Elements,
         ctx: Context,
@@ -91,7 +91,7 @@ impl Call {
     }
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// Joins a group. `context` and `fid`, the group's handle as a number, come back with the event.
     pub(crate) fn join_group(
         &self,

@@ -10,17 +10,16 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use weft_engine::ConnEvent;
 use weft_engine::api::Error;
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
+use weft_engine::{ConnEvent, Engine};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
-use crate::Devices;
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
 use crate::endpoint::Ep;
-use crate::endpoint::cell::Eng;
 use crate::endpoint::route::Routes;
 use crate::eq::{Eq, Failure};
 use crate::info::EpType;
@@ -38,17 +37,17 @@ pub(super) struct Reports {
 
 /// The object that an endpoint was opened from (`fi_info.handle`).
 #[derive(Default)]
-pub(super) enum OpenedFrom {
+pub(super) enum OpenedFrom<D> {
     /// There was no handle, or it was used already.
     #[default]
     Nothing,
     /// A connection request, until it is answered.
     Request(Arc<Request>),
     /// A passive endpoint whose address the endpoint takes over: its devices, until enable.
-    Devices(Box<Devices>),
+    Devices(Box<D>),
 }
 
-impl OpenedFrom {
+impl<D: Device> OpenedFrom<D> {
     /// The handle of an `fi_info`, and the local address of an endpoint that is opened from it. `local` is the
     /// source address of the `fi_info`.
     pub(super) fn of(info: &Hints, ty: EpType, local: Option<EpName>) -> Result<(Self, Option<EpName>), Errno> {
@@ -60,7 +59,7 @@ impl OpenedFrom {
             let local = local.map(|name| EpName::service(SocketAddr::new(name.socket().ip(), 0)));
             return Ok((Self::Request(request), local));
         }
-        let (devices, bound) = pep::take_devices(info.handle)?;
+        let (devices, bound) = pep::take_devices::<D>(info.handle)?;
         Ok((devices.map_or(Self::Nothing, Self::Devices), bound.or(local)))
     }
 
@@ -75,7 +74,7 @@ impl OpenedFrom {
     }
 
     /// Takes the devices of a passive endpoint.
-    pub(super) fn take_devices(&mut self) -> Option<Box<Devices>> {
+    pub(super) fn take_devices(&mut self) -> Option<Box<D>> {
         match std::mem::take(self) {
             Self::Devices(devices) => Some(devices),
             other => {
@@ -89,7 +88,7 @@ impl OpenedFrom {
 impl Routes {
     /// Reports the events of the connection to the client.
     #[cold]
-    pub(super) fn report_connection(&self, engine: &mut Eng) {
+    pub(super) fn report_connection<D: Device>(&self, engine: &mut Engine<D>) {
         let Some(Reports { eq, fid, request }) = self.reports() else { return };
         for event in engine.take_connection_events() {
             let (errno, more) = match event {
@@ -125,7 +124,7 @@ fn refused(error: Error) -> Errno {
     }
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// Connects to a peer: `fi_connect`.
     pub(crate) fn connect(&self, peer: &EpName, data: &[u8]) -> Result<(), Errno> {
         if data.len() > weft_engine::MAX_CONN_DATA {
@@ -157,7 +156,7 @@ impl Ep {
 
     /// Ends the connection: `fi_shutdown`.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
-        self.step(Eng::disconnect)
+        self.step(Engine::disconnect)
     }
 
     /// Enables the endpoint, unless it is enabled.
@@ -165,7 +164,7 @@ impl Ep {
         if self.setup.lock().enabled { Ok(()) } else { self.origin().enable() }
     }
 
-    fn step(&self, step: impl FnOnce(&mut Eng) -> Result<(), Error>) -> Result<(), Errno> {
+    fn step(&self, step: impl FnOnce(&mut Engine<D>) -> Result<(), Error>) -> Result<(), Errno> {
         let mut state = self.cell.control();
         step(state.engine.as_mut().ok_or(Errno::OPBADSTATE)?).map_err(refused)?;
         self.cell.finish_control(&mut state);
@@ -176,7 +175,7 @@ impl Ep {
     pub(crate) fn peer_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
         let state = self.cell.control();
-        let peer = state.engine.as_deref().and_then(Eng::peer).ok_or(Errno::NOTCONN)?;
+        let peer = state.engine.as_deref().and_then(Engine::peer).ok_or(Errno::NOTCONN)?;
         let name = setup.called.filter(|_| setup.format.is_open()).unwrap_or(peer);
         setup.format.encode(&name)
     }

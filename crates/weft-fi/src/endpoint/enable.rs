@@ -11,13 +11,13 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use weft_engine::Engine;
 use weft_engine::api::{Book, Config, NoBook};
 use weft_fi_sys as sys;
 use weft_nic::{Device, NicError};
 
-use crate::Devices;
 use crate::abi::errno::{self, Errno};
-use crate::endpoint::cell::Eng;
+use crate::endpoint::cell::CellRef;
 use crate::endpoint::connection::Reports;
 use crate::endpoint::opening::{receives, transmits};
 use crate::endpoint::route::Routes;
@@ -34,7 +34,7 @@ pub(crate) fn refused(error: NicError) -> Errno {
     errno::told("fi_enable", &error)
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// Enables the endpoint: `fi_enable`.
     pub(crate) fn enable(&self) -> Result<(), Errno> {
         if self.parent.is_some() {
@@ -59,7 +59,7 @@ impl Ep {
     }
 
     /// The address vector as the engine uses it.
-    fn book(&self, setup: &Setup) -> Result<Book, Errno> {
+    fn book(&self, setup: &Setup<D>) -> Result<Book, Errno> {
         match (&setup.av, self.ty) {
             (Some(av), _) => Ok(av.book()),
             (None, EpType::Msg) => Ok(Arc::new(NoBook)),
@@ -73,7 +73,7 @@ impl Ep {
     }
 
     /// Where connections and joins are reported.
-    fn reports(&self, setup: &Setup) -> Result<Option<Reports>, Errno> {
+    fn reports(&self, setup: &Setup<D>) -> Result<Option<Reports>, Errno> {
         let eq = match (self.ty, &setup.eq) {
             (_, Some(eq)) if self.has_events() => eq.clone(),
             (EpType::Msg, None) => return Err(Errno::NOEQ),
@@ -83,7 +83,7 @@ impl Ep {
     }
 
     /// Whether a queue is missing that the capabilities need.
-    fn lacks_queue(&self, setup: &Setup, routes: &Routes) -> bool {
+    fn lacks_queue(&self, setup: &Setup<D>, routes: &Routes) -> bool {
         let lacks = if transmits(self.caps) {
             // An endpoint that also transmits may never receive. Its receives are refused without a queue, and
             // the transmit queue drives it.
@@ -96,13 +96,13 @@ impl Ep {
     }
 
     /// Makes the devices and the engine, and installs them in the cell.
-    fn install_engine(&self, setup: &mut Setup, book: Book, reports: Option<Reports>) -> Result<(), Errno> {
+    fn install_engine(&self, setup: &mut Setup<D>, book: Book, reports: Option<Reports>) -> Result<(), Errno> {
         let mut state = self.cell.state();
         if self.lacks_queue(setup, &state.routes) {
             return Err(Errno::NOCQ);
         }
         let devices = self.devices(setup)?;
-        let mut engine = Eng::boxed(self.engine_config(setup), devices);
+        let mut engine = Engine::boxed(self.engine_config(setup), devices);
         engine.set_min_multi_recv(setup.min_multi_recv);
         engine.set_remote_events(state.routes.counts_remote());
         engine.set_source_errors(self.caps & sys::FI_SOURCE_ERR != 0);
@@ -127,19 +127,20 @@ impl Ep {
     }
 
     /// Introduces the endpoint to the objects that drive it. If that fails, the endpoint is as before enable.
-    fn join(&self, setup: &Setup) -> Result<(), Errno> {
+    fn join(&self, setup: &Setup<D>) -> Result<(), Errno> {
+        let cell = Arc::clone(&self.cell) as CellRef;
         if let Some(av) = &setup.av {
-            av.attach(&self.cell);
+            av.attach(&cell);
         }
-        let joined = self.domain.attach(&self.cell).and_then(|()| match self.domain.auto_progress() {
-            Some(auto) => auto.join(&self.cell),
+        let joined = self.domain.attach(&cell).and_then(|()| match self.domain.auto_progress() {
+            Some(auto) => auto.join(&cell),
             None => Ok(()),
         });
         if let Err(errno) = joined {
             if let Some(av) = &setup.av {
-                av.detach(&self.cell);
+                av.detach(&cell);
             }
-            self.domain.detach(&self.cell);
+            self.domain.detach(&cell);
             setup.shared_receives().inspect(|shared| shared.detach(&self.cell));
             self.cell.take_engine();
             return Err(errno);
@@ -148,15 +149,15 @@ impl Ep {
             eq.drive(Arc::clone(&self.cell) as _);
         }
         self.place().inspect(|place| place.join(&self.cell));
-        report::opened(&self.cell, self.domain.params());
-        flusher::join(&self.cell);
+        report::opened(&cell, self.domain.params());
+        flusher::join(&cell);
         // A thread that already sleeps on a queue or counter has not parked these devices.
         self.cell.state().routes.notify();
         Ok(())
     }
 
     #[inline(never)] // Keeps the configuration off the stack of `enable`.
-    fn devices(&self, setup: &mut Setup) -> Result<Box<Devices>, Errno> {
+    fn devices(&self, setup: &mut Setup<D>) -> Result<Box<D>, Errno> {
         if let Some(devices) = setup.opened_from.take_devices() {
             return Ok(devices);
         }
@@ -166,10 +167,10 @@ impl Ep {
         // A connected endpoint calls its peer back by a full name.
         let open = self.ty != EpType::Msg && setup.format.is_open();
         let config = self.domain.devices_config(&setup.network, setup.local, open, setup.shm);
-        Devices::open(&config).map_err(refused)
+        D::open(&config).map_err(refused)
     }
 
-    fn engine_config(&self, setup: &Setup) -> Config {
+    fn engine_config(&self, setup: &Setup<D>) -> Config {
         let params = self.domain.params();
         Config {
             inject_bytes: self.limits.inject_bytes,

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 use weft_engine::api::Matching;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use super::Ep;
 use crate::abi::errno::Errno;
@@ -26,18 +27,16 @@ struct Ops {
     get: unsafe extern "C" fn(*mut sys::fid_ep, *mut *const c_char) -> c_int,
 }
 
-static OPS: Ops = Ops { size: size_of::<Ops>(), set, get };
-
 /// The table, as `fi_open_ops` returns it.
-pub(super) fn ops() -> *mut c_void {
-    object::table(&OPS).cast()
+pub(super) fn ops<D: Device>() -> *mut c_void {
+    object::table(const { &Ops { size: size_of::<Ops>(), set: set::<D>, get: get::<D> } }).cast()
 }
 
 /// Sets the search: `auto`, `list`, `hash` or `tree`. The endpoint must not be enabled.
-unsafe extern "C" fn set(ep: *mut sys::fid_ep, kind: *const c_char) -> c_int {
+unsafe extern "C" fn set<D: Device>(ep: *mut sys::fid_ep, kind: *const c_char) -> c_int {
     object::guard("weft_match.set", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         let kind = NonNull::new(kind.cast_mut()).ok_or(Errno::INVAL)?;
         // SAFETY: the client's string.
         let kind = unsafe { CStr::from_ptr(kind.as_ptr()) };
@@ -52,10 +51,10 @@ unsafe extern "C" fn set(ep: *mut sys::fid_ep, kind: *const c_char) -> c_int {
 }
 
 /// Returns the name of the chosen search, or of the default.
-unsafe extern "C" fn get(ep: *mut sys::fid_ep, kind: *mut *const c_char) -> c_int {
+unsafe extern "C" fn get<D: Device>(ep: *mut sys::fid_ep, kind: *mut *const c_char) -> c_int {
     object::guard("weft_match.get", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         let place = NonNull::new(kind).ok_or(Errno::INVAL)?;
         let name = match ep.setup.lock().matching {
             Matching::Auto => c"auto",

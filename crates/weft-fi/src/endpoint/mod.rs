@@ -40,11 +40,12 @@ use std::sync::atomic::AtomicU64;
 use parking_lot::Mutex;
 use weft_engine::api::{OpFlags, RecvFlags};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::{Head, Hold, Object, Uses};
 use crate::domain::Domain;
-use crate::endpoint::cell::CellRef;
+use crate::endpoint::cell::EndpointCell;
 pub(crate) use crate::endpoint::collective::Call;
 pub(crate) use crate::endpoint::entry::open;
 use crate::endpoint::flags::{Defaults, Mode};
@@ -83,9 +84,9 @@ impl Limits {
 
 /// A client's handle on an endpoint, or on a context that is used like one.
 #[repr(C)]
-pub(crate) struct Ep {
+pub(crate) struct Ep<D: Device> {
     head: Head<sys::fid_ep>,
-    cell: CellRef,
+    cell: Arc<EndpointCell<D>>,
     tx: Defaults<OpFlags>,
     rx: Defaults<RecvFlags>,
     /// The flags of sends that keep the promised order ([`order::AFTER_ACCESSES`](crate::info::order::AFTER_ACCESSES)).
@@ -97,7 +98,7 @@ pub(crate) struct Ep {
     context: usize,
     kind: Kind,
     /// The place of a context in its scalable endpoint. An alias uses its origin's.
-    place: Option<Place>,
+    place: Option<Place<D>>,
     /// The bits of an address that select the endpoint, once the address vector is known. An alias uses its origin's.
     endpoint_mask: AtomicU64,
     /// The type with which the endpoint was opened.
@@ -105,16 +106,16 @@ pub(crate) struct Ep {
     /// The capabilities with which it was opened.
     caps: u64,
     /// The state of control calls, which aliases share.
-    setup: Arc<Mutex<Setup>>,
+    setup: Arc<Mutex<Setup<D>>>,
     uses: Uses,
     /// The original endpoint of an alias.
-    parent: Option<Hold<Ep>>,
+    parent: Option<Hold<Ep<D>>>,
     /// The last field, so that the domain is released after all others.
     domain: Hold<Domain>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `head_of`.
-unsafe impl Object for Ep {
+unsafe impl<D: Device> Object for Ep<D> {
     type Fid = sys::fid_ep;
     const CLASSES: &'static [u32] =
         &[sys::FI_CLASS_EP, sys::FI_CLASS_SRX_CTX, sys::FI_CLASS_TX_CTX, sys::FI_CLASS_RX_CTX];
@@ -141,16 +142,16 @@ unsafe impl Object for Ep {
 /// The endpoint behind the client's pointer, on the data path: no check, as in every provider.
 ///
 /// # Safety
-/// `fid` is an open endpoint.
+/// `fid` is an open endpoint on a device of type `D`.
 #[inline]
-pub(crate) unsafe fn ep<'a>(fid: *mut sys::fid_ep) -> &'a Ep {
+pub(crate) unsafe fn ep<'a, D: Device>(fid: *mut sys::fid_ep) -> &'a Ep<D> {
     // SAFETY: only objects of this type carry the operations that call this.
-    unsafe { &*fid.cast::<Ep>() }
+    unsafe { &*fid.cast::<Ep<D>>() }
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// The part that outlives the handle.
-    pub(crate) const fn cell(&self) -> &CellRef {
+    pub(crate) const fn cell(&self) -> &Arc<EndpointCell<D>> {
         &self.cell
     }
 
@@ -160,7 +161,7 @@ impl Ep {
     }
 
     /// The place of a context in its scalable endpoint.
-    fn place(&self) -> Option<&Place> {
+    fn place(&self) -> Option<&Place<D>> {
         self.origin().place.as_ref()
     }
 

@@ -14,6 +14,7 @@ use weft_engine::Pool;
 use weft_engine::api::{Access, OpFlags};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::{Head, Hold, Uses};
@@ -39,13 +40,13 @@ use crate::sleep::lock::Callers;
 pub(super) const MIN_MULTI_RECV_BYTES: usize = 64;
 
 /// Checks the attributes and makes a handle that is not enabled yet.
-pub(super) fn open(
+pub(super) fn open<D: Device>(
     domain: Hold<Domain>,
     info: &Hints,
     kind: Kind,
-    place: Option<Place>,
+    place: Option<Place<D>>,
     context: *mut c_void,
-) -> Result<Arc<Ep>, Errno> {
+) -> Result<Arc<Ep<D>>, Errno> {
     let ty = type_of(&domain, info)?;
     let shares = shares_of(info)?;
     let (format, local) = local_address(info)?;
@@ -77,7 +78,7 @@ pub(super) fn open(
     };
     let ordered = info.tx.is_some_and(|attr| attr.msg_order & order::AFTER_ACCESSES != 0);
     Ok(Arc::new(Ep {
-        head: Head::new(head_of(kind, ty, context)),
+        head: Head::new(head_of::<D>(kind, ty, context)),
         cell: Arc::new(cell),
         tx,
         rx,
@@ -117,14 +118,14 @@ fn shares_of(info: &Hints) -> Result<Shares, Errno> {
     Ok(Shares { transmit: attr.tx_ctx_cnt == SHARED_CONTEXT, receive: attr.rx_ctx_cnt == SHARED_CONTEXT })
 }
 
-fn new_cell(
+fn new_cell<D: Device>(
     domain: &Hold<Domain>,
     kind: Kind,
     caps: u64,
     limits: &Limits,
     routes: Routes,
     auth_key: Option<Vec<u8>>,
-) -> EndpointCell {
+) -> EndpointCell<D> {
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     let pool = || Pool::new(domain.params().matching, limits.receives(), MIN_MULTI_RECV_BYTES);
     let shared = (kind == Kind::Shared).then(|| Receives::new(pool()));

@@ -11,6 +11,7 @@ use weft_engine::amo::Amo;
 use weft_engine::api::{ADDR_NONE, AtomicOp, Context, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::endpoint::Ep;
@@ -71,7 +72,7 @@ pub(crate) struct Atomic<'a> {
     pub(crate) entry: bool,
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// The flags for the report of a success: by a queue entry, by a counter only, or not at all.
     #[inline(always)]
     pub(super) fn completion_policy(&self, entry: bool, class: Class) -> OpFlags {

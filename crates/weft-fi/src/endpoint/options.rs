@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::endpoint::{Ep, Kind};
@@ -22,7 +23,7 @@ const HMEM_P2P: c_int = sys::FI_OPT_FI_HMEM_P2P as c_int;
 /// `FI_HMEM_P2P_REQUIRED`, the only choice that a provider without device memory cannot meet.
 const P2P_REQUIRED: c_int = sys::FI_HMEM_P2P_REQUIRED as c_int;
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// Reads an option: `fi_getopt`.
     ///
     /// # Safety

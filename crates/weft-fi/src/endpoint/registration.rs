@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 
 use weft_engine::mrcache;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use super::Ep;
 use crate::abi::errno::Errno;
@@ -101,19 +102,17 @@ struct Ops {
     read: unsafe extern "C" fn(*mut sys::fid_ep, *mut Counts, usize) -> c_int,
 }
 
-static OPS: Ops = Ops { size: size_of::<Ops>(), set, get, read };
-
 /// The table, as `fi_open_ops` returns it.
-pub(super) fn ops() -> *mut c_void {
-    object::table(&OPS).cast()
+pub(super) fn ops<D: Device>() -> *mut c_void {
+    object::table(const { &Ops { size: size_of::<Ops>(), set: set::<D>, get: get::<D>, read: read::<D> } }).cast()
 }
 
 /// Sets new limits. Limits beyond `len` stay as they are.
-unsafe extern "C" fn set(ep: *mut sys::fid_ep, limits: *const Limits, len: usize) -> c_int {
+unsafe extern "C" fn set<D: Device>(ep: *mut sys::fid_ep, limits: *const Limits, len: usize) -> c_int {
     object::guard("weft_mr_cache.set", || {
         let limits = NonNull::new(limits.cast_mut()).ok_or(Errno::INVAL)?;
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         let mut state = ep.cell.control();
         let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
         let mut new = Limits::from(engine.mr_cache().ok_or(Errno::OPNOTSUPP)?.limits());
@@ -127,10 +126,10 @@ unsafe extern "C" fn set(ep: *mut sys::fid_ep, limits: *const Limits, len: usize
 }
 
 /// Returns the current limits.
-unsafe extern "C" fn get(ep: *mut sys::fid_ep, limits: *mut Limits, len: usize) -> c_int {
+unsafe extern "C" fn get<D: Device>(ep: *mut sys::fid_ep, limits: *mut Limits, len: usize) -> c_int {
     object::guard("weft_mr_cache.get", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         let mut state = ep.cell.control();
         let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
         let now = Limits::from(engine.mr_cache().ok_or(Errno::OPNOTSUPP)?.limits());
@@ -140,10 +139,10 @@ unsafe extern "C" fn get(ep: *mut sys::fid_ep, limits: *mut Limits, len: usize) 
 }
 
 /// Returns the counters, which are zero if there is no cache.
-unsafe extern "C" fn read(ep: *mut sys::fid_ep, counts: *mut Counts, len: usize) -> c_int {
+unsafe extern "C" fn read<D: Device>(ep: *mut sys::fid_ep, counts: *mut Counts, len: usize) -> c_int {
     object::guard("weft_mr_cache.read", || {
         // SAFETY: an endpoint of the client.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         let mut state = ep.cell.control();
         let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
         let now = engine.mr_cache().map(|cache| Counts::from(cache.counts())).unwrap_or_default();

@@ -21,14 +21,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use weft_engine::name::{EpName, FIRST_TX_CONTEXT, MAX_CONTEXTS};
-use weft_engine::nic::Nic;
 use weft_fi_sys as sys;
 use weft_nic::{Device, Identity, NicError};
 
-use super::cell::{CellRef, EndpointCell};
+use super::cell::{AnyCell, EndpointCell};
 use super::entry::{EpOps, export_xpu};
 use super::{Ep, Kind, Limits, enable, opening};
-use crate::Devices;
 use crate::abi::errno::Errno;
 use crate::abi::noop;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
@@ -36,7 +34,6 @@ use crate::addr::Format;
 use crate::av::Av;
 use crate::cm;
 use crate::cntr::Cntr;
-use crate::collective;
 use crate::domain::Domain;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
@@ -47,19 +44,19 @@ const PORT_SEARCHES: u32 = 64;
 
 /// A scalable endpoint.
 #[repr(C)]
-pub(crate) struct Sep {
+pub(crate) struct Sep<D: Device> {
     head: Head<sys::fid_ep>,
     format: Format,
     network: Network,
     /// The numbers of transmit and receive contexts.
     counts: [u8; 2],
-    state: Mutex<State>,
+    state: Mutex<State<D>>,
     uses: Uses,
     /// The last field, so that the domain is released after all others.
     domain: Hold<Domain>,
 }
 
-struct State {
+struct State<D: Device> {
     /// The attributes with which contexts are opened.
     info: Box<Hints>,
     av: Option<Hold<Av>>,
@@ -68,33 +65,33 @@ struct State {
     /// The open transmit and receive contexts, as bits by index.
     open: [u64; 2],
     /// The enabled transmit and receive contexts, by index.
-    cells: [Vec<Weak<EndpointCell>>; 2],
-    started: Option<Started>,
+    cells: [Vec<Weak<EndpointCell<D>>>; 2],
+    started: Option<Started<D>>,
 }
 
 /// Has a read of the objects that are bound to `reader` drive `driven` as well.
-fn drive_by(driven: &CellRef, reader: &CellRef) {
+fn drive_by<D: Device>(driven: &Arc<EndpointCell<D>>, reader: &Arc<EndpointCell<D>>) {
     let (queues, counters) = reader.control().routes.bound();
-    queues.iter().for_each(|cq| cq.sources().add(driven));
-    counters.iter().for_each(|cntr| cntr.sources().add(driven));
+    queues.iter().for_each(|cq| cq.sources().add(Arc::clone(driven) as _));
+    counters.iter().for_each(|cntr| cntr.sources().add(Arc::clone(driven) as _));
     let routes = &mut driven.control().routes;
     queues.iter().for_each(|cq| routes.add_driving_queue(cq));
     counters.iter().for_each(|cntr| routes.add_driving_counter(cntr));
 }
 
 /// The part of the state that exists after the first enable.
-struct Started {
+struct Started<D> {
     identity: Identity,
     /// The name of the first receive context.
     name: EpName,
     /// Whether peers may connect that know only the listening address, and not the full name.
     open: bool,
     /// The devices of receive contexts that are not enabled yet. Peers may connect to them already.
-    devices: Vec<Option<Box<Devices>>>,
+    devices: Vec<Option<Box<D>>>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open`.
-unsafe impl Object for Sep {
+unsafe impl<D: Device> Object for Sep<D> {
     type Fid = sys::fid_ep;
     const CLASSES: &'static [u32] = &[sys::FI_CLASS_SEP];
 
@@ -104,13 +101,13 @@ unsafe impl Object for Sep {
 }
 
 /// A context's place in its endpoint.
-pub(crate) struct Place {
-    sep: Hold<Sep>,
+pub(crate) struct Place<D: Device> {
+    sep: Hold<Sep<D>>,
     kind: Kind,
     index: u8,
 }
 
-impl Place {
+impl<D: Device> Place<D> {
     /// The endpoint's address vector.
     pub(super) fn av(&self) -> Option<Hold<Av>> {
         self.sep.state.lock().av.clone()
@@ -122,7 +119,7 @@ impl Place {
     }
 
     /// The context's devices.
-    pub(super) fn devices(&self, network: &Network, shm: bool) -> Result<Box<Devices>, Errno> {
+    pub(super) fn devices(&self, network: &Network, shm: bool) -> Result<Box<D>, Errno> {
         let mut state = self.sep.state.lock();
         let started = self.sep.start(&mut state)?;
         let ready = started.devices.get_mut(usize::from(self.index)).filter(|_| self.kind == Kind::Receive);
@@ -133,10 +130,10 @@ impl Place {
     }
 }
 
-impl Place {
+impl<D: Device> Place<D> {
     /// The enabled partners of this context: the contexts of the other kind with the same index. If there are fewer
     /// contexts of one kind, several contexts share a partner.
-    fn partners(&self) -> Vec<CellRef> {
+    fn partners(&self) -> Vec<Arc<EndpointCell<D>>> {
         let cells = &self.sep.state.lock().cells;
         let (few, index) = (cells[0].len().min(cells[1].len()), usize::from(self.index));
         let beside = cells[1 - side(self.kind)].iter().enumerate().filter(|&(other, _)| other % few == index % few);
@@ -145,20 +142,20 @@ impl Place {
 
     /// Has a counter that is bound to the context drive the partners as well, if the context is enabled. Otherwise
     /// [`Self::join`] does so later.
-    pub(super) fn add_counter(&self, cell: &CellRef, cntr: &Hold<Cntr>) {
+    pub(super) fn add_counter(&self, cell: &Arc<EndpointCell<D>>, cntr: &Hold<Cntr>) {
         let mine = self.sep.state.lock().cells[side(self.kind)][usize::from(self.index)].upgrade();
         if mine.is_none_or(|mine| !Arc::ptr_eq(&mine, cell)) {
             return;
         }
         for partner in self.partners() {
-            cntr.sources().add(&partner);
+            cntr.sources().add(Arc::clone(&partner) as _);
             partner.add_driver(cntr.arc());
         }
     }
 
     /// Joins an enabled context with its partners: each drives the other, as if they were one endpoint. A client that
     /// sends by a context and waits for the answer at its partner reads the queue of the partner only.
-    pub(super) fn join(&self, cell: &CellRef) {
+    pub(super) fn join(&self, cell: &Arc<EndpointCell<D>>) {
         self.sep.state.lock().cells[side(self.kind)][usize::from(self.index)] = Arc::downgrade(cell);
         for partner in self.partners() {
             drive_by(cell, &partner);
@@ -167,7 +164,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl<D: Device> Drop for Place<D> {
     fn drop(&mut self) {
         self.sep.state.lock().open[side(self.kind)] &= !(1 << self.index);
     }
@@ -178,7 +175,7 @@ fn side(kind: Kind) -> usize {
     usize::from(kind == Kind::Receive)
 }
 
-impl Sep {
+impl<D: Device> Sep<D> {
     /// The name, or before the first enable the local address that the client chose.
     fn name(&self) -> Option<EpName> {
         let state = self.state.lock();
@@ -186,7 +183,7 @@ impl Sep {
     }
 
     /// Opens the devices of all receive contexts at the first enable, so that peers can reach each.
-    fn start<'a>(&self, state: &'a mut State) -> Result<&'a mut Started, Errno> {
+    fn start<'a>(&self, state: &'a mut State<D>) -> Result<&'a mut Started<D>, Errno> {
         if state.av.is_none() {
             return Err(Errno::NOAV);
         }
@@ -198,14 +195,14 @@ impl Sep {
     }
 
     /// Opens the devices of all receive contexts, on successive ports.
-    fn listen(&self, local: Option<EpName>) -> Result<Started, NicError> {
+    fn listen(&self, local: Option<EpName>) -> Result<Started<D>, NicError> {
         let chosen = local.is_some_and(|name| name.socket().port() != 0);
         let mut searches = 0;
         loop {
             let identity = Identity { context: Some(0), ..Identity::random()? };
             let mut config = self.domain.devices_config(&self.network, local, self.format.is_open(), true);
             config.identity = Some(identity);
-            let first = Devices::open(&config)?;
+            let first = D::open(&config)?;
             let mut started = Started { identity, name: first.name(), open: config.open, devices: vec![Some(first)] };
             searches += 1;
             match self.open_others(&mut started) {
@@ -218,7 +215,7 @@ impl Sep {
     }
 
     /// Opens the devices of all receive contexts but the first.
-    fn open_others(&self, started: &mut Started) -> Result<(), NicError> {
+    fn open_others(&self, started: &mut Started<D>) -> Result<(), NicError> {
         for index in 1..self.counts[side(Kind::Receive)] {
             let devices = self.context_devices(&self.network, started, Kind::Receive, index, true)?;
             started.devices.push(Some(devices));
@@ -230,11 +227,11 @@ impl Sep {
     fn context_devices(
         &self,
         network: &Network,
-        started: &Started,
+        started: &Started<D>,
         kind: Kind,
         index: u8,
         shm: bool,
-    ) -> Result<Box<Devices>, NicError> {
+    ) -> Result<Box<D>, NicError> {
         let base = started.name;
         let mut config = self.domain.devices_config(network, None, false, shm && base.shm());
         config.tcp &= base.tcp();
@@ -252,7 +249,7 @@ impl Sep {
             config.identity = Some(Identity { context: Some(FIRST_TX_CONTEXT + index), ..started.identity });
             None
         };
-        let devices = Devices::open(&config)?;
+        let devices = D::open(&config)?;
         // Peers derive the name from the first one's, and could not reach another name.
         if expected.is_some_and(|name| name != devices.name()) {
             log::warn!(
@@ -265,7 +262,7 @@ impl Sep {
     }
 }
 
-impl Sep {
+impl<D: Device> Sep<D> {
     /// Opens a context that is not open yet.
     fn context(
         self: &Arc<Self>,
@@ -273,7 +270,7 @@ impl Sep {
         index: c_int,
         info: &Hints,
         context: *mut c_void,
-    ) -> Result<Arc<Ep>, Errno> {
+    ) -> Result<Arc<Ep<D>>, Errno> {
         let index = u8::try_from(index).ok().filter(|&index| index < self.counts[side(kind)]).ok_or(Errno::INVAL)?;
         {
             let open = &mut self.state.lock().open[side(kind)];
@@ -302,19 +299,29 @@ impl Sep {
     }
 }
 
-static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
-static EP_OPS: EpOps = EpOps {
-    base: sys::fi_ops_ep { size: size_of::<EpOps>(), tx_ctx: Some(tx_context), rx_ctx: Some(rx_context), ..noop::EP },
-    export_xpu,
-};
-static CM_OPS: sys::fi_ops_cm = sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), ..noop::CM };
+impl<D: Device> Sep<D> {
+    const FID_OPS: &sys::fi_ops =
+        &sys::fi_ops { close: Some(close::<D>), bind: Some(bind::<D>), control: Some(control::<D>), ..noop::FID };
+    const EP_OPS: &EpOps = &EpOps {
+        base: sys::fi_ops_ep {
+            size: size_of::<EpOps>(),
+            tx_ctx: Some(tx_context::<D>),
+            rx_ctx: Some(rx_context::<D>),
+            ..noop::EP
+        },
+        export_xpu,
+    };
+    const CM_OPS: &sys::fi_ops_cm =
+        &sys::fi_ops_cm { setname: Some(setname::<D>), getname: Some(getname::<D>), ..noop::CM };
+}
+
 static MSG: sys::fi_ops_msg = noop::MSG;
 static RMA: sys::fi_ops_rma = noop::RMA;
 static TAGGED: sys::fi_ops_tagged = noop::TAGGED;
 static ATOMIC: sys::fi_ops_atomic = noop::ATOMIC;
 
 /// Opens a scalable endpoint: `fi_scalable_ep`.
-pub(crate) unsafe extern "C" fn open(
+pub(crate) unsafe extern "C" fn open<D: Device>(
     domain: *mut sys::fid_domain,
     info: *mut sys::fi_info,
     out: *mut *mut sys::fid_ep,
@@ -345,36 +352,43 @@ pub(crate) unsafe extern "C" fn open(
         let network = domain.network().of_endpoint(domain.api_version(), &info)?;
         info.src = None;
         let head = sys::fid_ep {
-            fid: object::new_fid(sys::FI_CLASS_SEP, context, &FID_OPS),
-            ops: object::table(&EP_OPS.base),
-            cm: object::table(&CM_OPS),
+            fid: object::new_fid(sys::FI_CLASS_SEP, context, Sep::<D>::FID_OPS),
+            ops: object::table(&Sep::<D>::EP_OPS.base),
+            cm: object::table(Sep::<D>::CM_OPS),
             msg: object::table(&MSG),
             rma: object::table(&RMA),
             tagged: object::table(&TAGGED),
             atomic: object::table(&ATOMIC),
-            collective: object::table(&collective::ops::OPS),
+            collective: object::table(Ep::<D>::COLLECTIVE_OPS),
         };
         let cells = counts.map(|count| (0..count).map(|_| Weak::new()).collect());
         let state = State { info, av: None, local, open: [0; 2], cells, started: None };
-        let sep =
-            Sep { head: Head::new(head), format, network, counts, state: Mutex::new(state), uses: Uses::new(), domain };
+        let sep = Sep::<D> {
+            head: Head::new(head),
+            format,
+            network,
+            counts,
+            state: Mutex::new(state),
+            uses: Uses::new(),
+            domain,
+        };
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(Arc::new(sep), place) })
     })
 }
 
-unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+unsafe extern "C" fn close<D: Device>(fid: *mut sys::fid) -> c_int {
     object::guard("fi_close(sep)", || {
         // SAFETY: the client closes its endpoint.
-        unsafe { object::close::<Sep>(fid) }.map(|()| 0)
+        unsafe { object::close::<Sep<D>>(fid) }.map(|()| 0)
     })
 }
 
 /// Binds an address vector: `fi_scalable_ep_bind`.
-unsafe extern "C" fn bind(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -> c_int {
+unsafe extern "C" fn bind<D: Device>(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -> c_int {
     object::guard("fi_scalable_ep_bind", || {
         // SAFETY: the client's endpoint.
-        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        let sep = unsafe { object::borrow_fid::<Sep<D>>(fid) }?;
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
@@ -383,10 +397,10 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -
     })
 }
 
-unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, _arg: *mut c_void) -> c_int {
+unsafe extern "C" fn control<D: Device>(fid: *mut sys::fid, command: c_int, _arg: *mut c_void) -> c_int {
     object::guard("fi_control(sep)", || {
         // SAFETY: the client's endpoint.
-        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        let sep = unsafe { object::borrow_fid::<Sep<D>>(fid) }?;
         match command.cast_unsigned() {
             sys::FI_ENABLE => sep.start(&mut sep.state.lock()).map(|_| 0),
             _ => Err(Errno::NOSYS),
@@ -394,7 +408,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, _arg: *mut c_vo
     })
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// The attributes of a transmit context, for the requested ones.
     fn tx_attr(&self, asked: &sys::fi_tx_attr) -> sys::fi_tx_attr {
         let Limits { iov, rma_iov, inject_bytes, tx_depth, .. } = self.limits;
@@ -453,7 +467,7 @@ unsafe fn read_tx_attr(
     Some(copy)
 }
 
-unsafe extern "C" fn tx_context(
+unsafe extern "C" fn tx_context<D: Device>(
     sep: *mut sys::fid_ep,
     index: c_int,
     attr: *mut sys::fi_tx_attr,
@@ -463,7 +477,7 @@ unsafe extern "C" fn tx_context(
     object::guard("fi_tx_context", || {
         let place = object::place(out)?;
         // SAFETY: the client's endpoint.
-        let sep = unsafe { object::share::<Sep>(sep) }?;
+        let sep = unsafe { object::share::<Sep<D>>(sep) }?;
         let mut info = sep.state.lock().info.clone();
         let api = sep.domain.api_version();
         // SAFETY: null, or the client's attributes.
@@ -481,7 +495,7 @@ unsafe extern "C" fn tx_context(
     })
 }
 
-unsafe extern "C" fn rx_context(
+unsafe extern "C" fn rx_context<D: Device>(
     sep: *mut sys::fid_ep,
     index: c_int,
     attr: *mut sys::fi_rx_attr,
@@ -491,7 +505,7 @@ unsafe extern "C" fn rx_context(
     object::guard("fi_rx_context", || {
         let place = object::place(out)?;
         // SAFETY: the client's endpoint.
-        let sep = unsafe { object::share::<Sep>(sep) }?;
+        let sep = unsafe { object::share::<Sep<D>>(sep) }?;
         let mut info = sep.state.lock().info.clone();
         // SAFETY: null, or the client's attributes.
         if let Some(attr) = unsafe { attr.as_ref() } {
@@ -508,20 +522,20 @@ unsafe extern "C" fn rx_context(
     })
 }
 
-unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
+unsafe extern "C" fn getname<D: Device>(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
     object::guard("fi_getname", || {
         // SAFETY: an endpoint of the client.
-        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        let sep = unsafe { object::borrow_fid::<Sep<D>>(fid) }?;
         let name = sep.format.encode(&sep.name().ok_or(Errno::OPBADSTATE)?)?;
         // SAFETY: the client's buffer and its length.
         unsafe { cm::copy_out(&name, addr, len) }.map(|()| 0)
     })
 }
 
-unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
+unsafe extern "C" fn setname<D: Device>(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
     object::guard("fi_setname", || {
         // SAFETY: an endpoint of the client.
-        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        let sep = unsafe { object::borrow_fid::<Sep<D>>(fid) }?;
         // SAFETY: the client's address of that length.
         let bytes = unsafe { cm::bytes_of(addr, len) }?;
         let mut state = sep.state.lock();

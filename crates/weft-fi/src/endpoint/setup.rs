@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 use weft_engine::api::{Matching, RecvFlags};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::{self, Head, Hold, Uses};
@@ -28,13 +29,13 @@ use crate::eq::Eq;
 use crate::info::network::Network;
 
 /// State that only control calls need. Aliases share it.
-pub(super) struct Setup {
+pub(super) struct Setup<D: Device> {
     /// The address vector.
     pub(super) av: Option<Hold<Av>>,
     /// The event queue. An endpoint with connections reports there; others only keep it open.
     pub(super) eq: Option<Hold<Eq>>,
     /// The shared receive context.
-    pub(super) srx: Option<Hold<Ep>>,
+    pub(super) srx: Option<Hold<Ep<D>>>,
     /// The shared transmit context.
     pub(super) stx: Option<Hold<Stx>>,
     /// The shared contexts that must be bound.
@@ -46,7 +47,7 @@ pub(super) struct Setup {
     /// The local address that the client chose.
     pub(super) local: Option<EpName>,
     /// The object that the endpoint was opened from (`fi_info.handle`).
-    pub(super) opened_from: OpenedFrom,
+    pub(super) opened_from: OpenedFrom<D>,
     /// The address by which the client knows this endpoint in formats of socket addresses, if it is not the
     /// endpoint's own.
     pub(super) shown: Option<EpName>,
@@ -69,19 +70,19 @@ pub(super) struct Shares {
     pub(super) receive: bool,
 }
 
-impl Setup {
+impl<D: Device> Setup<D> {
     /// Whether a shared context was asked for and is not bound.
     pub(super) fn lacks_shared_context(&self) -> bool {
         (self.shares.transmit && self.stx.is_none()) || (self.shares.receive && self.srx.is_none())
     }
 
     /// The receives of the shared receive context.
-    pub(super) fn shared_receives(&self) -> Option<&Receives> {
+    pub(super) fn shared_receives(&self) -> Option<&Receives<D>> {
         self.srx.as_ref().and_then(|srx| srx.receives())
     }
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// Executes a command: `fi_control`.
     ///
     /// # Safety
@@ -148,7 +149,7 @@ impl Ep {
         }
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
         let alias = Self {
-            head: Head::new(head_of(self.kind, self.ty, self.context())),
+            head: Head::new(head_of::<D>(self.kind, self.ty, self.context())),
             cell: Arc::clone(&self.cell),
             tx: Defaults::transmit(self.tx.word())?,
             rx: self.receive_defaults(self.rx.word())?,

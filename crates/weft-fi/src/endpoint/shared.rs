@@ -15,11 +15,12 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use weft_engine::Pool;
 use weft_engine::api::{RecvFlags, RecvOp};
+use weft_engine::{Engine, Pool};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
-use super::cell::{CellRef, EndpointCell, Eng};
+use super::cell::EndpointCell;
 use super::flags::Defaults;
 use super::route::User;
 use super::{Ep, Kind, opening};
@@ -31,25 +32,24 @@ use crate::domain::Domain;
 use crate::info::hints::Hints;
 
 /// The receives of a shared context, and the endpoints that use them.
-pub(crate) struct Receives {
+pub(crate) struct Receives<D: Device> {
     pub(super) pool: Arc<Pool>,
-    users: Mutex<Users>,
+    users: Mutex<Users<D>>,
 }
 
-#[derive(Default)]
-struct Users {
-    cells: Vec<Weak<EndpointCell>>,
+struct Users<D: Device> {
+    cells: Vec<Weak<EndpointCell<D>>>,
     /// The address of their common address vector, while there are any users.
     av: usize,
 }
 
-impl Receives {
+impl<D: Device> Receives<D> {
     pub(super) fn new(pool: Pool) -> Self {
-        Self { pool: Arc::new(pool), users: Mutex::default() }
+        Self { pool: Arc::new(pool), users: Mutex::new(Users { cells: Vec::new(), av: 0 }) }
     }
 
     /// Adds an endpoint with this address vector, or without one.
-    pub(super) fn attach(&self, cell: &CellRef, av: Option<&Hold<Av>>) -> Result<(), Errno> {
+    pub(super) fn attach(&self, cell: &Arc<EndpointCell<D>>, av: Option<&Hold<Av>>) -> Result<(), Errno> {
         let mut users = self.users.lock();
         let av = av.map_or(0, |av| Arc::as_ptr(av.arc()) as usize);
         if !users.cells.is_empty() && users.av != av {
@@ -61,11 +61,11 @@ impl Receives {
     }
 
     /// Removes an endpoint that closes.
-    pub(super) fn detach(&self, cell: &CellRef) {
+    pub(super) fn detach(&self, cell: &Arc<EndpointCell<D>>) {
         self.users.lock().cells.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
 
-    fn cells(&self) -> Vec<CellRef> {
+    fn cells(&self) -> Vec<Arc<EndpointCell<D>>> {
         self.users.lock().cells.iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -78,7 +78,7 @@ impl Receives {
             return self.look(op);
         }
         if self.pool.post(op)? {
-            let offer = |engine: &mut Eng| (engine.feed(op), engine.unexpected_messages() > 0);
+            let offer = |engine: &mut Engine<D>| (engine.feed(op), engine.unexpected_messages() > 0);
             let mut waiting = false;
             for cell in self.cells() {
                 waiting |= cell.with_engine(offer).is_some_and(|waiting| waiting);
@@ -94,7 +94,7 @@ impl Receives {
     fn look(&self, op: &RecvOp<'_>) -> Result<(), Errno> {
         let cells = self.cells();
         let found = cells.iter().find(|cell| {
-            let seek = |engine: &mut Eng| {
+            let seek = |engine: &mut Engine<D>| {
                 engine.progress();
                 (true, engine.has_message_for(op))
             };
@@ -108,7 +108,7 @@ impl Receives {
 
     /// Cancels a receive. One of the endpoints, if there are any, reports the cancel.
     fn cancel(&self, context: usize) -> Result<(), Errno> {
-        let report = |engine: &mut Eng| {
+        let report = |engine: &mut Engine<D>| {
             let canceled = engine.cancel_pooled(context);
             (canceled, canceled)
         };
@@ -117,7 +117,7 @@ impl Receives {
     }
 }
 
-impl EndpointCell {
+impl<D: Device> EndpointCell<D> {
     /// The bits that this endpoint adds to the `user` words of receives from a pool. They say whether
     /// successes make queue entries at this endpoint.
     pub(super) fn pool_user(&self) -> u64 {
@@ -140,7 +140,7 @@ impl EndpointCell {
 }
 
 /// Opens a shared receive context: `fi_srx_context`.
-pub(crate) unsafe extern "C" fn open_srx(
+pub(crate) unsafe extern "C" fn open_srx<D: Device>(
     domain: *mut sys::fid_domain,
     attr: *mut sys::fi_rx_attr,
     out: *mut *mut sys::fid_ep,
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn open_srx(
         let rx = unsafe { attr.as_ref() }.copied();
         let caps = rx.map(|attr| attr.caps).filter(|&caps| caps != 0).unwrap_or(domain.caps());
         let info = Hints { caps, rx, addr_format: domain.format().raw(), ..Hints::default() };
-        let receives = opening::open(domain, &info, Kind::Shared, None, context)?;
+        let receives = opening::open::<D>(domain, &info, Kind::Shared, None, context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(receives, place) })
     })
@@ -217,9 +217,9 @@ unsafe extern "C" fn close_stx(fid: *mut sys::fid) -> c_int {
     })
 }
 
-impl Ep {
+impl<D: Device> Ep<D> {
     /// The receives of a shared context.
-    pub(super) fn receives(&self) -> Option<&Receives> {
+    pub(super) fn receives(&self) -> Option<&Receives<D>> {
         self.cell.shared()
     }
 }

@@ -7,9 +7,11 @@
 //! reads. An operation returns -FI_ENOCQ if the handle has no queue for it.
 
 use weft_fi_sys::{fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged};
+use weft_nic::Device;
 
 use crate::abi::noop;
 use crate::abi::transfer::{Named, Peer, atomic_ops, msg_ops, rma_ops, tagged_ops};
+use crate::endpoint::Ep;
 use crate::endpoint::kind::Kind;
 use crate::info::EpType;
 
@@ -22,7 +24,7 @@ pub(super) fn includes(caps: u64, primary: u64, modifiers: u64, wanted: u64) -> 
 /// Declares the tables of one kind of messages: sends only, receives only, both.
 macro_rules! messages {
     ($name:ident: $table:ident = $real:expr, $none:expr) => {
-        static $name: [$table; 3] = [
+        const $name: &[$table; 3] = &[
             $table { recv: $none.recv, recvv: $none.recvv, recvmsg: $none.recvmsg, ..$real },
             $table { recv: $real.recv, recvv: $real.recvv, recvmsg: $real.recvmsg, ..$none },
             $real,
@@ -30,14 +32,6 @@ macro_rules! messages {
     };
 }
 
-messages!(MSG: fi_ops_msg = msg_ops::<Named>(), noop::MSG);
-messages!(TAGGED: fi_ops_tagged = tagged_ops::<Named>(), noop::TAGGED);
-messages!(PEER_MSG: fi_ops_msg = msg_ops::<Peer>(), noop::MSG);
-messages!(PEER_TAGGED: fi_ops_tagged = tagged_ops::<Peer>(), noop::TAGGED);
-static RMA: fi_ops_rma = rma_ops::<Named>();
-static PEER_RMA: fi_ops_rma = rma_ops::<Peer>();
-static ATOMIC: fi_ops_atomic = atomic_ops::<Named>();
-static PEER_ATOMIC: fi_ops_atomic = atomic_ops::<Peer>();
 static NO_TAGGED: fi_ops_tagged = noop::TAGGED;
 static NO_RMA: fi_ops_rma = noop::RMA;
 static NO_ATOMIC: fi_ops_atomic = noop::ATOMIC;
@@ -50,34 +44,45 @@ fn choose<T>([sends, receives, all]: &'static [T; 3], kind: Kind) -> &'static T 
     }
 }
 
-/// The table for messages.
-pub(super) fn msg(ty: EpType, kind: Kind) -> &'static fi_ops_msg {
-    choose(if ty == EpType::Msg { &PEER_MSG } else { &MSG }, kind)
-}
+impl<D: Device> Ep<D> {
+    messages!(MSG: fi_ops_msg = msg_ops::<D, Named>(), noop::MSG);
+    messages!(TAGGED: fi_ops_tagged = tagged_ops::<D, Named>(), noop::TAGGED);
+    messages!(PEER_MSG: fi_ops_msg = msg_ops::<D, Peer>(), noop::MSG);
+    messages!(PEER_TAGGED: fi_ops_tagged = tagged_ops::<D, Peer>(), noop::TAGGED);
+    const RMA: &fi_ops_rma = &rma_ops::<D, Named>();
+    const PEER_RMA: &fi_ops_rma = &rma_ops::<D, Peer>();
+    const ATOMIC: &fi_ops_atomic = &atomic_ops::<D, Named>();
+    const PEER_ATOMIC: &fi_ops_atomic = &atomic_ops::<D, Peer>();
 
-/// The table for tagged messages.
-pub(super) fn tagged(ty: EpType, kind: Kind) -> &'static fi_ops_tagged {
-    match ty {
-        EpType::Rdm => choose(&TAGGED, kind),
-        EpType::Msg => choose(&PEER_TAGGED, kind),
-        EpType::Dgram => &NO_TAGGED,
+    /// The table for messages.
+    pub(super) fn msg_ops(ty: EpType, kind: Kind) -> &'static fi_ops_msg {
+        choose(if ty == EpType::Msg { Self::PEER_MSG } else { Self::MSG }, kind)
     }
-}
 
-/// The table for remote memory access.
-pub(super) fn rma(ty: EpType, kind: Kind) -> &'static fi_ops_rma {
-    match (ty, kind) {
-        (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_RMA,
-        (EpType::Msg, _) => &PEER_RMA,
-        (EpType::Rdm, _) => &RMA,
+    /// The table for tagged messages.
+    pub(super) fn tagged_ops(ty: EpType, kind: Kind) -> &'static fi_ops_tagged {
+        match ty {
+            EpType::Rdm => choose(Self::TAGGED, kind),
+            EpType::Msg => choose(Self::PEER_TAGGED, kind),
+            EpType::Dgram => &NO_TAGGED,
+        }
     }
-}
 
-/// The table for atomics.
-pub(super) fn atomic(ty: EpType, kind: Kind) -> &'static fi_ops_atomic {
-    match (ty, kind) {
-        (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_ATOMIC,
-        (EpType::Msg, _) => &PEER_ATOMIC,
-        (EpType::Rdm, _) => &ATOMIC,
+    /// The table for remote memory access.
+    pub(super) fn rma_ops(ty: EpType, kind: Kind) -> &'static fi_ops_rma {
+        match (ty, kind) {
+            (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_RMA,
+            (EpType::Msg, _) => Self::PEER_RMA,
+            (EpType::Rdm, _) => Self::RMA,
+        }
+    }
+
+    /// The table for atomics.
+    pub(super) fn atomic_ops(ty: EpType, kind: Kind) -> &'static fi_ops_atomic {
+        match (ty, kind) {
+            (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_ATOMIC,
+            (EpType::Msg, _) => Self::PEER_ATOMIC,
+            (EpType::Rdm, _) => Self::ATOMIC,
+        }
     }
 }

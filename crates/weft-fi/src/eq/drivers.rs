@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use weft_nic::Device;
 
 use crate::endpoint::cell::{EndpointCell, Sleep};
 use crate::sleep::poll::this_thread;
@@ -34,7 +35,7 @@ pub(crate) trait Driver: Send + Sync {
     fn notify_progress_thread(&self) -> bool;
 }
 
-impl Driver for EndpointCell {
+impl<D: Device> Driver for EndpointCell<D> {
     fn progress(&self) -> usize {
         Self::progress(self)
     }

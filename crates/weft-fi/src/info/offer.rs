@@ -97,8 +97,14 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Selects the attributes for the hints.
-    pub(crate) fn select(api: u32, hints: Option<&Hints>, params: &Params) -> Result<Box<Self>, Errno> {
+    /// Selects the attributes for the hints. Every link of the provider's devices carries messages of
+    /// `least_mailbox_bytes`.
+    pub(crate) fn select(
+        api: u32,
+        hints: Option<&Hints>,
+        params: &Params,
+        least_mailbox_bytes: usize,
+    ) -> Result<Box<Self>, Errno> {
         let none;
         let hints = match hints {
             Some(hints) => hints,
@@ -124,7 +130,7 @@ impl Offer {
             handle: hints.handle,
             tx: tx(hints, ty, caps, params)?,
             rx: rx(hints, ty, caps, params)?,
-            ep: ep(hints, ty)?,
+            ep: ep(hints, ty, weft_engine::ordered_rma_bytes(least_mailbox_bytes))?,
             domain: domain_attr(api, hints, params)?,
             fabric: hints.fabric.map_or(std::ptr::null_mut(), |attr| attr.fabric),
             ep_auth_key: hints.ep_auth_key.clone(),
@@ -315,7 +321,7 @@ fn ep_type(hints: &Hints) -> Result<EpType, Errno> {
         .ok_or_else(|| reject("ep_attr->type", wanted, "FI_EP_RDM (3), FI_EP_MSG (1), FI_EP_DGRAM (2)"))
 }
 
-fn ep(hints: &Hints, ty: EpType) -> Result<sys::fi_ep_attr, Errno> {
+fn ep(hints: &Hints, ty: EpType, ordered_bytes: usize) -> Result<sys::fi_ep_attr, Errno> {
     let zero = sys::fi_ep_attr {
         type_: sys::FI_EP_UNSPEC,
         protocol: sys::FI_PROTO_UNSPEC,
@@ -339,7 +345,7 @@ fn ep(hints: &Hints, ty: EpType) -> Result<sys::fi_ep_attr, Errno> {
         return Err(reject("ep_attr->protocol_version", hint.protocol_version, PROTOCOL_VERSION));
     }
     at_most("ep_attr->max_msg_size", hint.max_msg_size, ty.max_msg_bytes())?;
-    let ordered = if ty == EpType::Dgram { 0 } else { order::ordered_rma_bytes() };
+    let ordered = if ty == EpType::Dgram { 0 } else { ordered_bytes };
     at_most("ep_attr->max_order_raw_size", hint.max_order_raw_size, ordered)?;
     at_most("ep_attr->max_order_war_size", hint.max_order_war_size, ordered)?;
     at_most("ep_attr->max_order_waw_size", hint.max_order_waw_size, ordered)?;
@@ -495,9 +501,10 @@ mod tests {
     use super::*;
 
     const V1_20: u32 = sys::version(1, 20);
+    const MAILBOX_BYTES: usize = 4096;
 
     fn select(api: u32, hints: &Hints) -> Result<Box<Offer>, Errno> {
-        Offer::select(api, Some(hints), &Params::default())
+        Offer::select(api, Some(hints), &Params::default(), MAILBOX_BYTES)
     }
 
     fn with_domain(change: impl Fn(&mut sys::fi_domain_attr)) -> Hints {
@@ -510,7 +517,7 @@ mod tests {
     #[test]
     fn an_offer_is_accepted_as_hints() {
         for api in [0, sys::version(1, 0), sys::version(1, 1), V1_5, V1_20, sys::version(2, 5)] {
-            let first = Offer::select(api, None, &Params::default()).unwrap();
+            let first = Offer::select(api, None, &Params::default(), MAILBOX_BYTES).unwrap();
             let again = Hints {
                 caps: first.caps,
                 addr_format: first.format.raw(),
@@ -527,7 +534,7 @@ mod tests {
 
     #[test]
     fn wildcards_give_defaults() {
-        let offer = Offer::select(V1_20, None, &Params::default()).unwrap();
+        let offer = Offer::select(V1_20, None, &Params::default(), MAILBOX_BYTES).unwrap();
         assert_eq!(offer.domain.threading, sys::FI_THREAD_SAFE);
         assert_eq!(offer.domain.data_progress, sys::FI_PROGRESS_MANUAL);
         assert_eq!(offer.domain.av_type, sys::FI_AV_UNSPEC);
@@ -611,7 +618,10 @@ mod tests {
     #[test]
     fn completion_levels_may_be_defaults() {
         let flags = |flags| {
-            let tx = sys::fi_tx_attr { op_flags: flags, ..Offer::select(V1_20, None, &Params::default()).unwrap().tx };
+            let tx = sys::fi_tx_attr {
+                op_flags: flags,
+                ..Offer::select(V1_20, None, &Params::default(), MAILBOX_BYTES).unwrap().tx
+            };
             select(V1_20, &Hints { tx: Some(tx), ..Hints::default() }).map(|offer| offer.tx.op_flags)
         };
         for good in [
@@ -628,7 +638,7 @@ mod tests {
     #[test]
     fn unsupported_limits_and_types_are_refused() {
         let ep = |change: fn(&mut sys::fi_ep_attr)| {
-            let mut attr = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
+            let mut attr = Offer::select(V1_20, None, &Params::default(), MAILBOX_BYTES).unwrap().ep;
             change(&mut attr);
             select(V1_20, &Hints { ep: Some(attr), ..Hints::default() }).map(|_| ())
         };
@@ -653,18 +663,18 @@ mod tests {
         assert_eq!(most(&named), Ok((MAX_EP_CONTEXTS, 1)));
         assert_eq!(most(&with_domain(|attr| attr.max_ep_rx_ctx = 2)), Ok((MAX_EP_CONTEXTS, 1)));
         let ep = |count| {
-            let ep = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
+            let ep = Offer::select(V1_20, None, &Params::default(), MAILBOX_BYTES).unwrap().ep;
             Hints { ep: Some(sys::fi_ep_attr { rx_ctx_cnt: count, ..ep }), ..Hints::default() }
         };
         assert_eq!(most(&ep(4)), Ok((MAX_EP_CONTEXTS, 4)));
         assert_eq!(most(&ep(MAX_EP_CONTEXTS + 1)), Err(Errno::NODATA));
         let params = Params { ep_contexts: 1000, ..Params::default() };
-        assert_eq!(Offer::select(V1_20, None, &params).unwrap().domain.max_ep_rx_ctx, MAX_EP_CONTEXTS);
+        assert_eq!(Offer::select(V1_20, None, &params, MAILBOX_BYTES).unwrap().domain.max_ep_rx_ctx, MAX_EP_CONTEXTS);
     }
 
     #[test]
     fn shared_contexts_are_offered_on_request() {
-        let mut ep = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
+        let mut ep = Offer::select(V1_20, None, &Params::default(), MAILBOX_BYTES).unwrap().ep;
         ep.rx_ctx_cnt = SHARED_CONTEXT;
         let offer = select(V1_20, &Hints { ep: Some(ep), ..Hints::default() }).unwrap();
         assert_eq!((offer.ep.tx_ctx_cnt, offer.ep.rx_ctx_cnt), (1, SHARED_CONTEXT));
@@ -677,7 +687,7 @@ mod tests {
     #[test]
     fn message_orders_are_granted_on_request() {
         let tx = |msg_order, comp_order| {
-            let tx = Offer::select(V1_20, None, &Params::default()).unwrap().tx;
+            let tx = Offer::select(V1_20, None, &Params::default(), MAILBOX_BYTES).unwrap().tx;
             let tx = sys::fi_tx_attr { msg_order, comp_order, ..tx };
             select(V1_20, &Hints { tx: Some(tx), ..Hints::default() }).map(|offer| offer.tx.msg_order)
         };

@@ -6,8 +6,9 @@
 //! only starts there and moves its data outside the stream, while later operations proceed. This has the
 //! following consequences.
 //!
-//! - RMA and atomic operations are ordered among each other up to [`ordered_rma_bytes`]. The attributes
-//!   `max_order_{raw,war,waw}_size` express this limit, so the flags are granted.
+//! - RMA and atomic operations are ordered among each other up to [`weft_engine::ordered_rma_bytes`]. Operations of
+//!   this size travel inside messages for any eager threshold, and the mailboxes of every device have the room. The
+//!   attributes `max_order_{raw,war,waw}_size` express this limit, so the flags are granted.
 //! - An RMA operation after a send starts behind it in the stream. A target that sees the effect of the
 //!   operation finds the message. (The guarantee cannot include that the message was received, because a
 //!   receive may never be posted.)
@@ -20,12 +21,6 @@
 //!   and FI_ORDER_DATA are not supported: a short send would have to wait for an earlier long one.
 
 use weft_fi_sys as sys;
-
-/// RMA operations of at most this many bytes take effect in order: they travel inside messages for any eager
-/// threshold. The value is a constant of the real devices, whose mailboxes have the room.
-pub(crate) fn ordered_rma_bytes() -> usize {
-    weft_engine::ordered_rma_bytes(<crate::Devices as weft_nic::Device>::least_mailbox_bytes())
-}
 
 /// Orders that always hold, or hold up to a reported size.
 pub(crate) const FREE: u64 = sys::FI_ORDER_SAS

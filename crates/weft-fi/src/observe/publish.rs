@@ -22,6 +22,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, Mode};
 use rustix::process::getpid;
 use rustix::time::{ClockId, clock_gettime};
+use weft_engine::Engine;
 use weft_engine::collective::Operation;
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
@@ -29,7 +30,6 @@ use weft_engine::stats::{GroupReport, LinkStatus, PeerReport, Report};
 use weft_nic::{Device, Stats};
 use weft_os::memfile;
 
-use crate::endpoint::cell::Eng;
 use layout::{Endpoint, Group, Head, Peer};
 
 /// Rounds of progress between two reads of the clock.
@@ -102,9 +102,9 @@ impl Publisher {
     }
 
     /// Publishes if `interval` has passed since the last time.
-    pub(crate) fn publish_if_due(
+    pub(crate) fn publish_if_due<D: Device>(
         &mut self,
-        engine: &mut Eng,
+        engine: &mut Engine<D>,
         interval: Duration,
         counters: impl FnOnce() -> CellCounters,
     ) {
@@ -116,7 +116,7 @@ impl Publisher {
         }
     }
 
-    fn publish(&mut self, engine: &mut Eng, counters: &CellCounters, now_ns: u64) {
+    fn publish<D: Device>(&mut self, engine: &mut Engine<D>, counters: &CellCounters, now_ns: u64) {
         self.round += 1;
         let report = engine.report();
         let peers = usize::try_from(report.peers).unwrap_or(usize::MAX).min(layout::MAX_PEERS);

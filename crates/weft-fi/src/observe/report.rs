@@ -23,8 +23,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, getpid};
+use weft_engine::Engine;
+use weft_nic::Device;
 
-use crate::endpoint::cell::{CellRef, EndpointCell, Eng};
+use crate::endpoint::cell::{AnyCell, CellRef};
 use crate::host::Host;
 use crate::params::Params;
 use line::{Line, Traffic};
@@ -57,10 +59,10 @@ impl<'a> Place<'a> {
 }
 
 /// The sums of one process.
-struct Sums {
+pub(crate) struct Sums {
     /// The process of the sums. A forked child starts with its parent's, which it must not report.
     owner: Pid,
-    open: Vec<Weak<EndpointCell>>,
+    open: Vec<Weak<dyn AnyCell>>,
     line: Line,
     /// Whether a line was written.
     reported: bool,
@@ -83,7 +85,7 @@ impl Sums {
     }
 
     /// Adds the counters of an endpoint.
-    fn add(&mut self, engine: &mut Eng, failures: u64) {
+    pub(crate) fn add<D: Device>(&mut self, engine: &mut Engine<D>, failures: u64) {
         self.line.endpoints += 1;
         self.line.failures += failures;
         for number in 0..usize::try_from(engine.report().peers).unwrap_or(usize::MAX) {
@@ -114,7 +116,7 @@ pub(crate) fn opened(cell: &CellRef, params: &Params) {
 }
 
 /// The engine of a closing endpoint has sent everything.
-pub(crate) fn sent(engine: &mut Eng, failures: u64, params: &Params) {
+pub(crate) fn sent<D: Device>(engine: &mut Engine<D>, failures: u64, params: &Params) {
     if Place::of(params).is_some() {
         Sums::ours(&mut SUMS.lock()).add(engine, failures);
     }
@@ -126,7 +128,7 @@ pub(crate) fn closed(cell: &CellRef, params: &Params) {
     let mut sums = SUMS.lock();
     let sums = Sums::ours(&mut sums);
     let before = sums.open.len();
-    sums.open.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
+    sums.open.retain(|known| !std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(cell)));
     if sums.open.is_empty() && before > 0 {
         sums.write(&place);
     }
@@ -145,9 +147,7 @@ pub(crate) fn at_end(host: &'static Host) {
     let open = std::mem::take(&mut sums.open);
     for cell in open.iter().filter_map(Weak::upgrade) {
         // A thread that ended inside the endpoint keeps its lock.
-        if let Some(mut visit) = cell.try_visit() {
-            visit.count_traffic(|engine, failures| sums.add(engine, failures));
-        }
+        cell.report_to(sums);
     }
     if !open.is_empty() || (!sums.reported && matches!(place, Place::Program { .. })) {
         sums.write(&place);

@@ -24,10 +24,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::time::ClockId;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::domain::Domain;
-use crate::endpoint::cell::{CellRef, EndpointCell, Sleep};
+use crate::endpoint::cell::{CellRef, DrivenCells, EndpointCell, Sleep};
+use crate::eq::drivers::Driver;
 use crate::sleep::lock::Guarded;
 use crate::sleep::poll::presence::Presence;
 pub(crate) use crate::sleep::poll::presence::this_thread;
@@ -84,7 +86,7 @@ fn without_core() -> Duration {
 
 /// The endpoints that a queue or a counter drives.
 pub(crate) struct Sources {
-    list: Guarded<Vec<CellRef>>,
+    list: Guarded<DrivenCells>,
     /// The thread that reads here, and the number of its empty reads.
     presence: Arc<Presence>,
     /// Number of successive empty reads before the next yield or nap: `SPINS` or `READS_BEFORE_NAP`.
@@ -100,11 +102,11 @@ impl Park for CellRef {
     type Sleep = Sleep;
 
     fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
-        EndpointCell::park(self, waker, sleep)
+        Driver::park(&**self, waker, sleep)
     }
 
     fn wake(&self, sleep: Sleep) {
-        EndpointCell::wake(self, sleep);
+        Driver::wake(&**self, sleep);
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -117,7 +119,7 @@ impl Domain {
     pub(crate) fn new_sources(&self) -> Sources {
         // SAFETY: by the threading level the client serializes calls on a queue or counter with calls on all objects
         // bound to it.
-        let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
+        let list = unsafe { Guarded::new(self.callers(), self.meter(), DrivenCells::default()) };
         let patience = AtomicU32::new(SPINS);
         Sources {
             list,
@@ -131,17 +133,16 @@ impl Domain {
 
 impl Sources {
     /// Drives one more endpoint, once for any number of bindings. A control call.
-    pub(crate) fn add(&self, cell: &CellRef) {
-        let mut list = self.list.intrude();
-        if !list.iter().any(|known| Arc::ptr_eq(known, cell)) {
-            list.push(Arc::clone(cell));
-            self.presence.add_endpoint(Arc::as_ptr(cell).addr());
+    pub(crate) fn add(&self, cell: CellRef) {
+        let address = Arc::as_ptr(&cell).addr();
+        if self.list.intrude().add(cell) {
+            self.presence.add_endpoint(address);
         }
     }
 
     /// Removes an endpoint. A control call.
     pub(crate) fn remove(&self, cell: &CellRef) {
-        self.list.intrude().retain(|known| !Arc::ptr_eq(known, cell));
+        self.list.intrude().remove(cell);
         self.presence.remove_endpoint(Arc::as_ptr(cell).addr());
         self.outside.remove(|known| Arc::ptr_eq(known, cell));
     }
@@ -155,12 +156,23 @@ impl Sources {
     }
 
     /// Makes one round of progress on every endpoint. Returns 0 when nothing happened.
-    #[inline(never)] // One function, into which the whole of a fruitless round is inlined.
     pub(crate) fn progress(&self) -> usize {
         self.outside.wake(this_thread, Sleep::Outside);
         // A thread that holds the list progresses the same endpoints.
         let Some(list) = self.list.try_lock() else { return 0 };
         list.iter().map(|cell| cell.progress()).sum()
+    }
+
+    /// As [`Self::progress`], for endpoints on devices of type `D`.
+    ///
+    /// # Safety
+    /// The domain was opened by the functions for `D`.
+    #[inline(never)] // One function, into which the whole of a fruitless round is inlined.
+    pub(crate) unsafe fn progress_on<D: Device>(&self) -> usize {
+        self.outside.wake(this_thread, Sleep::Outside);
+        let Some(list) = self.list.try_lock() else { return 0 };
+        // SAFETY: the endpoints of the domain are on devices of that type, by the caller's promise.
+        unsafe { list.on_device::<D>() }.map(EndpointCell::progress).sum()
     }
 
     /// Notes that a non-blocking read found nothing after a round of progress that returned `done`. Lets

@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::noop;
@@ -19,6 +20,7 @@ use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::cntr::{Changes, Cntr};
 use crate::cq::Cq;
 use crate::domain::Domain;
+use crate::sleep::poll::Sources;
 
 /// A poll set.
 #[repr(C)]
@@ -79,10 +81,10 @@ impl Watched {
 }
 
 impl Open {
-    fn progress(&self) -> usize {
+    fn sources(&self) -> &Sources {
         match self {
-            Self::Queue(queue) => queue.sources().progress(),
-            Self::Counter(counter) => counter.sources().progress(),
+            Self::Queue(queue) => queue.sources(),
+            Self::Counter(counter) => counter.sources(),
         }
     }
 
@@ -136,13 +138,17 @@ impl PollSet {
     }
 
     /// Makes progress, and reports the contexts of up to `count` members with events by `name`.
-    fn poll(&self, count: usize, mut name: impl FnMut(usize, *mut c_void)) -> usize {
+    ///
+    /// # Safety
+    /// The domain was opened by the functions for `D`.
+    unsafe fn poll<D: Device>(&self, count: usize, mut name: impl FnMut(usize, *mut c_void)) -> usize {
         let mut members = self.members.lock();
         let mut rounds = Vec::with_capacity(members.len());
         members.retain(|member| {
             let open = member.watched.open();
             let is_open = open.is_some();
-            rounds.extend(open.map(|open| (open.progress(), open)));
+            // SAFETY: the caller's promise.
+            rounds.extend(open.map(|open| (unsafe { open.sources().progress_on::<D>() }, open)));
             is_open
         });
         let mut named = 0;
@@ -180,7 +186,7 @@ pub(crate) unsafe extern "C" fn open(
             return Err(Errno::BADFLAGS);
         }
         let fid = object::new_fid(sys::FI_CLASS_POLL, std::ptr::null_mut(), &FID_OPS);
-        let head = Head::new(sys::fid_poll { fid, ops: object::table(&POLL_OPS) });
+        let head = Head::new(sys::fid_poll { fid, ops: object::table(domain.tables().poll) });
         let set = Arc::new(PollSet { head, members: Mutex::default(), uses: Uses::new(), domain });
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(set, place) })
@@ -189,14 +195,19 @@ pub(crate) unsafe extern "C" fn open(
 
 static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), ..noop::FID };
 
-static POLL_OPS: sys::fi_ops_poll = sys::fi_ops_poll {
-    size: size_of::<sys::fi_ops_poll>(),
-    poll: Some(poll),
-    poll_add: Some(add),
-    poll_del: Some(del),
-};
+/// The operations of a poll set whose endpoints are on devices of type `D`.
+pub(crate) const fn ops<D: Device>() -> &'static sys::fi_ops_poll {
+    const {
+        &sys::fi_ops_poll {
+            size: size_of::<sys::fi_ops_poll>(),
+            poll: Some(poll::<D>),
+            poll_add: Some(add),
+            poll_del: Some(del),
+        }
+    }
+}
 
-unsafe extern "C" fn poll(set: *mut sys::fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
+unsafe extern "C" fn poll<D: Device>(set: *mut sys::fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
     object::guard("fi_poll", || {
         // SAFETY: the client's poll set.
         let set = unsafe { object::borrow::<PollSet>(set) }?;
@@ -204,10 +215,12 @@ unsafe extern "C" fn poll(set: *mut sys::fid_poll, contexts: *mut *mut c_void, c
         if contexts.is_null() && room > 0 {
             return Err(Errno::INVAL);
         }
-        let named = set.poll(room, |at, context| {
+        let name = |at, context| {
             // SAFETY: the client's array has room for `count` contexts.
             unsafe { contexts.wrapping_add(at).write(context) };
-        });
+        };
+        // SAFETY: the domain of a set with this function was opened by those for `D`.
+        let named = unsafe { set.poll::<D>(room, name) };
         // The set names at most `count` members.
         Ok(c_int::try_from(named).unwrap_or(count))
     })

@@ -31,10 +31,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use weft_nic::Device;
 use weft_os::Worker;
 
 use crate::abi::errno::{self, Errno};
-use crate::endpoint::cell::CellRef;
+use crate::endpoint::cell::{AnyCell, CellRef, EndpointCell};
 use crate::host::{self, Host};
 use crate::observe::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::sleep::lock;
@@ -86,7 +87,7 @@ pub(crate) struct AutoProgress {
 }
 
 /// An endpoint, and the thread's record of it.
-struct Member {
+pub(crate) struct Member {
     cell: CellRef,
     /// The client's rounds at the last look.
     seen: u64,
@@ -146,7 +147,7 @@ impl Patience {
 
 /// The time of the thread's next look.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Next {
+pub(crate) enum Next {
     Now,
     Tick,
     SteadyTick,
@@ -299,10 +300,14 @@ impl Member {
         let (rounds, sleeper) = self.cell.activity();
         let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
         if self.is_listening() {
-            return if self.cell.take_step_back() { self.stop_listening(auto) } else { self.serve(auto, sleeper) };
+            return if self.cell.take_step_back() {
+                self.stop_listening(auto)
+            } else {
+                self.have_served(auto, sleeper)
+            };
         }
         if !sleeper && (client_parked || !moved || self.finds_client_away()) {
-            return self.serve(auto, sleeper);
+            return self.have_served(auto, sleeper);
         }
         self.step_back(&auto.waker);
         self.present = if sleeper { 0 } else { self.present.saturating_add(1) };
@@ -344,9 +349,14 @@ impl Member {
         Next::Tick
     }
 
-    /// Does the work of an endpoint whose client is away, and listens to its devices from then on.
-    fn serve(&mut self, auto: &AutoProgress, sleeper: bool) -> Next {
-        let Some(mut state) = self.cell.try_visit() else {
+    fn have_served(&mut self, auto: &AutoProgress, sleeper: bool) -> Next {
+        Arc::clone(&self.cell).serve(self, auto, sleeper)
+    }
+
+    /// Does the work of an endpoint whose client is away, and listens to its devices from then on. `cell` is that of
+    /// this member.
+    pub(crate) fn serve<D: Device>(&mut self, cell: &EndpointCell<D>, auto: &AutoProgress, sleeper: bool) -> Next {
+        let Some(mut state) = cell.try_visit() else {
             // A call of the client holds the lock: the client is active, or the call ends soon.
             return if self.is_listening() { Next::Now } else { Next::Tick };
         };
@@ -357,26 +367,26 @@ impl Member {
             }
             self.mode = Mode::Listening { helped: false };
             self.present = 0;
-            self.cell.take_step_back();
+            cell.take_step_back();
         }
-        if self.did.take() == Some((self.seen, self.cell.lock_waits())) && !sleeper {
+        if self.did.take() == Some((self.seen, cell.lock_waits())) && !sleeper {
             // The thread did work while the client was away.
             state.listener_helped();
             self.mode = Mode::Listening { helped: true };
             self.needless_wakes = 0;
         }
         state.wake_listener();
-        let before = self.cell.activity().0;
+        let before = cell.activity().0;
         let moved = !state.progress_until_idle();
         let programs_due = state.programs_due();
         if moved || programs_due {
-            self.did = Some((before, self.cell.lock_waits()));
+            self.did = Some((before, cell.lock_waits()));
             if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
-                self.cell.publish(&mut state, INTERVAL);
+                cell.publish(&mut state, INTERVAL);
             }
             if programs_due {
                 // Operations were triggered, or there may be room for stalled ones.
-                self.cell.run_programs(state);
+                cell.run_programs(state);
             }
             self.worked = Some(Instant::now());
             return Next::Now;
@@ -387,7 +397,7 @@ impl Member {
         self.worked = None;
         self.needless_wakes += u32::from(sleeper);
         if state.park_listener(&auto.waker) {
-            self.cell.publish(&mut state, BEFORE_SLEEP);
+            cell.publish(&mut state, BEFORE_SLEEP);
             self.restless = 0;
             // The devices are armed now and wake the client without this thread as well.
             if self.needless_wakes > NEEDLESS_WAKES {

@@ -1,21 +1,22 @@
 //! An operation that waits for its trigger, with its own copies of the vectors.
 //!
 //! Place in the data flow: an [`Op`] is made from the arguments of an engine's call ([`Op::send`], …) and
-//! kept in a program. [`EndpointCell::start`] starts it like a call of the client. Errors that the engine can
-//! detect early are returned when the operation is submitted ([`EndpointCell::admit`]). Later errors become
+//! kept in a program. `EndpointCell::start` starts it like a call of the client. Errors that the engine can
+//! detect early are returned when the operation is submitted (`EndpointCell::admit`). Later errors become
 //! failed completions.
 
 use smallvec::SmallVec;
+use weft_engine::Engine;
 use weft_engine::amo::Amo;
 use weft_engine::api::{
     Addr, AtomicOp, Completion, Context, Error, Fault, Kind, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp,
 };
 use weft_engine::mem::{self, IovList};
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
 use crate::cntr::Cntr;
-use crate::endpoint::cell::{EndpointCell, Eng};
 
 /// The arguments of an engine's call.
 pub(crate) struct Op {
@@ -137,9 +138,8 @@ impl Op {
         matches!(self.call, Call::Recv { .. })
     }
 
-    /// The lane of the endpoint's queue in which the operation needs room.
-    pub(crate) fn lane(&self, cell: &EndpointCell) -> u64 {
-        let [transmit, receive] = cell.lanes();
+    /// The lane, of those of its endpoint, in which the operation needs room.
+    pub(crate) fn lane(&self, [transmit, receive]: [u64; 2]) -> u64 {
         if self.receives() { receive } else { transmit }
     }
 
@@ -180,7 +180,7 @@ impl Op {
     }
 
     /// Checks whether the engine would accept the operation, as far as that is known now.
-    pub(crate) fn admit(&self, engine: &mut Eng) -> Result<(), Error> {
+    pub(crate) fn admit<D: Device>(&self, engine: &mut Engine<D>) -> Result<(), Error> {
         match &self.call {
             Call::Send { .. } => engine.check_send(self.peer, mem::total_len(&self.iov)),
             Call::Recv { .. } => Ok(()),
@@ -190,7 +190,7 @@ impl Op {
     }
 
     /// Passes the operation to the engine.
-    pub(crate) fn start(&self, engine: &mut Eng) -> Result<(), Error> {
+    pub(crate) fn start<D: Device>(&self, engine: &mut Engine<D>) -> Result<(), Error> {
         let &Self { peer, ref iov, ctx, ref call } = self;
         match *call {
             Call::Send { tag, data, flags } => engine.send(&SendOp { dest: peer, iov, tag, data, ctx, flags }),

@@ -16,12 +16,14 @@
 //! wait; and the errors of the operation's own call.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_engine::amo::Form;
 use weft_engine::api::{OpFlags, RecvFlags};
 use weft_engine::program::FREE_LANE;
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use crate::abi::args::{iovs, recv_iovs, remote_iovs};
 use crate::abi::atomic::{NOTHING, with_msg};
@@ -30,6 +32,7 @@ use crate::abi::object::{self, Hold};
 use crate::cntr::Cntr;
 use crate::domain::Domain;
 use crate::endpoint::cell::deferred::Standing;
+use crate::endpoint::cell::{AnyCell, CellRef};
 use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Ep, Recv, Rma, Send};
 use crate::trigger::op::{Op, Report};
@@ -58,7 +61,7 @@ impl Domain {
     ///
     /// # Safety
     /// `work` is the client's request, and its pointers are valid as fi_trigger(3) requires.
-    pub(super) unsafe fn queue_work(&self, work: NonNull<sys::fi_deferred_work>) -> Result<(), Errno> {
+    pub(super) unsafe fn queue_work<D: Device>(&self, work: NonNull<sys::fi_deferred_work>) -> Result<(), Errno> {
         // SAFETY: the client's request.
         let request = unsafe { work.read() };
         // SAFETY: the client's counter.
@@ -86,7 +89,7 @@ impl Domain {
             }
             _ => {
                 // SAFETY: the caller's promise.
-                let (ep, op, entry) = unsafe { self.operation(&request) }?;
+                let (ep, op, entry) = unsafe { self.operation::<D>(&request) }?;
                 let cell = ep.cell();
                 cell.admit(&op)?;
                 (origin.cell, origin.context) = (cell.id(), op.ctx.ptr);
@@ -94,8 +97,8 @@ impl Domain {
                     self.drive(completion);
                 }
                 let report = Report { work: origin.work, completion, entry, cancelled: false };
-                let lane = op.lane(cell);
-                (lane, Act::Start(Box::new(Start { cell: cell.clone(), op, report: Some(report) })))
+                let lane = op.lane(cell.lanes());
+                (lane, Act::Start(Box::new(Start { cell: Arc::clone(cell) as CellRef, op, report: Some(report) })))
             }
         };
         self.drive(&trigger);
@@ -116,9 +119,9 @@ impl Domain {
     ///
     /// # Safety
     /// `ep` is null or an object of the client.
-    unsafe fn endpoint<'a>(&self, ep: *mut sys::fid_ep) -> Result<&'a Ep, Errno> {
+    unsafe fn endpoint<'a, D: Device>(&self, ep: *mut sys::fid_ep) -> Result<&'a Ep<D>, Errno> {
         // SAFETY: the caller's promise.
-        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let ep = unsafe { object::borrow::<Ep<D>>(ep) }?;
         if !std::ptr::eq::<Self>(&**ep.domain(), self) {
             return Err(Errno::DOMAIN);
         }
@@ -129,7 +132,7 @@ impl Domain {
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
-    unsafe fn operation<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+    unsafe fn operation<'a, D: Device>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a, D>, Errno> {
         let (ep, op, completion) = match request.op_type {
             // SAFETY: the caller's promise.
             sys::FI_OP_RECV | sys::FI_OP_SEND => unsafe { self.plain(request) }?,
@@ -151,7 +154,7 @@ impl Domain {
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
-    unsafe fn plain<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+    unsafe fn plain<'a, D: Device>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a, D>, Errno> {
         // SAFETY: the field for these types.
         let op = required(unsafe { request.op.msg })?;
         // SAFETY: the client's structure.
@@ -168,7 +171,7 @@ impl Domain {
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
-    unsafe fn tagged<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+    unsafe fn tagged<'a, D: Device>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a, D>, Errno> {
         // SAFETY: the field for these types.
         let op = required(unsafe { request.op.tagged })?;
         // SAFETY: the client's structure.
@@ -183,7 +186,7 @@ impl Domain {
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
-    unsafe fn access<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+    unsafe fn access<'a, D: Device>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a, D>, Errno> {
         // SAFETY: the field for these types.
         let op = required(unsafe { request.op.rma })?;
         // SAFETY: the client's structure.
@@ -198,7 +201,7 @@ impl Domain {
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
-    unsafe fn atomic<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+    unsafe fn atomic<'a, D: Device>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a, D>, Errno> {
         let (ep, msg, flags, form, vectors) = match request.op_type {
             sys::FI_OP_ATOMIC => {
                 // SAFETY: the field for this type.
@@ -272,19 +275,19 @@ impl Domain {
     }
 }
 
-type Parsed<'a> = (&'a Ep, Op, bool);
+type Parsed<'a, D> = (&'a Ep<D>, Op, bool);
 
 /// Makes a send or a receive.
 ///
 /// # Safety
 /// The vector has the length given in `msg`, and its buffers belong to the operation until it completes.
-unsafe fn message<'a>(
-    ep: &'a Ep,
+unsafe fn message<'a, D: Device>(
+    ep: &'a Ep<D>,
     msg: &sys::fi_msg_tagged,
     flags: u64,
     tagged: bool,
     send: bool,
-) -> Result<Parsed<'a>, Errno> {
+) -> Result<Parsed<'a, D>, Errno> {
     let sys::fi_msg_tagged { addr, tag, ignore, context, data, .. } = *msg;
     if send {
         let mut mode = tx_mode(flags, flags::transmit)?;
@@ -308,7 +311,12 @@ unsafe fn message<'a>(
 ///
 /// # Safety
 /// The vectors have the lengths given in `msg`, and the buffers belong to the operation until it completes.
-unsafe fn access<'a>(ep: &'a Ep, msg: &sys::fi_msg_rma, flags: u64, write: bool) -> Result<Parsed<'a>, Errno> {
+unsafe fn access<'a, D: Device>(
+    ep: &'a Ep<D>,
+    msg: &sys::fi_msg_rma,
+    flags: u64,
+    write: bool,
+) -> Result<Parsed<'a, D>, Errno> {
     let mode = tx_mode(flags, flags::transmit)?;
     // SAFETY: the caller's promise.
     let iov = unsafe { iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
@@ -325,13 +333,13 @@ unsafe fn access<'a>(ep: &'a Ep, msg: &sys::fi_msg_rma, flags: u64, write: bool)
 ///
 /// # Safety
 /// The vectors have the given lengths, and the buffers belong to the operation until it completes.
-unsafe fn atomic<'a>(
-    ep: &'a Ep,
+unsafe fn atomic<'a, D: Device>(
+    ep: &'a Ep<D>,
     form: Form,
     msg: &sys::fi_msg_atomic,
     vectors: [(*const sys::fi_ioc, usize); 2],
     flags: u64,
-) -> Result<Parsed<'a>, Errno> {
+) -> Result<Parsed<'a, D>, Errno> {
     let mode = tx_mode(flags, crate::abi::atomic::mode_of)?;
     let entry = mode.completion;
     // SAFETY: the caller's promise.

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 
 use weft_engine::api::{Error, Fault};
+use weft_nic::Device;
 
-use super::{EndpointCell, State};
+use super::{CellRef, EndpointCell, State};
 use crate::abi::errno::Errno;
 use crate::endpoint::route::User;
 use crate::trigger::op::{Op, Report};
 
-impl EndpointCell {
+impl<D: Device> EndpointCell<D> {
     /// Submits an operation that starts when its context's condition is met (FI_TRIGGER). Returns the value that
     /// the C function returns.
     #[cold]
@@ -32,19 +33,8 @@ impl EndpointCell {
         if let Some(refusal) = refusal {
             return refusal;
         }
-        let result = self.admit(&op).and_then(|()| self.work.trigger(self, op));
+        let result = self.admit(&op).and_then(|()| self.work.trigger(Arc::clone(self) as CellRef, op));
         result.map_or_else(Errno::size, |()| 0)
-    }
-
-    /// A number that is unique among existing endpoints, and never 0.
-    pub(crate) fn id(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    /// The program lanes of the endpoint's transmit and receive queues.
-    pub(crate) fn lanes(&self) -> [u64; 2] {
-        // A cell's address is even and below `u64::MAX - 1`.
-        [self.id() as u64, self.id() as u64 | 1]
     }
 
     /// Checks whether the engine would accept the operation, as far as that can be known at submission.
@@ -62,7 +52,7 @@ impl EndpointCell {
     /// if a queue of the engine is full: the caller retries after progress.
     ///
     /// The bounds of the completion queues are not checked: the operation was admitted when it was submitted.
-    pub(crate) fn start(&self, op: &mut Op, report: &mut Option<Report>) -> bool {
+    pub(super) fn start(&self, op: &mut Op, report: &mut Option<Report>) -> bool {
         let mut state = self.state();
         let State { engine: Some(engine), routes, .. } = &mut *state else {
             // The endpoint was closed in the meantime, and its operations are discarded.
@@ -98,7 +88,7 @@ impl EndpointCell {
         started
     }
 
-    fn notify_after_start(&self, state: &mut State) {
+    fn notify_after_start(&self, state: &mut State<D>) {
         if state.programs_due {
             self.notify_sleepers(state);
         }
@@ -109,7 +99,7 @@ impl EndpointCell {
     }
 
     /// Cancels deferred work whose operation was started, if that is a receive without a message.
-    pub(crate) fn cancel_work(&self, work: usize) -> Standing {
+    pub(super) fn cancel_work(&self, work: usize) -> Standing {
         let mut state = self.state();
         let State { engine: Some(engine), routes, .. } = &mut *state else { return Standing::Unknown };
         let works = &routes.works;
@@ -126,7 +116,7 @@ impl EndpointCell {
     }
 
     /// Delivers the outcome of a control call that has started something, and wakes the threads that it concerns.
-    pub(in crate::endpoint) fn finish_control(&self, state: &mut State) {
+    pub(in crate::endpoint) fn finish_control(&self, state: &mut State<D>) {
         state.deliver();
         self.notify_after_start(state);
     }

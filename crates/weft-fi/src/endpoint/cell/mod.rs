@@ -2,8 +2,9 @@
 //!
 //! Place in the data flow: operations enter through [`submit`]. Queues and counters that are read drive
 //! [`EndpointCell::progress`]. Memory regions and address vectors reach every endpoint of their domain through the
-//! control calls below. Programs start operations through [`deferred`]. Queues, counters and the progress thread
-//! hold an `EndpointCell` by `Arc`. The client holds handles ([`crate::endpoint::Ep`]); aliases share one cell.
+//! control calls in [`any`]. Programs start operations through [`deferred`]. Queues, counters and the progress thread
+//! hold an `EndpointCell` as a [`CellRef`], without its device type. The client holds handles
+//! ([`crate::endpoint::Ep`]); aliases share one cell.
 //!
 //! Invariants:
 //!
@@ -16,6 +17,7 @@
 //! - The same applies to stalled programs (`State::programs_stalled`) after any call in which the engine may make
 //!   progress. Such a call may have made room for them, and no later round needs to find work.
 
+mod any;
 pub(crate) mod deferred;
 mod parking;
 mod progress;
@@ -25,14 +27,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use weft_engine::Engine;
-use weft_engine::api::{Access, Addr, Book, Error, Region};
+use weft_engine::api::{Access, Book};
 use weft_engine::name::EpName;
-use weft_nic::{Device, Unsent};
+use weft_nic::Device;
 
-use crate::Devices;
-use crate::cntr::Cntr;
 use crate::domain::Domain;
-use crate::endpoint::route::{Bound, RegionCounters, Routes};
+pub(crate) use crate::endpoint::cell::any::{AnyCell, CellRef, DrivenCells};
+use crate::endpoint::route::{Bound, Routes};
 use crate::endpoint::shared::Receives;
 use crate::observe::publish::Publisher;
 use crate::sleep::lock::{Callers, Guard, Guarded};
@@ -41,12 +42,9 @@ pub(crate) use crate::sleep::parking::Sleep;
 use crate::sleep::progress::AutoProgress;
 use crate::trigger::WorkQueue;
 
-/// The engine over the devices of the provider.
-pub(crate) type Eng = Engine<Devices>;
-
 /// An endpoint as queues, counters and regions see it.
-pub(crate) struct EndpointCell {
-    state: Guarded<State>,
+pub(crate) struct EndpointCell<D: Device> {
+    state: Guarded<State<D>>,
     /// Bindings that the data path reads before it takes the lock.
     pub(super) bound: Bound,
     /// Rounds of progress that threads of the client have made.
@@ -67,18 +65,15 @@ pub(crate) struct EndpointCell {
     /// FI_REMOTE_WRITE).
     open_to: Access,
     /// The receives of a shared context, which has no engine.
-    shared: Option<Receives>,
+    shared: Option<Receives<D>>,
     /// The key that peers must present besides the name (fi_endpoint(3), "auth_key").
     auth_key: Option<Vec<u8>>,
 }
 
-/// Shared ownership of a cell.
-pub(crate) type CellRef = Arc<EndpointCell>;
-
 /// The state that the lock guards.
-pub(crate) struct State {
+pub(crate) struct State<D: Device> {
     /// `None` before enable and after close. Boxed, so that it is not moved on the stacks of clients.
-    pub(super) engine: Option<Box<Eng>>,
+    pub(super) engine: Option<Box<Engine<D>>>,
     /// The bound queues and counters.
     pub(super) routes: Routes,
     /// The threads that rely on parked devices.
@@ -94,7 +89,7 @@ pub(crate) struct State {
     publish_due: bool,
 }
 
-impl EndpointCell {
+impl<D: Device> EndpointCell<D> {
     /// A cell without an engine.
     ///
     /// # Safety
@@ -106,7 +101,7 @@ impl EndpointCell {
         triggers: bool,
         open_to: Access,
         routes: Routes,
-        shared: Option<Receives>,
+        shared: Option<Receives<D>>,
         auth_key: Option<Vec<u8>>,
     ) -> Self {
         let state = State {
@@ -136,7 +131,7 @@ impl EndpointCell {
     }
 
     /// The receives of a shared context, which has no engine.
-    pub(super) fn shared(&self) -> Option<&Receives> {
+    pub(super) fn shared(&self) -> Option<&Receives<D>> {
         self.shared.as_ref()
     }
 
@@ -145,21 +140,16 @@ impl EndpointCell {
         self.triggers
     }
 
-    /// Whether the endpoint has this authorization key.
-    pub(crate) fn has_auth_key(&self, key: &Vec<u8>) -> bool {
-        self.auth_key.as_ref() == Some(key)
-    }
-
     /// The state for a call that the client serializes with data-path calls: bind, enable, options.
-    pub(super) fn state(&self) -> Guard<'_, State> {
+    pub(super) fn state(&self) -> Guard<'_, State<D>> {
         self.state.lock()
     }
 }
 
 /// Control calls, which may come from any thread at any time.
-impl EndpointCell {
+impl<D: Device> EndpointCell<D> {
     /// The state for a control call.
-    pub(super) fn control(&self) -> Guard<'_, State> {
+    pub(super) fn control(&self) -> Guard<'_, State<D>> {
         self.state.intrude()
     }
 
@@ -169,86 +159,13 @@ impl EndpointCell {
     }
 
     /// Takes the engine out of the endpoint, which is closed from then on.
-    pub(crate) fn take_engine(&self) -> Option<Box<Eng>> {
+    pub(crate) fn take_engine(&self) -> Option<Box<Engine<D>>> {
         self.state.intrude().engine.take()
-    }
-
-    /// Number of datagrams that the engine has dropped.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.state.intrude().engine.as_deref().map_or(0, Eng::dropped)
-    }
-
-    /// The note in which the devices record that they keep unsent messages, if they may keep any.
-    pub(crate) fn unsent(&self) -> Option<Arc<Unsent>> {
-        self.state.intrude().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned())
-    }
-
-    /// Writes unsent messages that the devices keep, without a poll. Clears `unsent` if none is left; under the
-    /// lock, so that no message is added in between. A forked child leaves its parent's devices alone.
-    pub(crate) fn drain(&self, unsent: &Unsent) {
-        if let Some(engine) = &mut self.state.intrude().engine
-            && engine.nic().is_ours()
-            && engine.nic_mut().drain()
-        {
-            unsent.clear();
-        }
-    }
-
-    /// A counter drives this endpoint from now on.
-    pub(crate) fn add_driver(&self, cntr: &Arc<Cntr>) {
-        self.state.intrude().routes.add_driving_counter(cntr);
-    }
-
-    /// The address vector has gained addresses.
-    pub(crate) fn addresses_added(&self, fresh: &[(Addr, EpName)]) {
-        let mut state = self.state.intrude();
-        if let Some(engine) = &mut state.engine {
-            fresh.iter().for_each(|(addr, name)| engine.address_added(*addr, name));
-            self.notify_sleepers(&mut state);
-        }
-    }
-
-    /// The address vector has lost an address.
-    pub(crate) fn address_removed(&self, addr: Addr) {
-        let mut state = self.state.intrude();
-        if let Some(engine) = &mut state.engine {
-            engine.address_removed(addr);
-            self.notify_sleepers(&mut state);
-        }
-    }
-
-    /// The domain has a new region. Its `user` word must be its key.
-    pub(crate) fn add_region(&self, mut region: Region) -> Result<(), Error> {
-        debug_assert_eq!(region.user, region.key);
-        region.access.read &= self.open_to.read;
-        region.access.write &= self.open_to.write;
-        match &mut self.state.intrude().engine {
-            Some(engine) => engine.add_region(region),
-            None => Ok(()),
-        }
-    }
-
-    /// The region's counters have changed. A read of these counters drives this endpoint from now on.
-    pub(crate) fn set_region_counters(self: &Arc<Self>, key: u64, counters: RegionCounters) {
-        for cntr in [&counters.write, &counters.read].into_iter().flatten() {
-            cntr.sources().add(self);
-            cntr.notify();
-        }
-        self.state.intrude().routes.set_region_counters(key, counters);
-    }
-
-    /// The domain has lost a region. On return the engine no longer accesses its memory.
-    pub(crate) fn remove_region(&self, key: u64) {
-        let mut state = self.state.intrude();
-        state.routes.remove_region(key);
-        let State { engine: Some(engine), .. } = &mut *state else { return };
-        engine.remove_region(key);
-        self.notify_sleepers(&mut state);
     }
 
     /// Lets the engine act. If `act` says that something has happened, threads that wait at this endpoint look
     /// again. Returns `None` where there is no engine.
-    pub(super) fn with_engine<R>(&self, act: impl FnOnce(&mut Eng) -> (bool, R)) -> Option<R> {
+    pub(super) fn with_engine<R>(&self, act: impl FnOnce(&mut Engine<D>) -> (bool, R)) -> Option<R> {
         let mut state = self.state.intrude();
         let (happened, result) = act(state.engine.as_mut()?);
         if happened {
@@ -260,9 +177,9 @@ impl EndpointCell {
     }
 }
 
-impl State {
+impl<D: Device> State<D> {
     /// Installs the engine that enable has made.
-    pub(super) fn install(&mut self, mut engine: Box<Eng>, book: Book, publisher: Option<Box<Publisher>>) {
+    pub(super) fn install(&mut self, mut engine: Box<Engine<D>>, book: Book, publisher: Option<Box<Publisher>>) {
         engine.bind_book(book);
         self.engine = Some(engine);
         self.publisher = publisher;
@@ -275,7 +192,7 @@ impl State {
     }
 
     /// Passes the engine and the number of failed operations to `count`, if the endpoint is open.
-    pub(crate) fn count_traffic(&mut self, count: impl FnOnce(&mut Eng, u64)) {
+    pub(crate) fn count_traffic(&mut self, count: impl FnOnce(&mut Engine<D>, u64)) {
         if let Some(engine) = &mut self.engine {
             count(engine, self.routes.failures());
         }

@@ -15,11 +15,10 @@ use std::sync::atomic::Ordering;
 use weft_nic::Device;
 
 use super::{EndpointCell, Sleep, State};
-use crate::Devices;
 use crate::observe::publish::BEFORE_SLEEP;
 use crate::sleep::wait::Waker;
 
-impl EndpointCell {
+impl<D: Device> EndpointCell<D> {
     /// Prepares for sleep by a thread of the client. On `true` the endpoint is idle and its devices wake `waker`;
     /// [`EndpointCell::wake`] must follow. On `false` there was work to do, and the caller looks again.
     pub(crate) fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
@@ -53,14 +52,9 @@ impl EndpointCell {
         self.progress_thread.as_ref().inspect(|thread| thread.notify_client_parked()).is_some()
     }
 
-    /// Returns whether the client has asked the progress thread to step back, and clears the request.
-    pub(crate) fn take_step_back(&self) -> bool {
-        self.step_back.load(Ordering::Relaxed) && self.step_back.swap(false, Ordering::Relaxed)
-    }
-
     /// The client has made a round while threads rely on parked devices.
     #[cold]
-    pub(super) fn progress_beside_sleepers(&self, state: &mut State) {
+    pub(super) fn progress_beside_sleepers(&self, state: &mut State<D>) {
         if state.parking.count_round() {
             // From now on the thread looks at the endpoint once per tick.
             state.remove_listener();
@@ -77,12 +71,12 @@ impl EndpointCell {
     /// The client leaves the endpoint after it has started an operation. Wakes sleepers, or parks the devices
     /// again, if the devices would not wake them for the work that is pending. Returns whether programs can continue.
     #[inline(always)]
-    pub(in crate::endpoint) fn ensure_wake_up(&self, state: &mut State) -> bool {
+    pub(in crate::endpoint) fn ensure_wake_up(&self, state: &mut State<D>) -> bool {
         state.parking.has_sleepers() && self.ensure_sleepers_wake(state)
     }
 
     #[cold]
-    fn ensure_sleepers_wake(&self, state: &mut State) -> bool {
+    fn ensure_sleepers_wake(&self, state: &mut State<D>) -> bool {
         let Some(engine) = &state.engine else { return false };
         if state.parking.is_listener_parked() {
             if engine.has_work() || !engine.nic().is_armed() {
@@ -102,7 +96,7 @@ impl EndpointCell {
     }
 
     /// Notifies the progress thread, if it sleeps.
-    pub(in crate::endpoint) fn notify_listener(&self, state: &mut State) {
+    pub(in crate::endpoint) fn notify_listener(&self, state: &mut State<D>) {
         if state.parking.wake_listener() {
             self.progress_thread.as_ref().inspect(|thread| thread.notify());
         }
@@ -110,7 +104,7 @@ impl EndpointCell {
 
     /// Notifies all sleepers after a control call. The call may have left completions undelivered, made room for
     /// stalled programs, or ended the devices' parking.
-    pub(in crate::endpoint) fn notify_sleepers(&self, state: &mut State) {
+    pub(in crate::endpoint) fn notify_sleepers(&self, state: &mut State<D>) {
         state.programs_due |= state.programs_stalled;
         if state.parking.has_client() {
             state.routes.notify();
@@ -119,7 +113,7 @@ impl EndpointCell {
     }
 }
 
-impl State {
+impl<D: Device> State<D> {
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
         // The devices do not wake a sleeper for programs that are due.
         if !(self.watch_idle(waker) && !self.programs_due && self.park_devices()) {
@@ -198,7 +192,7 @@ impl State {
 
     /// Parks or arms the devices. The boards of groups are checked afterwards: a member that changed one earlier could
     /// not see the sleep, and sent no wake-up.
-    fn announce_sleep(&mut self, announce: fn(&mut Devices) -> bool) -> bool {
+    fn announce_sleep(&mut self, announce: fn(&mut D) -> bool) -> bool {
         let Some(engine) = &mut self.engine else { return true };
         if !announce(engine.nic_mut()) {
             return false;

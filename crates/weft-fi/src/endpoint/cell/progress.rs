@@ -8,7 +8,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{EndpointCell, State};
+use weft_nic::Device;
+
+use super::{AnyCell, EndpointCell, State};
 use crate::observe::publish::{CellCounters, INTERVAL, ROUNDS_PER_CHECK};
 use crate::sleep::lock::Guard;
 use crate::sleep::wait::Waker;
@@ -21,7 +23,7 @@ const ROUNDS_PER_CPU: u64 = 64;
 
 const _: () = assert!(ROUNDS_PER_CHECK.is_multiple_of(ROUNDS_PER_CPU));
 
-impl EndpointCell {
+impl<D: Device> EndpointCell<D> {
     /// Makes one round of progress for a thread of the client. Returns 0 when nothing happened.
     #[inline(always)]
     pub(crate) fn progress(&self) -> usize {
@@ -45,7 +47,7 @@ impl EndpointCell {
     /// Updates the processor's number, and schedules the next look at the clock for statistics.
     #[cold]
     #[inline(never)]
-    fn update_cpu(&self, state: &mut State, rounds: u64) {
+    fn update_cpu(&self, state: &mut State<D>, rounds: u64) {
         // Only the progress thread reads the number.
         if self.progress_thread.is_some() {
             self.cpu.store(this_cpu(), Ordering::Relaxed);
@@ -57,19 +59,19 @@ impl EndpointCell {
     /// Runs the domain's programs outside the engine, and retries those that are stalled on this endpoint.
     /// Publishes the endpoint's statistics first, if that is due.
     #[cold]
-    pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = State>) {
+    pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = State<D>>) {
         state.programs_due = false;
         state.programs_stalled = false;
         if std::mem::take(&mut state.publish_due) {
             self.publish(&mut state, INTERVAL);
         }
         drop(state);
-        self.work.retry(self);
+        self.work.retry(self.lanes());
         self.work.run();
     }
 
     /// Publishes the endpoint's statistics, unless that was done within `interval`.
-    pub(crate) fn publish(&self, state: &mut State, interval: Duration) {
+    pub(crate) fn publish(&self, state: &mut State<D>, interval: Duration) {
         let State { engine: Some(engine), routes, publisher: Some(publisher), .. } = state else { return };
         publisher.publish_if_due(engine, interval, || CellCounters {
             rounds: self.rounds.load(Ordering::Relaxed),
@@ -80,31 +82,15 @@ impl EndpointCell {
         });
     }
 
-    /// Whether the client's rounds were made on another processor than the caller's, as far as that is known.
-    pub(crate) fn runs_on_other_cpu(&self) -> bool {
-        let cpu = self.cpu.load(Ordering::Relaxed);
-        cpu != u32::MAX && cpu != this_cpu()
-    }
-
-    /// Number of calls that had to wait at a lock of the domain.
-    pub(crate) fn lock_waits(&self) -> u64 {
-        self.state.waits()
-    }
-
-    /// The activity of the client's threads: their rounds of progress so far, and whether one sleeps.
-    pub(crate) fn activity(&self) -> (u64, bool) {
-        (self.rounds.load(Ordering::Relaxed), self.sleeping_threads.load(Ordering::Relaxed) > 0)
-    }
-
     /// The state for the progress thread, unless a thread of the client is inside. Threads of the client take the
     /// mutex from then on, until [`EndpointCell::end_visits`].
-    pub(crate) fn try_visit(&self) -> Option<Visit<'_>> {
+    pub(crate) fn try_visit(&self) -> Option<Visit<'_, D>> {
         self.state.try_visit().map(Visit::new)
     }
 
     /// Ends the progress thread's visits for some time: it no longer watches the devices, and the client's locks
     /// become cheap again.
-    pub(crate) fn end_visits(&self, waker: &Waker) {
+    pub(super) fn end_visits(&self, waker: &Waker) {
         let mut visit = Visit::new(self.state.visit());
         visit.remove_listener();
         if let Some(fd) = visit.wait_fd() {
@@ -117,35 +103,35 @@ impl EndpointCell {
 }
 
 /// The state while the progress thread works on it: the queues' rings admit that thread meanwhile.
-pub(crate) struct Visit<'a>(Guard<'a, State>);
+pub(crate) struct Visit<'a, D: Device>(Guard<'a, State<D>>);
 
-impl<'a> Visit<'a> {
-    fn new(mut state: Guard<'a, State>) -> Self {
+impl<'a, D: Device> Visit<'a, D> {
+    fn new(mut state: Guard<'a, State<D>>) -> Self {
         state.routes.visited = true;
         Self(state)
     }
 }
 
-impl Deref for Visit<'_> {
-    type Target = State;
-    fn deref(&self) -> &State {
+impl<D: Device> Deref for Visit<'_, D> {
+    type Target = State<D>;
+    fn deref(&self) -> &State<D> {
         &self.0
     }
 }
 
-impl DerefMut for Visit<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+impl<D: Device> DerefMut for Visit<'_, D> {
+    fn deref_mut(&mut self) -> &mut State<D> {
         &mut self.0
     }
 }
 
-impl Drop for Visit<'_> {
+impl<D: Device> Drop for Visit<'_, D> {
     fn drop(&mut self) {
         self.0.routes.visited = false;
     }
 }
 
-impl State {
+impl<D: Device> State<D> {
     /// Makes one round of progress and delivers its completions.
     #[inline(always)]
     pub(super) fn round(&mut self) -> usize {
@@ -191,7 +177,7 @@ impl State {
 }
 
 /// The processor that runs this thread, or `u32::MAX` if the system does not report it.
-fn this_cpu() -> u32 {
+pub(super) fn this_cpu() -> u32 {
     // SAFETY: the function takes no arguments and returns an integer.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(u32::MAX)
 }

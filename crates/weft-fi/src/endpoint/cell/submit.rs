@@ -11,18 +11,20 @@
 use std::ops::DerefMut;
 use std::sync::Arc;
 
+use weft_engine::Engine;
 use weft_engine::api::{Error, OpFlags, RecvFlags, RecvOp, SendOp};
+use weft_nic::Device;
 
-use super::{EndpointCell, Eng, State};
+use super::{AnyCell, EndpointCell, State};
 use crate::abi::errno::Errno;
 use crate::endpoint::route::Routes;
 use crate::sleep::lock::Guard;
 use crate::trigger::op::Op;
 
-impl EndpointCell {
+impl<D: Device> EndpointCell<D> {
     /// Starts a transmit operation.
     #[inline]
-    pub(crate) fn submit_tx(&self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
+    pub(crate) fn submit_tx(&self, start: impl Fn(&mut Engine<D>) -> Result<(), Error>) -> isize {
         let mut state = self.state.lock();
         let State { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
@@ -52,7 +54,7 @@ impl EndpointCell {
 
     #[cold]
     #[inline(never)]
-    fn send_later(self: &Arc<Self>, mut state: Guard<'_, State>, op: SendOp<'_>) -> isize {
+    fn send_later(self: &Arc<Self>, mut state: Guard<'_, State<D>>, op: SendOp<'_>) -> isize {
         if op.flags.contains(OpFlags::TRIGGER) {
             drop(state);
             return self.trigger(Op::send(&op));
@@ -80,7 +82,7 @@ impl EndpointCell {
 
     #[cold]
     #[inline(never)]
-    fn post_later(self: &Arc<Self>, mut state: Guard<'_, State>, op: RecvOp<'_>) -> isize {
+    fn post_later(self: &Arc<Self>, mut state: Guard<'_, State<D>>, op: RecvOp<'_>) -> isize {
         if op.flags.contains(RecvFlags::TRIGGER) {
             drop(state);
             return self.trigger(Op::recv(&op));
@@ -94,7 +96,7 @@ impl EndpointCell {
 
     /// Ends a call that has started an operation. `released`: programs can continue.
     #[inline(always)]
-    fn finish_call(&self, state: impl DerefMut<Target = State>, released: bool) {
+    fn finish_call(&self, state: impl DerefMut<Target = State<D>>, released: bool) {
         if state.parking.has_sleepers() {
             self.finish_call_beside_sleeper(state, released);
         } else if released {
@@ -104,7 +106,7 @@ impl EndpointCell {
 
     #[cold]
     #[inline(never)]
-    fn finish_call_beside_sleeper(&self, mut state: impl DerefMut<Target = State>, released: bool) {
+    fn finish_call_beside_sleeper(&self, mut state: impl DerefMut<Target = State<D>>, released: bool) {
         if self.ensure_wake_up(&mut state) || released {
             self.run_programs(state);
         }
@@ -116,7 +118,7 @@ impl EndpointCell {
         let State { engine: Some(engine), .. } = &mut *state else { return self.cancel_shared(context) };
         if !engine.cancel(context) {
             drop(state);
-            let waiting = self.work.cancel_operation(self, context);
+            let waiting = self.work.cancel_operation(self.id(), context);
             state = self.state.lock();
             let State { engine: Some(engine), .. } = &mut *state else { return Errno::NOENT.size() };
             match waiting {
@@ -134,11 +136,11 @@ impl EndpointCell {
     }
 }
 
-impl State {
+impl<D: Device> State<D> {
     /// Starts an operation. If its queue is full, one round of progress may make room. Returns the value that the
     /// C function returns, and whether programs can continue.
     #[inline]
-    fn submit(&mut self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> (isize, bool) {
+    fn submit(&mut self, start: impl Fn(&mut Engine<D>) -> Result<(), Error>) -> (isize, bool) {
         let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
         let result = start(engine);
         if result == Err(Error::Again) {
@@ -149,7 +151,7 @@ impl State {
     }
 
     #[cold]
-    fn submit_again(&mut self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> (isize, bool) {
+    fn submit_again(&mut self, start: impl Fn(&mut Engine<D>) -> Result<(), Error>) -> (isize, bool) {
         let room = self.make_room();
         let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
         let result = start(engine);

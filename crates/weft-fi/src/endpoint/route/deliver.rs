@@ -5,9 +5,9 @@
 //! that make neither an entry nor a count have `OpFlags::QUIET`, and never get here.
 
 use weft_engine::api::{ADDR_NONE, Completion, CompletionFlags, Context, Fault, Kind, SendOp};
-use weft_engine::mem;
-use weft_engine::{PeerNames, PooledReleases};
+use weft_engine::{Engine, PeerNames, PooledReleases, mem};
 use weft_fi_sys as sys;
+use weft_nic::Device;
 
 use super::class::{Class, User};
 use super::works::Verdict;
@@ -15,7 +15,6 @@ use super::{RegionCounters, Routes};
 use crate::abi::errno::Errno;
 use crate::cq::ring::{Entry, Failure};
 use crate::cq::{Appender, Cq, fault};
-use crate::endpoint::cell::Eng;
 
 /// The effects of delivered completions.
 #[derive(Clone, Copy, Default)]
@@ -31,13 +30,13 @@ impl Routes {
     /// continue ([`Cntr::add`](crate::cntr::Cntr::add)).
     #[inline]
     #[must_use]
-    pub(in crate::endpoint) fn deliver(&self, engine: &mut Eng) -> bool {
+    pub(in crate::endpoint) fn deliver<D: Device>(&self, engine: &mut Engine<D>) -> bool {
         !engine.completions().is_empty() && self.deliver_some(engine)
     }
 
     /// Delivers the completions of receives for an endpoint that closes, and discards the others. Returns whether
     /// programs can continue.
-    pub(in crate::endpoint) fn deliver_received(&self, engine: &mut Eng) -> bool {
+    pub(in crate::endpoint) fn deliver_received<D: Device>(&self, engine: &mut Engine<D>) -> bool {
         engine.completions().retain(|completion| completion.kind == Kind::Recv);
         self.deliver(engine)
     }
@@ -59,7 +58,7 @@ impl Routes {
     }
 
     #[inline(never)]
-    fn deliver_some(&self, engine: &mut Eng) -> bool {
+    fn deliver_some<D: Device>(&self, engine: &mut Engine<D>) -> bool {
         let completions = engine.completions();
         let done = self.deliver_run(completions);
         if done < completions.len() {
@@ -105,7 +104,7 @@ impl Routes {
 
     /// Delivers the completions behind the first `done`, and empties the list. Returns whether programs can continue.
     #[inline(never)]
-    fn deliver_rest(&self, engine: &mut Eng, done: usize) -> bool {
+    fn deliver_rest<D: Device>(&self, engine: &mut Engine<D>, done: usize) -> bool {
         let (completions, peers, releases) = engine.outcome();
         let rest = completions.get_mut(done..).unwrap_or_default();
         let delivered = if releases.is_empty() {

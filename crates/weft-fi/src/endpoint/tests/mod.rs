@@ -423,7 +423,7 @@ fn a_reopened_context_leaves_no_drivers_behind() {
             }
         }
         let known = {
-            let routes = &object::borrow::<Ep>(receiver).unwrap().cell().control().routes;
+            let routes = &object::borrow::<Ep<weft_nic::Devices>>(receiver).unwrap().cell().control().routes;
             routes.driving()
         };
         assert_eq!(known, (1, 1), "queues and counters of the last one");

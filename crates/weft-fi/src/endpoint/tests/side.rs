@@ -118,7 +118,7 @@ impl Side {
         info.tx_attr = &raw mut tx_attr;
         info.rx_attr = &raw mut rx_attr;
         unsafe {
-            ok(fabric::open::<0>(&raw mut fabric_attr, &raw mut side.fabric, null_mut()));
+            ok(fabric::open::<weft_nic::Devices, 0>(&raw mut fabric_attr, &raw mut side.fabric, null_mut()));
             ok(((*(*side.fabric).ops).domain.unwrap())(side.fabric, &raw mut info, &raw mut side.domain, null_mut()));
             let ops = &*(*side.domain).ops;
             let mut av_attr: sys::fi_av_attr = zeroed();
