@@ -165,7 +165,7 @@ fn roles(lib: &Lib) {
         [(FI_READ | FI_WRITE, false, false), (FI_REMOTE_READ, true, false), (FI_REMOTE_WRITE | FI_READ, false, true)]
     {
         let b = Side::with(lib, 0, |hints| hints.get().caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | role);
-        let (a, b, to_b, _) = introduce(Side::new(lib), b);
+        let (a, b, to_b, _) = introduce(Side::delivering(lib), b);
         let target = pattern(4096);
         let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, READABLE);
         for len in [8, 4096] {
@@ -190,6 +190,7 @@ fn unrequested_accesses(lib: &Lib) {
     let open = || {
         let hints = lib.allocinfo();
         hints.get().caps = FI_TAGGED | FI_RMA | FI_REMOTE_READ;
+        hints.tx().op_flags = FI_DELIVERY_COMPLETE;
         Side::opened(lib, 0, lib.ask(version(1, 0), Some(&hints)).unwrap())
     };
     let (a, b, to_b, _) = introduce(open(), open());
@@ -243,7 +244,7 @@ fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64),
 /// not accessible through earlier or later endpoints of the domain.
 fn endpoints(lib: &Lib) {
     let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_ENDPOINT);
-    let (a, b, to_b, _) = introduce(Side::new(lib), b);
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), b);
     let ready = || {
         let ep = b.another_ep();
         assert_eq!(bind(ep, b.av, 0), 0);
@@ -279,7 +280,7 @@ fn endpoints(lib: &Lib) {
 
 /// The key of a region is unknown at endpoints of other domains, in the same process or in others.
 fn domains(lib: &Lib) {
-    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), Side::new(lib));
     let c = Side::new(lib);
     let to_c = a.insert(&c.name());
     let target = memory(REGION_BYTES);
@@ -310,7 +311,7 @@ fn edges(a: &Side<'_>, b: &Side<'_>, to_b: u64, writable: &[u8]) {
 
 /// One of several remote pieces is refused: one error completion, and no data at the target's queue.
 fn pieces(lib: &Lib) {
-    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), Side::new(lib));
     let target = memory(REGION_BYTES);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, READABLE);
     for len in LENGTHS {
@@ -348,7 +349,7 @@ fn pieces(lib: &Lib) {
 /// Virtual addresses: an address below the region, and an offset in place of an address.
 fn virtual_addresses(lib: &Lib) {
     let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY);
-    let (a, b, to_b, _) = introduce(Side::new(lib), b);
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), b);
     let target = memory(4096);
     let base = target.as_ptr() as u64;
     // The region is the middle of the buffer, so that its surroundings can be checked.
@@ -442,7 +443,7 @@ fn done_there(a: &Side<'_>, b: &Side<'_>, dest: u64, (key, addr): (u64, u64), le
 /// Operations on registered memory that is protected or unmapped fail. The target goes on, and accessible
 /// parts stay reachable.
 fn unmapped_memory(lib: &Lib) {
-    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), Side::new(lib));
     let patchwork = Patchwork::new();
     let base = patchwork.at(0);
     let whole = register(&b, base, 4 * PART_BYTES, READABLE);
@@ -486,7 +487,7 @@ fn receives_into_read_only_memory(lib: &Lib) {
     if !copies_alone() {
         return;
     }
-    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), Side::new(lib));
     let patchwork = Patchwork::new();
     let len = LENGTHS[1];
     let nowhere = Args { buf: patchwork.at(1).cast(), len, context: 0xb1, ..Args::new(memory(0), 0) };
@@ -503,7 +504,7 @@ fn receives_into_read_only_memory(lib: &Lib) {
 /// A region is closed while a peer writes to it. When the call returns, no access touches its memory.
 fn closed_during_an_access(lib: &Lib) {
     let bytes = long_bytes();
-    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
+    let (a, b, to_b, _) = introduce(Side::delivering(lib), Side::new(lib));
     works(&a, &b, to_b);
     for write in [true, false] {
         let (local, remote) = if write { (pattern(bytes), memory(bytes)) } else { (memory(bytes), pattern(bytes)) };

@@ -3,7 +3,7 @@
 //!
 //! Place in the data flow: beside it. These are control calls, which may come from any thread at any time, and the
 //! calls of the progress thread and of programs. Reads of queues and counters make rounds on the cell itself
-//! ([`Driven`]).
+//! ([`DrivenCells`]).
 
 use std::ptr::NonNull;
 use std::sync::Arc;
