@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn thresholds_are_those_of_the_devices() {
-        assert_eq!(eager(&Params::default()), [("shm", Some(32 << 10), ""), ("tcp", Some(64 << 10), "")]);
+        assert_eq!(eager(&Params::default()), [("shm", Some(32 << 10), ""), ("tcp", Some(32 << 10), "")]);
         let params = Params { shm_eager_bytes: Some(100), tcp: false, ..Params::default() };
         assert_eq!(eager(&params), [("shm", Some(100), "FI_WEFT_SHM_EAGER_BYTES")]);
         // The common variable precedes those of the devices, and is reduced to their largest messages.
