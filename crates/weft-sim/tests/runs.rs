@@ -7,13 +7,13 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// The hashes that [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "200a0f347158724736249d35ce849bdc",
-    "28f8a3fe1d190420973f10e9543a8e4d",
-    "a1d96385df47c8bf00c79d07fc471957",
+    "52220092e4b86cafe9fff96b9f71563a",
+    "253c938ca0b8b40a2fb33c93534ed275",
+    "965dbf9a03d1d9e87d3bc9380d965cf7",
     "b468098d2cab1f07150371f7fb0e4fb0",
-    "6b92d4c3aded4ba380579d46d23565f9",
-    "a93410a04c21234098a59366e031857e",
-    "91f969990ff7b80a38029ccdb9e83e6d",
+    "df9b25d45b044dff624fcdce99c0f23e",
+    "1b45e046133928dbb25535d80c633a55",
+    "25da83e6a1143fc58a5ca7df336feb87",
 ];
 
 /// Plays the plans, which must all pass.

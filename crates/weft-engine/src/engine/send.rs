@@ -218,7 +218,7 @@ impl<N: Nic> Engine<N> {
             let (peer_id, len) = (op.peer(), op.len());
             let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
             if !direct && peer.has(PathFlags::PUSH_FOLLOWS) && cost <= peer.tx_credit() && op.kind() == Kind::Send {
-                return self.send_followed(index, peer_id, link);
+                return self.send_followed(index, peer_id, link, ack.is_some());
             }
             let (mailbox_bytes, seq) = (peer.mailbox_bytes() as usize, peer.tx_seq());
             let room = direct.then_some(mailbox_bytes);
@@ -242,21 +242,20 @@ impl<N: Nic> Engine<N> {
 
 impl<N: Nic> Engine<N> {
     /// Sends a long message as an announcement with the bytes behind it, for which the peer's window has room. No copy
-    /// is made here, and none at the peer if a receive waits there. The end of the push shows that the bytes have
-    /// arrived, so only the delivery needs an answer.
+    /// is made here, and none at the peer if a receive waits there. The end of the push frees the bytes, and does not
+    /// show that they have arrived: higher levels need an answer.
     #[inline(never)] // See `run_peer`.
-    fn send_followed(&mut self, index: OpId, peer_id: PeerId, link: LinkId) -> Started {
+    fn send_followed(&mut self, index: OpId, peer_id: PeerId, link: LinkId, ack: bool) -> Started {
         let Some(op) = self.state.outgoing.op(index) else { return Started::Sent };
         let (len, iov) = (op.len(), IovList::from_slice(op.iov()));
-        let delivery = op.flags().contains(OpFlags::DELIVERY);
-        let mut head = rts_head::<SHORT_ROOM>(index, op, delivery, None);
+        let mut head = rts_head::<SHORT_ROOM>(index, op, ack, None);
         head.add_flags(F_FOLLOWS);
         let seq = self.state.peers[peer_id].tx_seq();
         if self.announce_push(link, peer_id, (index, 0), head.with_seq(seq), &iov).is_err() {
             return Started::Blocked;
         }
         if let Some(op) = self.state.outgoing.op_mut(index) {
-            op.message_left(Phase::Pushing(delivery), 1, delivery);
+            op.message_left(Phase::Pushing(ack), 1, ack);
         }
         let peer = &mut self.state.peers[peer_id];
         planted!(Bug::FollowedUncharged, peer.use_credit(len + EAGER_COST), ());

@@ -83,7 +83,7 @@ fn moments(lib: &Lib) {
             let comes = short || !copies_alone();
             for (n, (flags, left, arrived)) in [
                 (FI_INJECT_COMPLETE, short, comes),
-                (FI_TRANSMIT_COMPLETE, short && sooner, comes),
+                (FI_TRANSMIT_COMPLETE, short && sooner, short || comes && sooner),
                 (FI_DELIVERY_COMPLETE, false, false),
                 (FI_MATCH_COMPLETE, false, false),
             ]
