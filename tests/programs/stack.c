@@ -332,8 +332,9 @@ static void accesses(struct side *a, struct side *b) {
     POST("fi_fetch_atomic", fi_fetch_atomic(a->ep, from, 4000, NULL, from + 65536, NULL, a->peer, 0, 5, FI_DOUBLE, FI_PROD, NULL));
     POST("fi_inject_atomic", fi_inject_atomic(a->ep, from, 4, a->peer, 0, 5, FI_INT64, FI_SUM));
     pump(a, 1, b, 0);
-    /* A refused access. */
+    /* A refused access. The short write is complete before its refusal arrives. */
     POST("fi_write", fi_write(a->ep, from, 8, NULL, a->peer, 0, 99, NULL));
+    pump(a, 1, b, 0);
     CHECK(1, next_error(a, b, 0) < 0);
     size_t count;
     CHECK(0, CTL("fi_atomicvalid", fi_atomicvalid(a->ep, FI_INT64, FI_SUM, &count)));

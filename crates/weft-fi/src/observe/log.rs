@@ -12,6 +12,7 @@
 //! restored.
 
 use std::ffi::{CString, c_int};
+use std::io::Write as _;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
@@ -117,7 +118,9 @@ fn print_once(record: &Record<'_>) {
     let mut causes = CAUSES.lock();
     if causes.len() < CAUSES_MOST && !causes.iter().any(|known| known == cause) {
         causes.push(cause.to_owned());
-        errno::kept(|| eprintln!("weft: {text}"));
+        // In one write: other processes of the job print to the same file.
+        let line = format!("weft: {text}\n");
+        errno::kept(|| _ = std::io::stderr().write_all(line.as_bytes()));
     }
 }
 
