@@ -9,7 +9,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -126,6 +126,8 @@ fn the_ending_of_a_drawing_decides_its_format() {
 /// `weft bench serve` on a free port of loopback. Dropping it ends the process.
 struct Server {
     process: Child,
+    /// Open as long as the server, which would end at a write into a closed pipe.
+    _output: BufReader<ChildStdout>,
     address: String,
 }
 
@@ -133,10 +135,11 @@ impl Server {
     fn start(dir: &Path, host: &Path) -> Self {
         let line = format!("serve --addr 127.0.0.1 --port 0 --libfabric {}", host.display());
         let mut process = weft(dir, &line).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut first = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        output.read_line(&mut first).unwrap();
         let address = first.split(['(', ',', ' ']).find(|word| word.starts_with("127.0.0.1:"));
-        Self { address: address.unwrap_or_else(|| panic!("{first:?}")).to_owned(), process }
+        Self { address: address.unwrap_or_else(|| panic!("{first:?}")).to_owned(), process, _output: output }
     }
 
     /// Sends a line on a new connection, and returns the answer with the connection.

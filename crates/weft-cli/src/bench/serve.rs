@@ -73,15 +73,16 @@ pub(crate) fn run(options: &ServeOptions, out: &mut impl Write) -> io::Result<Ex
         Ok((server, listener)) => {
             cleanup::begin();
             let (major, minor) = server.host.version;
-            writeln!(
-                out,
+            // One write, so that a reader that leaves after the first line does not end the server.
+            let text = format!(
                 "weft bench serve: listening at {}, libfabric {major}.{minor} ({})\non the other host: weft bench \
-                 pingpong --to {}:{}",
+                 pingpong --to {}:{}\n",
                 listener.local_addr()?,
                 server.host.library.display(),
                 host_name(),
                 listener.local_addr()?.port()
-            )?;
+            );
+            out.write_all(text.as_bytes())?;
             out.flush()?;
             let server = Arc::new(server);
             loop {
