@@ -277,6 +277,8 @@ fn a_followed_message_waits_for_its_receive() {
     assert!(case.engine.at_rest());
     case.push(1 << 63, 0, &[9; 1]);
     assert!(!case.is_cut(), "bytes for a complete window are discarded");
+    case.push(1 << 63 | 1, 0, &[9; 1]);
+    assert!(case.is_cut(), "bytes before their announcement are a violation");
 }
 
 /// A short write that names no level ends when it has left. Its refusal is reported without its context, once.

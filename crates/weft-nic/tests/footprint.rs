@@ -30,10 +30,6 @@ use weft_nic::{Devices, Tcp, TcpConfig};
 
 /// Maximum heap that a connected idle peer costs an endpoint, in bytes.
 const BUDGET_BYTES: isize = 512;
-/// What a peer takes besides that after a long message over TCP: its further state, as after some messages.
-const MORE_BYTES: isize = 400;
-/// Length from which a message is long.
-const LONG: usize = 64 << 10;
 /// Maximum heap of an encrypted idle peer, in bytes. It includes two expanded keys.
 const ENCRYPTED_BUDGET_BYTES: isize = 3072;
 /// Maximum heap of a half-open connection, in bytes, without and with a valid hello.
@@ -199,9 +195,7 @@ fn settle(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>]) -> isize {
 /// them. `len`: number of bytes that each has sent.
 fn holds(kind: Kind, len: usize) {
     let shm = kind == Kind::Shm;
-    // After a long message over TCP the endpoint keeps what it keeps of every peer after some messages.
-    let more_bytes = if shm || len < LONG { 0 } else { MORE_BYTES };
-    let budget_bytes = kind.budget_bytes() + more_bytes;
+    let budget_bytes = kind.budget_bytes();
     let mut hub = endpoint(kind);
     let mut peers: Vec<_> = (0..FIRST + PEERS).map(|_| endpoint(kind)).collect();
     hub.bind_book(Arc::new(Names(peers.iter().map(|peer| peer.nic().name()).collect())));

@@ -104,8 +104,8 @@ impl TransferId {
 pub(crate) enum WindowId {
     /// The receiver's window, which has the number of its transfer.
     Transfer(TransferId),
-    /// A window that the pusher has announced. The announced windows of a link are numbered from 0.
-    Announced(u64),
+    /// A window that the pusher has announced, by the number of the announcement in the link's stream of messages.
+    Announced(u32),
 }
 
 impl WindowId {
@@ -116,14 +116,14 @@ impl WindowId {
     pub(crate) fn to_wire(self) -> u64 {
         match self {
             Self::Transfer(id) => id.to_wire(),
-            Self::Announced(n) => Self::ANNOUNCED | n,
+            Self::Announced(seq) => Self::ANNOUNCED | u64::from(seq),
         }
     }
 
     #[inline]
     pub(crate) fn from_wire(number: u64) -> Option<Self> {
         if number & Self::ANNOUNCED != 0 {
-            Some(Self::Announced(number & !Self::ANNOUNCED))
+            u32::try_from(number & !Self::ANNOUNCED).ok().map(Self::Announced)
         } else {
             TransferId::from_wire(number).map(Self::Transfer)
         }
@@ -187,5 +187,6 @@ mod tests {
             assert_eq!(WindowId::from_wire(window.to_wire()), Some(window));
         }
         assert_eq!(WindowId::from_wire(7), None, "no transfer has so small a number");
+        assert_eq!(WindowId::from_wire(1 << 63 | 1 << 32), None, "no message has so large a number");
     }
 }

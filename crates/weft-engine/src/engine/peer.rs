@@ -24,7 +24,6 @@ use crate::engine::ids::{TransferId, WindowId};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::state::Violation;
 use crate::engine::strangers::Watch;
-use crate::engine::transfer::Announced;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps};
 
@@ -248,9 +247,6 @@ pub(crate) struct PeerExtra {
     writing: usize,
     /// The other end of the link, if this engine is its own peer.
     own_end: Option<LinkId>,
-    /// Pushes that this side has announced on the link, and those of the peer.
-    announcing: u64,
-    announced: Announced,
     /// Short messages that the peer has announced and no receive has taken, oldest first.
     #[allow(clippy::box_collection)] // Most peers have none.
     announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
@@ -341,9 +337,8 @@ impl Peer {
         self.tx_credit = window_bytes;
         self.credit_owed = used.saturating_sub(self.rx_used);
         self.rx_used = used;
-        if let Some(extra) = &mut self.extra {
-            extra.announcing = 0;
-            extra.announced = Announced::default();
+        if let Some(queues) = &mut self.queues {
+            queues.forget_announced();
         }
     }
 
@@ -492,6 +487,11 @@ impl Peer {
     #[inline(always)]
     pub(crate) fn message_taken(&mut self) {
         self.rx_seq = self.rx_seq.wrapping_add(1);
+    }
+
+    /// The number of the message that was taken last.
+    pub(crate) fn last_taken(&self) -> u32 {
+        self.rx_seq.wrapping_sub(1)
     }
 
     /// The queued work, if any. [`Peers::queues`](crate::engine::peers::Peers::queues) lends queues for new work.
@@ -652,13 +652,13 @@ impl Peer {
         }
     }
 
-    /// The windows that the peer has announced on its link.
-    pub(crate) fn announced(&mut self) -> &mut Announced {
-        &mut self.extra().announced
-    }
-
-    pub(crate) fn announced_window(&self, n: u64) -> Result<Option<TransferId>, Violation> {
-        self.extra.as_ref().ok_or(Violation)?.announced.transfer(n)
+    /// The transfer of the window that message `seq` of the peer has announced. `None`: the bytes are discarded. Bytes
+    /// before their announcement are a violation.
+    pub(crate) fn announced_window(&self, seq: u32) -> Result<Option<TransferId>, Violation> {
+        if self.last_taken().wrapping_sub(seq) > u32::MAX / 2 {
+            return Err(Violation);
+        }
+        Ok(self.queues().and_then(|queues| queues.announced(seq)))
     }
 
     // ---- strangers ---------------------------------------------------------------------------
@@ -686,14 +686,9 @@ impl Peer {
         self.extra.as_ref().map_or(0, |extra| extra.reading)
     }
 
-    /// The name of the next window that this side announces.
+    /// The window that the next message to the peer announces.
     pub(crate) fn announcing(&self) -> u64 {
-        WindowId::Announced(self.extra.as_ref().map_or(0, |extra| extra.announcing)).to_wire()
-    }
-
-    /// Notes that this side has announced a window.
-    pub(crate) fn window_announced(&mut self) {
-        self.extra().announcing += 1;
+        WindowId::Announced(self.tx_seq).to_wire()
     }
 
     /// The progress of the peer's link.

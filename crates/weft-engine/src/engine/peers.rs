@@ -250,6 +250,14 @@ impl Peers {
         self.table[id.place()].lend_queues(&mut self.queue_pool)
     }
 
+    /// The transfer into a window that the peer has announced is complete.
+    pub(crate) fn close_announced(&mut self, id: PeerId, seq: u32) {
+        if let Some(queues) = self.table[id.place()].queues_mut() {
+            queues.close_announced(seq);
+        }
+        self.return_queues(id);
+    }
+
     /// Returns a peer's queues to the pool if many are lent and these are empty.
     #[inline]
     pub(crate) fn return_queues(&mut self, id: PeerId) {

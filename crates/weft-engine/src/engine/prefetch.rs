@@ -105,16 +105,29 @@ impl State {
         ack: bool,
     ) -> TransferId {
         let ShortAnnouncement { tagged, key, op } = announcement;
-        let mut bytes = Owned::new(vec![0; usize::try_from(len).unwrap_or(0)]);
-        let iov = IovList::from_slice(&[bytes.iov()]);
-        let token = self.outgoing.start(
-            &mut self.peers[peer_id],
-            Transfer::new(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, iov, Vec::new(), len),
-        );
-        self.outgoing.stage(token, Staged::new(bytes));
+        let token = self.start_staged(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, len, None);
         if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().get_mut(key) {
             message.set_body(Body::Prefetch { token, len });
         }
+        token
+    }
+
+    /// Starts a transfer of `len` bytes into memory of the engine, which are copied to `target` when they are there.
+    pub(crate) fn start_staged(
+        &mut self,
+        peer_id: PeerId,
+        kind: TransferKind,
+        len: u64,
+        target: Option<IovList>,
+    ) -> TransferId {
+        let mut memory = Owned::new(vec![0; usize::try_from(len).unwrap_or(0)]);
+        let whole = IovList::from_slice(&[memory.iov()]);
+        let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, whole, Vec::new(), len));
+        let mut staged = Staged::new(memory);
+        if let Some(target) = target {
+            staged.set_target(target);
+        }
+        self.outgoing.stage(token, staged);
         token
     }
 

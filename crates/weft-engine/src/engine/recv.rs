@@ -12,8 +12,8 @@ use crate::api::{ADDR_NONE, Addr, Completion, CompletionFlags, Context, Error, F
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::ids::{PeerId, TransferId};
-use crate::engine::ops::{Staged, Transfer, TransferKind};
+use crate::engine::ids::{PeerId, TransferId, WindowId};
+use crate::engine::ops::{Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
 use crate::engine::peer::{Direction, WaitEvent};
 use crate::engine::prefetch::ShortAnnouncement;
@@ -21,7 +21,7 @@ use crate::engine::receives::{self, Receiver, RecvInfo};
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::Violation;
 use crate::matching::{Body, Unexpected, Wanted};
-use crate::mem::{self, Iov, IovList, Owned};
+use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_FOLLOWS, F_TAGGED, Reader, Rts, Short, kind};
 
@@ -412,15 +412,22 @@ impl State {
     /// Charges an eager message to the peer's window. A message beyond the window is a violation.
     #[inline]
     pub(crate) fn admit_eager(&mut self, peer_id: PeerId, payload_bytes: usize) -> Result<(), Violation> {
+        let cost = self.charge_window(peer_id, payload_bytes as u64)?;
+        self.peers[peer_id].count_message(Direction::Received, cost);
+        Ok(())
+    }
+
+    /// Charges a payload to the peer's window. Returns its cost.
+    #[inline(always)]
+    fn charge_window(&mut self, peer_id: PeerId, payload_bytes: u64) -> Result<u64, Violation> {
         let window = self.config.window_bytes as u64;
         let peer = &mut self.peers[peer_id];
-        let cost = payload_bytes as u64 + EAGER_COST;
-        if peer.rx_used() + cost > window {
+        let cost = payload_bytes.checked_add(EAGER_COST).ok_or(Violation)?;
+        if peer.rx_used().checked_add(cost).is_none_or(|used| used > window) {
             return Err(Violation);
         }
         peer.use_window(cost);
-        peer.count_message(Direction::Received, cost);
-        Ok(())
+        Ok(cost)
     }
 
     pub(crate) fn on_rts(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
@@ -445,10 +452,10 @@ impl State {
             return self.on_collective_rts(peer_id, flags, &rts, source);
         }
         if flags & F_FOLLOWS != 0 {
-            if !source.is_empty() {
+            if !self.peers[peer_id].has(PathFlags::PUSH_FOLLOWS) || !source.is_empty() || len == 0 {
                 return Err(Violation);
             }
-            self.admit_followed(peer_id, len)?;
+            self.charge_window(peer_id, len)?;
             let token = match self.receive_for(tagged, src, tag, data, len) {
                 Some((iov, info)) => self.receive_followed(peer_id, iov, info, (op, ack), len),
                 None => {
@@ -476,19 +483,6 @@ impl State {
         Ok(())
     }
 
-    /// Charges an announced message whose bytes follow to the peer's window.
-    fn admit_followed(&mut self, peer_id: PeerId, len: u64) -> Result<(), Violation> {
-        let window = self.config.window_bytes as u64;
-        let peer = &mut self.peers[peer_id];
-        let cost = len.checked_add(EAGER_COST).ok_or(Violation)?;
-        let allowed = peer.has(PathFlags::PUSH_FOLLOWS) && len > 0;
-        if !allowed || peer.rx_used().checked_add(cost).is_none_or(|used| used > window) {
-            return Err(Violation);
-        }
-        peer.use_window(cost);
-        Ok(())
-    }
-
     /// Starts the transfer of a followed message for a receive. Its bytes go into the receive's buffer directly, unless
     /// that is shorter.
     fn receive_followed(
@@ -506,20 +500,14 @@ impl State {
             let iov = mem::slice(&iov, 0, bytes);
             return self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, Vec::new(), len));
         }
-        let mut memory = Owned::new(vec![0; bytes]);
-        let whole = IovList::from_slice(&[memory.iov()]);
-        let token = self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, whole, Vec::new(), len));
-        let mut staged = Staged::new(memory);
-        staged.set_target(iov);
-        self.outgoing.stage(token, staged);
-        token
+        self.start_staged(peer_id, kind, len, Some(iov))
     }
 
-    /// Gives the next announced window of the peer to a transfer.
-    fn open_announced(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Violation> {
-        let next = self.peers[peer_id].announced().next();
-        self.outgoing.open(token, next);
-        self.peers[peer_id].announced().enter(Some(token))
+    /// Gives the window that the message names which was taken last to a transfer.
+    pub(crate) fn open_announced(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Violation> {
+        let seq = self.peers[peer_id].last_taken();
+        self.outgoing.open(token, WindowId::Announced(seq));
+        self.peers.queues(peer_id).open_announced(seq, token)
     }
 
     /// Counts an announced message against the limits of its peer, and shortens its descriptor if many wait.

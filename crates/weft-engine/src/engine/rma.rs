@@ -501,7 +501,7 @@ impl State {
         self.peers[peer_id].count_access(Direction::Received, len);
         let peer = &mut self.peers[peer_id];
         let follows = bulk.window.get() != 0;
-        let next = peer.announced().next();
+        let next = WindowId::Announced(peer.last_taken());
         if follows
             && (!peer.has(PathFlags::PUSH_FOLLOWS)
                 || bulk.window.get() != next.to_wire()
@@ -521,8 +521,7 @@ impl State {
                     self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, source, len));
                 self.peers[peer_id].begin_write()?;
                 if follows {
-                    self.outgoing.open(token, next);
-                    self.peers[peer_id].announced().enter(Some(token))?;
+                    self.open_announced(peer_id, token)?;
                 } else if direct {
                     self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
                 } else {
@@ -531,9 +530,6 @@ impl State {
             }
             Err(status) => {
                 self.part_failed(parts);
-                if follows {
-                    self.peers[peer_id].announced().enter(None)?;
-                }
                 self.queue_fin(peer_id, head.op.op.get(), status, 0);
             }
         }

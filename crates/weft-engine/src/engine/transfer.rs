@@ -13,8 +13,6 @@
 //! announcement at once ([`Announced`]). The target drops those of a write that it refuses. Those of a message are
 //! charged to the eager window, because they may have to wait for a receive.
 
-use std::collections::VecDeque;
-
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
@@ -24,7 +22,7 @@ use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Phase, TransferKind};
-use crate::engine::peer::{Answer, BulkOp, PathFlags, Peer, REQUEST_LIMIT};
+use crate::engine::peer::{Answer, BulkOp, PathFlags, Peer};
 use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::rma::part_iov;
 use crate::engine::state::Violation;
@@ -34,70 +32,6 @@ use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 
 /// Limit of memory pieces for which help is requested, so that the message stays short.
 const ASSIST_PIECES: usize = 2;
-
-/// The windows that a peer has announced on its link, numbered in the order of announcement.
-#[derive(Default)]
-pub(crate) struct Announced {
-    count: u64,
-    /// Transfers of the last windows, oldest first. `None`: the transfer has ended, or was refused.
-    #[allow(clippy::box_collection)] // A pointer is less than the queue's own four words.
-    transfers: Option<Box<VecDeque<Option<TransferId>>>>,
-}
-
-impl Announced {
-    /// Enters the next window with its transfer. `None`: its bytes are discarded.
-    pub(crate) fn enter(&mut self, transfer: Option<TransferId>) -> Result<(), Violation> {
-        self.count += 1;
-        if transfer.is_some() || self.len() > 0 {
-            self.transfers.get_or_insert_default().push_back(transfer);
-        }
-        if self.len() > REQUEST_LIMIT { Err(Violation) } else { Ok(()) }
-    }
-
-    /// The next window to be announced.
-    pub(crate) fn next(&self) -> WindowId {
-        WindowId::Announced(self.count)
-    }
-
-    /// The transfer of window number `n`. `None`: its bytes are discarded. Bytes before their announcement are a
-    /// violation.
-    pub(crate) fn transfer(&self, n: u64) -> Result<Option<TransferId>, Violation> {
-        let place = self.place(n)?;
-        let transfers = self.transfers.as_ref();
-        Ok(place.and_then(|place| transfers?.get(place).copied().flatten()))
-    }
-
-    fn place(&self, n: u64) -> Result<Option<usize>, Violation> {
-        if n >= self.count {
-            return Err(Violation);
-        }
-        let first = self.count - self.len() as u64;
-        Ok(n.checked_sub(first).and_then(|place| usize::try_from(place).ok()))
-    }
-
-    /// The transfer of window number `n` has ended.
-    fn end(&mut self, n: u64) {
-        let place = self.place(n);
-        let Some(transfers) = &mut self.transfers else { return };
-        if let Ok(Some(place)) = place
-            && let Some(transfer) = transfers.get_mut(place)
-        {
-            *transfer = None;
-        }
-        while transfers.front() == Some(&None) {
-            transfers.pop_front();
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.transfers.as_ref().map_or(0, |transfers| transfers.len())
-    }
-
-    /// Frees the memory of an empty list.
-    pub(crate) fn shrink(&mut self) {
-        self.transfers.take_if(|transfers| transfers.is_empty());
-    }
-}
 
 fn describable(iov: &[Iov], mailbox_bytes: usize) -> bool {
     iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes
@@ -297,7 +231,6 @@ impl<N: Nic> Engine<N> {
         } else {
             self.nic.announce(link, head, window, iov, DeviceContext::Push(index).to_number())?
         };
-        peer.window_announced();
         if let Some(op) = self.state.outgoing.op_mut(index) {
             op.push_begins();
         }
@@ -317,7 +250,7 @@ impl State {
     fn pushed_into(&mut self, peer_id: PeerId, window: WindowId) -> Result<Option<TransferId>, Violation> {
         let token = match window {
             WindowId::Transfer(id) => Some(id),
-            WindowId::Announced(n) => self.peers[peer_id].announced_window(n)?,
+            WindowId::Announced(seq) => self.peers[peer_id].announced_window(seq)?,
         };
         let Some(token) = token else { return Ok(None) };
         let takes = self.outgoing.transfer(token).is_some_and(|x| x.peer() == peer_id && x.takes(window));
@@ -350,8 +283,8 @@ impl State {
             return;
         }
         self.transfer_arrived(token);
-        if let WindowId::Announced(n) = window {
-            self.peers[peer_id].announced().end(n);
+        if let WindowId::Announced(seq) = window {
+            self.peers.close_announced(peer_id, seq);
         }
     }
 

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::{DEFERRED_LIMIT, PROMPT_REPLY_BYTES, Peer, REPLY_WINDOW_BYTES, REQUEST_LIMIT, UNMATCHED_LIMIT, reply_cost};
 use crate::engine::atomic::FetchResults;
 use crate::engine::ids::{OpId, TransferId};
+use crate::engine::state::Violation;
 use crate::mem::{self, IovList, Owned};
 use crate::nic::{LinkId, RemoteIov, Share};
 use crate::wire::Op;
@@ -84,6 +85,9 @@ pub(crate) struct PeerQueues {
     acks: Vec<u32>,
     /// Results of the peer's atomics.
     results: Option<Box<FetchResults>>,
+    /// Windows that the peer has announced and not filled, oldest first: the number of the announcement and its
+    /// transfer.
+    announced: VecDeque<(u32, TransferId)>,
     /// The peer's unfinished operation of several parts ([`crate::engine::remote_events`]).
     parts: Option<u32>,
     /// The peer's own attempt, kept until this side's has succeeded or failed.
@@ -316,15 +320,40 @@ impl PeerQueues {
             || self.acks.len() > REQUEST_LIMIT + UNMATCHED_LIMIT
     }
 
+    // ---- windows that the peer has announced ---------------------------------------------------
+
+    /// Opens the window that message `seq` announces.
+    pub(crate) fn open_announced(&mut self, seq: u32, transfer: TransferId) -> Result<(), Violation> {
+        self.announced.push_back((seq, transfer));
+        if self.announced.len() > REQUEST_LIMIT { Err(Violation) } else { Ok(()) }
+    }
+
+    /// The transfer of an open window.
+    pub(crate) fn announced(&self, seq: u32) -> Option<TransferId> {
+        self.announced.iter().find(|(announcement, _)| *announcement == seq).map(|(_, transfer)| *transfer)
+    }
+
+    pub(crate) fn close_announced(&mut self, seq: u32) {
+        if let Some(place) = self.announced.iter().position(|(announcement, _)| *announcement == seq) {
+            self.announced.remove(place);
+        }
+    }
+
+    /// Forgets the windows of an earlier link.
+    pub(crate) fn forget_announced(&mut self) {
+        self.announced.clear();
+    }
+
     /// Whether no work of any kind is queued.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.to_send() && self.parts.is_none() && self.standby.is_none() && self.early.is_empty()
+        let expects_none = self.parts.is_none() && self.standby.is_none() && self.announced.is_empty();
+        !self.to_send() && expects_none && self.early.is_empty()
     }
 
     /// Whether the memory of the empty queues is worth keeping for another peer.
     fn is_small(&self) -> bool {
-        self.tx.capacity().max(self.deferred.capacity()).max(self.bulk.capacity()).max(self.acks.capacity())
-            <= KEPT_ELEMENTS
+        let numbers = self.acks.capacity().max(self.announced.capacity());
+        self.tx.capacity().max(self.deferred.capacity()).max(self.bulk.capacity()).max(numbers) <= KEPT_ELEMENTS
     }
 }
 
@@ -372,9 +401,6 @@ impl QueuePool {
     fn take_back_now(&mut self, peer: &mut Peer) {
         if let Some(queues) = peer.queues.take_if(|queues| queues.is_empty()) {
             self.lent -= 1;
-            if let Some(extra) = &mut peer.extra {
-                extra.announced.shrink();
-            }
             if queues.is_small() && self.spare.len() < KEPT_QUEUES {
                 self.spare.push(queues);
             }
