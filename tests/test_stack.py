@@ -11,9 +11,6 @@ import pytest
 
 DATA_BYTES = 4 << 10
 CONTROL_BYTES = 8 << 10
-# Control calls whose failure is printed on standard error.
-PRINTING_BYTES = 12 << 10
-PRINTING = ("fi_enable", "fi_listen")
 PATHS = {
     "shm": {},
     "tcp": {"FI_WEFT_SHM": "0"},
@@ -25,8 +22,6 @@ def limit(name: str, kind: str, path: str) -> int:
     """The largest stack of a function in bytes. The key exchange of encrypted connections runs inside calls
     that read."""
     exchanges = path == "encrypted" and name == "fi_cq_read(connecting)"
-    if name in PRINTING:
-        return PRINTING_BYTES
     return CONTROL_BYTES if kind == "control" or exchanges else DATA_BYTES
 
 

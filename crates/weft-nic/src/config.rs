@@ -120,8 +120,14 @@ impl Config {
         self.job_key.as_ref().map(|key| blake3::derive_key("weft job key 1", key))
     }
 
+    /// The number of connections for long messages.
+    #[inline(never)] // The search of the interfaces takes 5 KiB of stack, which must not add to that of the device.
+    pub(crate) fn tcp_streams(&self, addrs: &[SocketAddr]) -> usize {
+        self.streams.unwrap_or_else(|| host::streams_for(addrs))
+    }
+
     /// `addrs`: the addresses of the interfaces, the first of which is in the name.
-    pub(crate) fn tcp_config(&self, addrs: Vec<SocketAddr>) -> TcpConfig {
+    pub(crate) fn tcp_config(&self, addrs: Vec<SocketAddr>, streams: usize) -> TcpConfig {
         let defaults = TcpConfig::default();
         let mut bind = self.listen.or(addrs.first().copied());
         // One listener serves all addresses.
@@ -131,7 +137,7 @@ impl Config {
         }
         TcpConfig {
             bind,
-            streams: self.streams.unwrap_or_else(|| host::streams_for(&addrs)),
+            streams,
             streams_within_host: self.streams.is_some(),
             addrs,
             addrs_only,

@@ -187,7 +187,8 @@ impl Devices {
             log::info!("{checker:?} follows this process: peers cannot access its memory; shm {}", on_off(me.shm));
         }
         let addrs = host::choose_addresses(config.iface.as_deref(), me.socket)?;
-        let tcp = if config.tcp { open_tcp(config, addrs, &mut me)? } else { None };
+        let streams = config.tcp_streams(&addrs);
+        let tcp = if config.tcp { open_tcp(config, addrs, streams, &mut me)? } else { None };
         me.socket = config.named_socket.unwrap_or(me.socket);
         // The name that peers see must state the devices that were opened. Only shared memory can still fail here.
         let shm = if me.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
@@ -510,8 +511,13 @@ const fn on_off(on: bool) -> &'static str {
 
 /// Opens TCP and completes the name's socket. If that fails and TCP is optional, returns `None` and logs a warning.
 #[inline(never)] // The device, before it is boxed, is on the stack.
-fn open_tcp(config: &Config, addrs: Vec<SocketAddr>, me: &mut NameParts) -> Result<Option<Box<Tcp>>, NicError> {
-    match Tcp::new(&config.tcp_config(addrs), me).map(Box::new) {
+fn open_tcp(
+    config: &Config,
+    addrs: Vec<SocketAddr>,
+    streams: usize,
+    me: &mut NameParts,
+) -> Result<Option<Box<Tcp>>, NicError> {
+    match Tcp::new(&config.tcp_config(addrs, streams), me).map(Box::new) {
         Ok(tcp) => {
             me.socket = weft_engine::nic::Nic::name(&*tcp).socket();
             Ok(Some(tcp))
