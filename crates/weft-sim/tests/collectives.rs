@@ -197,7 +197,7 @@ impl Run {
         panic!("the run does not end");
     }
 
-    /// What each rank waits for.
+    /// The members for which each rank waits, as text.
     fn reports(&mut self) -> String {
         let mut all = String::new();
         for rank in self.cluster.live_ranks() {

@@ -201,22 +201,12 @@ pub(crate) enum Outcome {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::options::Op;
     use super::*;
 
     /// A job of this kind over weft, as rank 1 of 2.
     pub(crate) fn job(kind: Kind) -> Job {
         Job {
-            case: Case {
-                kind,
-                op: Op::Tagged,
-                variant: Variant::Plain,
-                size: 8,
-                threads: 1,
-                number: 0,
-                wire_us: 0,
-                floors: vec![],
-            },
+            case: Case::plain(kind),
             provider: "weft".to_owned(),
             floor: None,
             library: PathBuf::new(),

@@ -88,6 +88,13 @@ pub(crate) const fn number_name(kind: Kind, variant: Variant) -> Option<&'static
 }
 
 impl Case {
+    /// A case of tagged messages of 8 bytes, for tests.
+    #[cfg(test)]
+    pub(crate) fn plain(kind: Kind) -> Self {
+        let (op, variant) = (Op::Tagged, Variant::Plain);
+        Self { kind, op, variant, size: 8, threads: 1, number: 0, wire_us: 0, floors: Vec::new() }
+    }
+
     /// The operation or variant, as printed and in JSON.
     pub(crate) fn op_name(&self) -> String {
         match self.variant {

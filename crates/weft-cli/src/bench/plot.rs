@@ -266,6 +266,17 @@ where
     Ok(())
 }
 
+/// A chart with its title, and room for the axes and for a legend of this width.
+fn framed<'a, 'b, D: DrawingBackend>(
+    area: &'a DrawingArea<D, Shift>,
+    title: &str,
+    legend: i32,
+) -> ChartBuilder<'a, 'b, D> {
+    let mut chart = ChartBuilder::on(area);
+    chart.caption(title, (FONT, 20)).margin(12).margin_right(legend).x_label_area_size(48).y_label_area_size(96);
+    chart
+}
+
 /// Draws the median of each case.
 fn medians<D: DrawingBackend>(area: &DrawingArea<D, Shift>, title: &str, rows: &[&Row], names: &[&str]) -> Drawn
 where
@@ -277,13 +288,8 @@ where
     let xs = range(rows.iter().map(|row| x(row)));
     let ys = range(rows.iter().flat_map(|row| row.values.iter().copied()));
     let width = legend_width(names);
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, (FONT, 20))
-        .margin(12)
-        .margin_right(width)
-        .x_label_area_size(48)
-        .y_label_area_size(96)
-        .build_cartesian_2d((xs.0..xs.1).log_scale().base(2.0), (ys.0..ys.1).log_scale())?;
+    let mut chart =
+        framed(area, title, width).build_cartesian_2d((xs.0..xs.1).log_scale().base(2.0), (ys.0..ys.1).log_scale())?;
     let unit = rows[0].unit.clone();
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Sizes are far below 2^53.
     let x_text = |x: &f64| match axis {
@@ -336,13 +342,8 @@ where
         rows.iter().filter_map(|row| Some((*row, bins(row.times.as_ref()?)))).collect();
     let xs = range(binned.iter().flat_map(|(_, steps)| steps.iter().map(|step| step.0)));
     let width = legend_width(names);
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, (FONT, 20))
-        .margin(12)
-        .margin_right(width)
-        .x_label_area_size(48)
-        .y_label_area_size(96)
-        .build_cartesian_2d((xs.0..xs.1).log_scale(), (LEAST_SHARE..100.0).log_scale())?;
+    let mut chart =
+        framed(area, title, width).build_cartesian_2d((xs.0..xs.1).log_scale(), (LEAST_SHARE..100.0).log_scale())?;
     chart
         .configure_mesh()
         .x_desc("time of one operation")

@@ -280,22 +280,7 @@ fn object(row: &Row) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::Op;
-    use super::super::plan::Variant;
     use super::*;
-
-    fn case(kind: Kind) -> Case {
-        Case {
-            kind,
-            op: Op::Tagged,
-            variant: Variant::Plain,
-            size: 8,
-            threads: 1,
-            number: 0,
-            wire_us: 0,
-            floors: vec![],
-        }
-    }
 
     fn subject(name: &str) -> Subject {
         name.parse().expect("well-formed")
@@ -314,7 +299,7 @@ mod tests {
                 gathered.add(Outcome::NotOffered("no such thing".to_owned()));
             }
         }
-        make(&[case(kind)], &subjects, &samples)
+        make(&[Case::plain(kind)], &subjects, &samples)
     }
 
     #[test]
@@ -364,7 +349,7 @@ mod tests {
         for times in [vec![(100, 980)], vec![(200, 15), (5000, 5)]] {
             samples.add(Outcome::Measured(vec![Measure { times, ..Measure::new("latency", 100.0, "ns") }]));
         }
-        let rows = make(&[case(Kind::Pingpong)], &[subject("weft")], &BTreeMap::from([((0, 0), samples)]));
+        let rows = make(&[Case::plain(Kind::Pingpong)], &[subject("weft")], &BTreeMap::from([((0, 0), samples)]));
         let [half, most, nearly_all] = rows[0].percentiles().expect("times");
         // Values have three digits.
         assert_eq!((half, most), (100, 200));

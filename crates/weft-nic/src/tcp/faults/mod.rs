@@ -54,16 +54,8 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-#[test]
-fn byte_streams_survive_all_faults() {
-    let (first, count) = match number("WEFT_TCP_SEED") {
-        Some(seed) => {
-            log::set_logger(&Printer).expect("there is no other logger");
-            log::set_max_level(log::LevelFilter::Trace);
-            (seed, 1)
-        }
-        None => (0, number("WEFT_TCP_SEEDS").unwrap_or(SEEDS)),
-    };
+/// Makes runs of which none may fail. Returns the sum of their reports.
+fn run_all(first: u64, count: u64) -> world::Report {
     let mut sum = world::Report::default();
     for seed in first..first + count {
         match checked_run(seed) {
@@ -74,6 +66,20 @@ fn byte_streams_survive_all_faults() {
         }
     }
     println!("{count} runs: {sum:?}");
+    sum
+}
+
+#[test]
+fn byte_streams_survive_all_faults() {
+    let (first, count) = match number("WEFT_TCP_SEED") {
+        Some(seed) => {
+            log::set_logger(&Printer).expect("there is no other logger");
+            log::set_max_level(log::LevelFilter::Trace);
+            (seed, 1)
+        }
+        None => (0, number("WEFT_TCP_SEEDS").unwrap_or(SEEDS)),
+    };
+    let sum = run_all(first, count);
     if count >= SEEDS {
         // The runs must have exercised breaks and resumptions.
         assert!(
@@ -91,16 +97,7 @@ fn rails_survive_all_faults() {
         Some(seed) => (seed, 1),
         None => (RAILS, number("WEFT_TCP_SEEDS").unwrap_or(SEEDS / 2)),
     };
-    let mut sum = world::Report::default();
-    for seed in first..first + count {
-        match checked_run(seed) {
-            Ok(report) => sum.add(&report),
-            Err(why) => panic!(
-                "seed {seed}: {why}\nrun it again: WEFT_TCP_SEED={seed} cargo test -p weft-nic --lib tcp::faults::byte"
-            ),
-        }
-    }
-    println!("{count} runs: {sum:?}");
+    let sum = run_all(first, count);
     if count >= SEEDS / 2 {
         // The runs must have exercised rails that fail and are replaced.
         assert!(sum.rails > 2 * count && 2 * sum.rails_lost > count && sum.rail_bytes > 20_000 * count, "{sum:?}");
