@@ -49,7 +49,7 @@ use crate::wire::{F_ACK, F_DATA, Reader, Rts};
 use boards::{BoardRun, Host};
 use join::Joined;
 pub use report::GroupReport;
-use withdraw::{NO_RUN, WITHDRAWAL, Withdrawals};
+use withdraw::{NO_RUN, WITHDRAWAL, Withdrawals, is_withdrawal};
 
 /// Bits of a tag for the message's number in its schedule.
 const NUMBER_BITS: u32 = 14;
@@ -402,7 +402,7 @@ impl State {
         }
         let payload = r.rest();
         self.admit_eager(peer_id, payload.len())?;
-        if tag & (JOIN | WITHDRAWAL) == JOIN | WITHDRAWAL {
+        if is_withdrawal(tag) {
             self.return_window(peer_id, payload.len());
             self.on_withdrawal(peer_id, tag & !WITHDRAWAL);
             return Ok(());
@@ -442,6 +442,11 @@ impl State {
         let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
         self.admit_announcement(peer_id, &mut source)?;
         let arrived = Arrived::Announced { op, len, source, ack, poisoned };
+        if is_withdrawal(tag) {
+            self.discard_one(peer_id, arrived);
+            self.on_withdrawal(peer_id, tag & !WITHDRAWAL);
+            return Ok(());
+        }
         let groups = self.collectives();
         if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
             self.deliver_arrived(peer_id, &memory, ctx, arrived);

@@ -257,6 +257,11 @@ impl State {
     }
 }
 
+/// Whether a message with this tag is a withdrawal.
+pub(super) fn is_withdrawal(tag: u64) -> bool {
+    tag & (JOIN | WITHDRAWAL) == JOIN | WITHDRAWAL
+}
+
 /// Whether a message's tag has this number of a group.
 fn is_of(tag: u64, number: u32) -> bool {
     tag & JOIN == 0 && tag >> (SEQUENCE_BITS + NUMBER_BITS) == u64::from(number)
