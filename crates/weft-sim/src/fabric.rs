@@ -29,6 +29,8 @@ use crate::wire::{End, EndId, Phase, Side, Wire};
 
 /// The acceptor of a connection to an unknown name.
 const NO_ENDPOINT: usize = (1 << 20) - 1;
+/// Time until a device that has refused a request by chance is asked again at the latest.
+const FULL_NS: u64 = 100_000;
 
 /// The outcome of an intercepted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -338,6 +340,16 @@ impl State {
     pub(crate) fn advance_by(&mut self, ns: u64) {
         self.now_ns += ns;
         self.run_due_events();
+    }
+
+    /// Whether a device refuses a request although it has room. Time does not advance far before the next try.
+    pub(crate) fn is_full_by_chance(&mut self, id: EndId) -> bool {
+        let permille = self.config.faults.full_permille;
+        let full = self.end(id).rng.chance(permille);
+        if full {
+            self.agenda.schedule(self.now_ns + FULL_NS, Event::Tick);
+        }
+        full
     }
 
     /// Runs all events that are due.

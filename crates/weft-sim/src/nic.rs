@@ -166,11 +166,11 @@ impl Nic for SimNic {
             state.violation(self.ep, "a message longer than the mailbox");
         }
         let (depth, faults) = (state.config.queue_depth, state.config.faults);
-        let end = state.end(id);
-        if end.in_flight >= depth || end.rng.chance(faults.full_permille) {
+        if state.end(id).in_flight >= depth || state.is_full_by_chance(id) {
             state.stats.full += 1;
             return Err(Full);
         }
+        let end = state.end(id);
         end.in_flight += 1;
         let mut bytes = vec![0; len];
         let (front, back) = bytes.split_at_mut(head.len());
@@ -282,8 +282,7 @@ impl Nic for SimNic {
     fn share_board(&mut self, link: LinkId, key: u64, board: Option<&Board>) -> Result<(), Full> {
         let mut state = self.state.borrow_mut();
         let Some(id) = state.lookup(self.ep, link) else { return Ok(()) };
-        let full_permille = state.config.faults.full_permille;
-        if state.end(id).rng.chance(full_permille) {
+        if state.is_full_by_chance(id) {
             return Err(Full);
         }
         state.notify(id, Event::Board { to: id.other(), key, board: board.cloned() });

@@ -89,13 +89,11 @@ impl State {
         let len = mem::total_len(local);
         self.check_transfer(ep, &kind, len);
         let depth = self.config.transfer_depth;
-        let full_permille = self.config.faults.full_permille;
-        let end = self.end(id);
-        if end.transfers >= depth || end.rng.chance(full_permille) {
+        if self.end(id).transfers >= depth || self.is_full_by_chance(id) {
             self.stats.full += 1;
             return Err(Full);
         }
-        end.transfers += 1;
+        self.end(id).transfers += 1;
         self.next_transfer += 1;
         let number = self.next_transfer;
         let what = match kind {

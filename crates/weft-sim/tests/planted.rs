@@ -4,6 +4,8 @@
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::sync::Mutex;
+
 use weft_engine::bugs::{Bug, activate};
 use weft_sim::Plan;
 use weft_sim::run::run;
@@ -19,22 +21,38 @@ fn complaint(plan: &Plan) -> Option<String> {
     }
 }
 
+/// The first seed that finds a bug, and the complaint. A bug is active in the thread that activates it.
+fn caught(bug: Bug) -> Option<(u64, String)> {
+    activate(Some(bug));
+    let caught = (0..SEEDS).find_map(|seed| {
+        let plans = [Plan::draw(seed), Plan::collectives(seed)];
+        plans.iter().find_map(complaint).map(|why| (seed, why))
+    });
+    activate(None);
+    caught
+}
+
 #[test]
 fn every_planted_bug_is_caught() {
-    let mut alive = Vec::new();
     let only = std::env::var("WEFT_PLANTED").ok();
-    for &bug in Bug::ALL.iter().filter(|bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"))) {
-        activate(Some(bug));
-        let caught = (0..SEEDS).find_map(|seed| {
-            let plans = [Plan::draw(seed), Plan::collectives(seed)];
-            plans.iter().find_map(complaint).map(|why| (seed, why))
-        });
-        activate(None);
-        match caught {
-            Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
-            None => alive.push(bug),
+    let chosen = Bug::ALL.iter().filter(|bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}")));
+    let bugs = Mutex::new(chosen.copied());
+    let alive = Mutex::new(Vec::new());
+    let work = || {
+        // The lock is released before the runs.
+        while let Some(bug) = { bugs.lock().unwrap().next() } {
+            match caught(bug) {
+                Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
+                None => alive.lock().unwrap().push(bug),
+            }
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+    let alive = alive.into_inner().unwrap();
     assert!(alive.is_empty(), "not caught in {SEEDS} runs: {alive:?}");
 }
 

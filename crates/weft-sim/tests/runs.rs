@@ -9,11 +9,11 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 const GOLDEN: &[&str] = &[
     "52220092e4b86cafe9fff96b9f71563a",
     "253c938ca0b8b40a2fb33c93534ed275",
-    "965dbf9a03d1d9e87d3bc9380d965cf7",
-    "b468098d2cab1f07150371f7fb0e4fb0",
-    "df9b25d45b044dff624fcdce99c0f23e",
-    "1b45e046133928dbb25535d80c633a55",
-    "25da83e6a1143fc58a5ca7df336feb87",
+    "0e2821a028d5d30e4f821ed2585cc223",
+    "3fb1be93f9203f64eaf1d83749876ece",
+    "4dce1ece705172826ceb04306fd1dee0",
+    "ecee2ca76e65bdb33e3f799692355c72",
+    "958d0171c4f9be793be3779df5f394b4",
 ];
 
 /// Plays the plans, which must all pass.
