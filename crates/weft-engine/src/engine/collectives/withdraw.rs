@@ -116,7 +116,9 @@ impl State {
             self.links.poll_boards(true);
         }
         groups.withdrawals.make(tag, addr, told);
-        let Some(peer_id) = self.peers.known(addr) else { return };
+        // A member that has called here may have an address that was never used.
+        let caller = || self.peers.find(&self.peers.book().name(addr)?);
+        let Some(peer_id) = self.peers.known(addr).or_else(caller) else { return };
         let of_group = |ctx: Context| groups.runs.get(ctx.ptr).is_some_and(|run| run.group == index);
         let theirs = groups.posted.iter().filter(|((peer, _), posted)| *peer == peer_id && of_group(posted.ctx));
         let mut theirs: Vec<(PeerId, u64)> = theirs.map(|(key, _)| *key).collect();
