@@ -6,7 +6,8 @@
 #   make packages   makes the wheels and the .deb of this build in target/packages
 #   make demo       runs an MPI program over weft, libfabric's shm and tcp, and MPICH alone, and prints one table
 #   make test       runs every check and test, as CI does
-#   make check      runs the checks without tests: format, clippy, rustdoc, bindings
+#   make check      runs the quick checks: format, style, clippy, rustdoc, bindings, unit tests
+#   make test-long  repeats the random tests many times; takes hours
 #   make deps       installs the dependencies of build, demo and tests
 #   make bench      measures weft beside its peers (ten minutes on a quiet machine) and renews the documents
 #   make man        renews man/fi_weft.7 from man/fi_weft.7.in and the table of variables
@@ -42,7 +43,7 @@ INSTALLED := $(LIBFABRIC_DIR)/libweft-fi.so $(LIBFABRIC_DIR)/libweft-coll.so $(P
   $(BASH_COMPLETIONS) $(ZSH_DIR)/_weft $(FISH_COMPLETIONS)
 
 .PHONY: install packages uninstall
-.PHONY: all asan bench check faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
+.PHONY: all asan bench check faults fuzz dist build-deps deps demo demo-deps test test-deps test-long man clean icount icount-baseline icount-program
 .PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
@@ -144,9 +145,19 @@ test: test-deps
 	@$(MAKE) --no-print-directory check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 	@scripts/closing-lines.sh $(LOGS)
 
-# The checks of `make test` that run no tests.
+# The quick ones of the checks of `make test`.
 check: test-deps
 	@$(MAKE) --no-print-directory check-format check-tidy check-clippy check-docs check-bindings
+	cargo test --workspace --lib
+
+# Each random test with many more seeds than in `make test`, then fuzzing and the matrix of real faults.
+test-long: test-deps dist
+	$(DIST)/weft sim faults --seed 10000 --seeds 1000000
+	$(DIST)/weft sim faults --seed 300 --seeds 100000 --do collective
+	WEFT_SIM_SEEDS=20000 cargo test -p weft-sim --test hostile
+	WEFT_TCP_SEEDS=100000 cargo test -p weft-nic --lib tcp::faults
+	@$(MAKE) --no-print-directory fuzz MINUTES=$(or $(MINUTES),10)
+	@$(MAKE) --no-print-directory faults RUNS=$(or $(RUNS),100)
 
 check-format:
 	cargo fmt --all --check
@@ -176,9 +187,10 @@ check-sim: dist
 	$(DIST)/weft sim faults --seed 0 --seeds 300 --do collective 2>&1 | tee $(LOGS)/sim-collective.log
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
 
-# Real jobs over the provider.
+# Real jobs over the provider. Most of them wait for a time, so two files run at a time. The jobs of each test have
+# namespaces of their own.
 check-pytest: dist icount-program
-	$(PYTHON) -m pytest tests 2>&1 | tee $(LOGS)/pytest.log
+	$(PYTHON) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder 2>&1 | tee $(LOGS)/pytest.log
 
 clean:
 	cargo clean
