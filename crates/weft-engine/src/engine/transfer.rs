@@ -10,8 +10,8 @@
 //! arrived and its own device no longer uses its memory.
 //!
 //! If a device pushes in order with messages (`push_follows`), the bytes of a long write or message follow their
-//! announcement at once ([`WindowId::Announced`]). The target drops those of a write that it refuses. Those of a message are
-//! charged to the eager window, because they may have to wait for a receive.
+//! announcement at once ([`WindowId::Announced`]). The target drops those of a write that it refuses. Those of a
+//! message are charged to the eager window, because they may have to wait for a receive.
 
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
