@@ -86,6 +86,46 @@ impl NicCaps {
     }
 }
 
+/// Number of a chain ([`Nic::open_chain`]). The device chooses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainId(pub u32);
+
+/// The most steps of a chain.
+pub const CHAIN_STEPS: usize = 64;
+
+/// One end of a chain: a connection of its own with the peer of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainEnd {
+    /// The link, which is up.
+    pub link: LinkId,
+    /// The number by which this side knows the connection, and the number by which the peer does.
+    pub ours: u32,
+    /// See `ours`.
+    pub theirs: u32,
+}
+
+/// One step of a chain. The next step begins when this one has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainStep {
+    /// The index of the end.
+    pub end: u32,
+    /// Whether a frame with the tag is sent. Otherwise the next frame must have this tag.
+    pub sends: bool,
+    /// Distinguishes the frames of a connection.
+    pub tag: u64,
+}
+
+/// The state of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainState {
+    /// Connections are being made, or steps are under way.
+    Busy,
+    /// All connections are there, and all steps have ended as they must.
+    Ready,
+    /// The chain is of no more use. No step is under way.
+    Broken,
+}
+
 /// The device cannot accept the call now. There is no side effect; try again after a `poll`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
@@ -359,6 +399,47 @@ pub trait Nic: Registrar {
 
     /// Wakes the peer of a link if it sleeps, because a word of a board has changed.
     fn wake_peer(&mut self, _link: LinkId) {}
+
+    /// Whether the system can perform chains: exchanges of small frames with several peers, step by step, without a
+    /// call between the steps. `try_it`: if that is not known, finds out; otherwise the answer may be wrong.
+    fn offers_chains(&mut self, _try_it: bool) -> bool {
+        false
+    }
+
+    /// Opens a chain over these ends. The peers do the same. It is usable when [`Nic::poll_chain`] finds it ready.
+    /// `None`: the device has no chains over such links, or no room.
+    fn open_chain(&mut self, _ends: &[ChainEnd]) -> Option<ChainId> {
+        None
+    }
+
+    /// Starts the steps of a chain that is ready, of which there are at most [`CHAIN_STEPS`]. The last one awaits a
+    /// frame. False: the chain is broken.
+    fn start_chain(&mut self, _chain: ChainId, _steps: &[ChainStep]) -> bool {
+        false
+    }
+
+    /// The state of a chain.
+    fn poll_chain(&mut self, _chain: ChainId) -> ChainState {
+        ChainState::Broken
+    }
+
+    /// Whether a chain that was busy is ready or broken. [`Nic::poll_chain`] must be called to learn which.
+    fn has_ended_chain(&self, _chain: ChainId) -> bool {
+        false
+    }
+
+    /// A bit for each awaited frame that has arrived, by the index of its step among those that were started last.
+    fn chain_arrivals(&self, _chain: ChainId) -> u64 {
+        0
+    }
+
+    /// Breaks a chain. Steps that are under way end soon.
+    fn break_chain(&mut self, _chain: ChainId) {}
+
+    /// Closes a chain of which no step is under way. Returns [`Nic::chain_arrivals`], after a last look.
+    fn close_chain(&mut self, _chain: ChainId) -> u64 {
+        0
+    }
 
     /// Whether all accepted data has left this process, so that the device may be dropped.
     fn drained(&self) -> bool;

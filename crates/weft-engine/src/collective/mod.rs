@@ -27,6 +27,7 @@ mod alltoall;
 mod barrier;
 mod broadcast;
 mod builder;
+mod chain;
 mod gather;
 mod reduce;
 mod run;
@@ -34,6 +35,7 @@ mod run;
 mod tests;
 pub mod tree;
 
+pub use chain::{Link, chain};
 pub use run::{Next, Run};
 
 /// The most tasks of one schedule, about what the paper's hardware holds (16 Ki entries).
