@@ -55,6 +55,8 @@ pub struct Config {
     pub dead_peer_ms: u64,
     /// Time in milliseconds during which a broken TCP connection is dialled again. 0: the link ends at once.
     pub resume_ms: u64,
+    /// Let the system perform barriers between hosts by io_uring, where it can.
+    pub uring: bool,
     /// Observe unmapping ([`UnmapWatch`](weft_os::UnmapWatch)) if a device demands registration.
     pub observe_unmap: bool,
     /// Longest eager payload in bytes over shared memory. `None`: the device's choice.
@@ -92,6 +94,7 @@ impl Default for Config {
             shm: true,
             tcp: true,
             cma: true,
+            uring: true,
             observe_unmap: true,
             iface: None,
             streams: None,
@@ -151,6 +154,7 @@ impl Config {
             dead_peer_ms: self.dead_peer_ms,
             resume_ms: self.resume_ms,
             eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
+            uring: self.uring && Checker::found().is_none(),
             unsent: self.on_unsent.map(|call| Arc::new(Unsent::new(call))),
             ..defaults
         }

@@ -25,7 +25,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use weft_engine::board::Board;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
+use weft_engine::nic::{
+    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink,
+};
 use weft_os::{Checker, Unshared};
 
 use routes::{Attempt, Route, Stage, Table, UNMAPPED, Via};
@@ -449,6 +451,45 @@ impl Nic for Devices {
         if let Some(shm) = self.shm.as_mut().filter(|_| via == Via::Shm) {
             shm.wake_peer(inner);
         }
+    }
+
+    fn offers_chains(&mut self, try_it: bool) -> bool {
+        self.tcp.as_mut().is_some_and(|tcp| tcp.offers_chains(try_it))
+    }
+
+    fn open_chain(&mut self, ends: &[ChainEnd]) -> Option<ChainId> {
+        let theirs = |end: &ChainEnd| match self.table.way(end.link) {
+            (Via::Tcp, link) => Some(ChainEnd { link, ..*end }),
+            _ => None,
+        };
+        let ends = ends.iter().map(theirs).collect::<Option<Vec<_>>>()?;
+        self.tcp.as_mut()?.open_chain(ends)
+    }
+
+    fn start_chain(&mut self, chain: ChainId, steps: &[ChainStep]) -> bool {
+        self.tcp.as_mut().is_some_and(|tcp| tcp.start_chain(chain, steps))
+    }
+
+    fn poll_chain(&mut self, chain: ChainId) -> ChainState {
+        self.tcp.as_mut().map_or(ChainState::Broken, |tcp| tcp.poll_chain(chain))
+    }
+
+    fn has_ended_chain(&self, chain: ChainId) -> bool {
+        self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended_chain(chain))
+    }
+
+    fn chain_arrivals(&self, chain: ChainId) -> u64 {
+        self.tcp.as_ref().map_or(0, |tcp| tcp.chain_arrivals(chain))
+    }
+
+    fn break_chain(&mut self, chain: ChainId) {
+        if let Some(tcp) = &mut self.tcp {
+            tcp.break_chain(chain);
+        }
+    }
+
+    fn close_chain(&mut self, chain: ChainId) -> u64 {
+        self.tcp.as_mut().map_or(0, |tcp| tcp.close_chain(chain))
     }
 
     fn close(&mut self, link: LinkId) {

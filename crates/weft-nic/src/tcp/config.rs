@@ -52,6 +52,8 @@ pub struct TcpConfig {
     pub addrs: Vec<SocketAddr>,
     /// Drop connections to other addresses of this host.
     pub addrs_only: bool,
+    /// Let the system perform the steps of collectives, where it can.
+    pub uring: bool,
     /// Limit of simultaneous half-open connections: those whose peer has not proven itself.
     pub half_open: usize,
     /// Notes messages that the device defers in order to send them with others.
@@ -80,6 +82,7 @@ impl Default for TcpConfig {
             stripe_bytes: 256 * 1024,
             addrs: Vec::new(),
             addrs_only: false,
+            uring: false,
             half_open: 128,
             unsent: None,
         }
@@ -113,6 +116,8 @@ pub struct TcpStats {
     pub rails: usize,
     /// Bytes received and sent on them.
     pub rail_bytes: u64,
+    /// Barriers between hosts that the system has performed by io_uring.
+    pub chained: u64,
     /// Links that are open now.
     pub links: usize,
     /// Connections that are half-open now.

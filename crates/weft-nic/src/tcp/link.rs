@@ -122,6 +122,8 @@ pub(super) enum Token {
     Link(u32, u32),
     HalfOpen(u32, u32),
     Rail(u32, u32),
+    Chain(u32, u32),
+    Ring,
 }
 
 /// The number of bits of a generation in a token.
@@ -135,6 +137,8 @@ impl Token {
             Self::Link(index, generation) => (2, index, generation),
             Self::HalfOpen(index, generation) => (3, index, generation),
             Self::Rail(index, generation) => (4, index, generation),
+            Self::Chain(index, generation) => (5, index, generation),
+            Self::Ring => (6, 0, 0),
         };
         kind << 56 | u64::from(generation) << 32 | u64::from(index)
     }
@@ -148,7 +152,9 @@ impl Token {
             1 => Self::Timer,
             2 => Self::Link(index, generation),
             3 => Self::HalfOpen(index, generation),
-            _ => Self::Rail(index, generation),
+            4 => Self::Rail(index, generation),
+            5 => Self::Chain(index, generation),
+            _ => Self::Ring,
         }
     }
 }

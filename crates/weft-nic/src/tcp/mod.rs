@@ -8,7 +8,8 @@
 //!   initiator's side of all handshakes.
 //! - `tx` (with `retransmit` and `pushes`) and `rx`: the two halves of a link.
 //! - `stream`, `noise` and `primitives`: encryption.
-//! - `rails`: further connections of a link for long pushes.
+//! - `rails`: further connections of a link for long pushes. `chain`: connections on which the system performs the
+//!   steps of collectives.
 //! - `session`, `resume` and `redial`: connections that break. `linger`: closed links whose last bytes are being sent.
 //! - `progress`: a poll. `time`: its timers. `pace`: the rate of system calls. `agenda`: the work that links need.
 //! - `unsent`: the note of deferred messages. `sys`: system calls. `bugs`: planted bugs.
@@ -47,6 +48,7 @@ use crate::error::shortage;
 mod accept;
 mod agenda;
 mod bugs;
+mod chain;
 mod config;
 mod connect;
 #[cfg(test)]
@@ -80,6 +82,7 @@ mod sync {
 
 use accept::Accepts;
 use agenda::{Agenda, Task};
+use chain::Chains;
 use connect::{Attempt, Local};
 use half_open::HalfOpen;
 use initiator::Failure;
@@ -154,6 +157,7 @@ pub struct Tcp {
     pace: Pace,
     focus: Focus,
     striping: Striping,
+    chains: Chains,
     /// `None` while the events are processed.
     events: Option<sys::Events>,
     /// The time before which no timer is due.
@@ -210,6 +214,7 @@ impl Tcp {
             pace: Pace::new(),
             focus: Focus::new(),
             striping: Striping::new(),
+            chains: Chains::new(config.uring && !config.encrypt),
             events: None,
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,
@@ -319,6 +324,7 @@ impl Tcp {
             half_open: self.halves.len(),
             rails: self.striping.up(),
             rail_bytes: self.striping.bytes(),
+            chained: self.chains.completed(),
             ..self.stats
         }
     }
@@ -659,7 +665,7 @@ impl Drop for Tcp {
     /// epoll descriptor are its parent's.
     fn drop(&mut self) {
         if !self.is_ours() {
-            return;
+            return self.chains.abandon();
         }
         for id in self.links.numbers() {
             self.close(LinkId(id));

@@ -156,7 +156,8 @@ impl Tcp {
             }
             ask |= !self.agenda.is_empty(Task::ReportEnd);
         }
-        if ask || self.focus.ask_all(self.links.len() + self.halves.len() + self.striping.len()) {
+        if ask || self.focus.ask_all(self.links.len() + self.halves.len() + self.striping.len() + self.chains.pending())
+        {
             self.take_events(&mut tally, now_ms);
         }
         if now_ms >= self.next_timer_ms {
@@ -210,6 +211,9 @@ impl Tcp {
                 Token::Link(id, generation) => self.link_event(id, generation, flags, sink, now_ms),
                 Token::HalfOpen(index, generation) => self.half_event(index, generation, sink),
                 Token::Rail(index, generation) => self.rail_event(index, generation, flags, sink, now_ms),
+                Token::Chain(index, generation) => self.chain_event(index, generation),
+                // The engine reads the ring in the same round.
+                Token::Ring => {}
                 Token::Listener => self.accept(now_ms, sink),
                 Token::Timer => {
                     let mut count = [0; 8];
@@ -373,6 +377,7 @@ impl Tcp {
     /// Removes a link that has left the table from the lists, and stops watching its socket.
     pub(super) fn forget(&mut self, id: u32, link: &Link) {
         self.drop_rails(id);
+        self.forget_chain_ends(id);
         self.agenda.forget(id);
         if link.session.is_some() {
             self.sessions.retain(|&other| other != id);

@@ -248,14 +248,16 @@ impl Tcp {
         hello: &Hello,
         socket: BorrowedFd<'_>,
     ) -> Result<Box<ResumeDialogue>, LinkError> {
-        let flags = hello.flags & !wire::RAIL;
+        let joins = hello.flags & (wire::RAIL | wire::CHAIN);
+        let flags = hello.flags ^ joins;
         let from_initiator = flags == wire::RETURNS | wire::INITIATOR;
         let well_formed = (from_initiator || flags == wire::RETURNS)
             && hello.version == VERSION
+            && joins != wire::RAIL | wire::CHAIN
             && hello.reserved == [0; 6]
             && hello.name[8..].iter().all(|&byte| byte == 0);
         let here = hello.target == self.local.name.ep_id();
-        if well_formed && here && hello.flags != flags {
+        if well_formed && here && joins != 0 {
             return self.answer_rail(hello, self.session_of(hello, from_initiator), socket);
         }
         if let Some((id, session)) = if well_formed && here { self.session_of(hello, from_initiator) } else { None } {
@@ -361,6 +363,9 @@ impl Tcp {
         let Some(resumption) = self.halves.get_mut(index).and_then(HalfOpen::take_resumption) else { return };
         if resumption.hello.flags & wire::RAIL != 0 {
             return self.judge_rail(index, &resumption, finish);
+        }
+        if resumption.hello.flags & wire::CHAIN != 0 {
+            return self.judge_chain_end(index, &resumption, finish);
         }
         let mut agreed = None;
         let judged = self.check_resumption(&resumption, finish).and_then(|position| {

@@ -50,6 +50,8 @@ pub(super) const RETURNS: u8 = 2;
 pub(super) const INITIATOR: u8 = 4;
 /// In [`Hello::flags`], with [`RETURNS`]: the connection becomes a rail of the link instead of its first connection.
 pub(super) const RAIL: u8 = 16;
+/// In [`Hello::flags`], with [`RETURNS`]: the connection becomes an end of a chain.
+pub(super) const CHAIN: u8 = 32;
 
 /// In [`Answer::status`] and [`Verdict::status`]: success.
 pub(super) const OK: u8 = 0;

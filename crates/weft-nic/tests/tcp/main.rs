@@ -6,6 +6,7 @@
 mod suite;
 
 mod both;
+mod chains;
 mod economy;
 mod encrypted;
 mod flood;
@@ -17,11 +18,13 @@ mod raw;
 mod resume;
 mod transfers;
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 
 use suite::{Node, World};
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::Nic;
+use weft_nic::handshake::{Key, Role};
 use weft_nic::{Tcp, TcpConfig};
 
 /// Short time limits, so that no test waits long.
@@ -59,4 +62,29 @@ fn moved(name: &EpName, socket: SocketAddr) -> EpName {
 fn while_running<N: Nic, T>(world: &mut World<N>, thread: std::thread::JoinHandle<T>) -> T {
     world.until("the other thread", |_| thread.is_finished());
     thread.join().unwrap()
+}
+
+/// Asks for a further connection of a link, of the kind that a flag names, under a key. Returns the connection and the
+/// status of the verdict; `None`: there was none.
+fn ask<N: Nic>(world: &mut World<N>, flag: u8, session: u64, key: &Key, number: u8) -> (TcpStream, Option<u8>) {
+    let peer = world.nodes[0].name();
+    let (mut hello, key) = (raw::hello_again(session, &peer.ep_id()), key.clone());
+    hello[9] |= flag;
+    let thread = std::thread::spawn(move || {
+        let mut stream = raw::dial(peer.socket());
+        stream.write_all(&hello).unwrap();
+        let mut answer = [0; raw::ANSWER];
+        stream.read_exact(&mut answer).unwrap();
+        if answer[9] != 0 {
+            return (stream, None);
+        }
+        let mut sealed = [0; 16];
+        sealed[0] = number;
+        let proof = key.proof(Role::Initiator, &[&hello, &answer[..raw::PROOF_AT], &sealed]);
+        stream.write_all(&[&sealed[..], &proof].concat()).unwrap();
+        let mut verdict = [9; 16];
+        let heard = stream.read_exact(&mut verdict).is_ok();
+        (stream, heard.then_some(verdict[0]))
+    });
+    while_running(world, thread)
 }

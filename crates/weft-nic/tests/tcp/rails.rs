@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use weft_engine::mem::Owned;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId};
-use weft_nic::handshake::{Key, Role};
+use weft_nic::handshake::Key;
 use weft_nic::{Tcp, TcpConfig};
 
 use super::resume::far_world;
@@ -76,34 +76,9 @@ fn one_side_may_dial_alone() {
     }
 }
 
-/// The hello of a rail of a session.
-fn rail_hello(session: u64, target: &[u8; 16]) -> [u8; raw::HELLO] {
-    let mut hello = raw::hello_again(session, target);
-    hello[9] |= 16;
-    hello
-}
-
 /// Asks for a rail under a key. Returns the connection and the status of the verdict; `None`: there was none.
 fn ask(world: &mut World<Tcp>, session: u64, key: &Key, ordinal: u8) -> (TcpStream, Option<u8>) {
-    let peer = world.nodes[0].name();
-    let (hello, key) = (rail_hello(session, &peer.ep_id()), key.clone());
-    let thread = std::thread::spawn(move || {
-        let mut stream = raw::dial(peer.socket());
-        stream.write_all(&hello).unwrap();
-        let mut answer = [0; raw::ANSWER];
-        stream.read_exact(&mut answer).unwrap();
-        if answer[9] != 0 {
-            return (stream, None);
-        }
-        let mut sealed = [0; 16];
-        sealed[0] = ordinal;
-        let proof = key.proof(Role::Initiator, &[&hello, &answer[..raw::PROOF_AT], &sealed]);
-        stream.write_all(&[&sealed[..], &proof].concat()).unwrap();
-        let mut verdict = [9; 16];
-        let heard = stream.read_exact(&mut verdict).is_ok();
-        (stream, heard.then_some(verdict[0]))
-    });
-    super::while_running(world, thread)
+    super::ask(world, 16, session, key, ordinal)
 }
 
 /// A segment of a rail.

@@ -1,4 +1,4 @@
-//! The handshake of a rail: a connection that joins an existing link.
+//! The handshake of a rail, or of an end of a chain: a connection that joins an existing link.
 //!
 //! Place in the data flow: the dialling side has an [`Initiator`](super::super::initiator::Initiator) with the contents
 //! of [`Call`]. The called side answers in a half-open connection ([`super::super::half_open`]), as for a link that is
@@ -14,7 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use weft_engine::name::NAME_BYTES;
 use weft_engine::nic::LinkError;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::super::initiator::{Exchange, Failure, answer_body, send_handshake};
 use super::super::noise::Noise;
@@ -66,12 +67,14 @@ fn read_addresses(name: &[u8; NAME_BYTES]) -> Vec<SocketAddr> {
 }
 
 /// The contents of the dialling side's handshake.
-pub(super) struct Call<'a> {
-    pub(super) session: &'a Session,
-    /// The number of the rail among those that this side dials.
-    pub(super) ordinal: u8,
+pub(in super::super) struct Call<'a> {
+    pub(in super::super) session: &'a Session,
+    /// The purpose of the connection: [`wire::RAIL`] or [`wire::CHAIN`].
+    pub(in super::super) flag: u8,
+    /// The number of the rail among those that this side dials, or the peer's number of the chain's end.
+    pub(in super::super) number: u32,
     /// Receives the further addresses of the peer.
-    pub(super) further: &'a mut Option<Vec<SocketAddr>>,
+    pub(in super::super) further: &'a mut Option<Vec<SocketAddr>>,
 }
 
 impl Exchange for Call<'_> {
@@ -86,7 +89,7 @@ impl Exchange for Call<'_> {
 
     fn hello(&self, nonce: Nonce) -> Hello {
         let hello = self.session.hello(nonce);
-        Hello { flags: hello.flags | wire::RAIL, ..hello }
+        Hello { flags: hello.flags | self.flag, ..hello }
     }
 
     fn hello_sent(&mut self) {}
@@ -104,7 +107,7 @@ impl Exchange for Call<'_> {
         }
         *self.further = Some(read_addresses(&answer.name));
         let mut sealed = [0; 16];
-        sealed[0] = self.ordinal;
+        sealed[..4].copy_from_slice(&self.number.to_le_bytes());
         let proof = key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
         Ok((Finish { sealed, proof }, key.clone()))
     }
@@ -119,7 +122,7 @@ impl Exchange for Call<'_> {
 }
 
 impl Tcp {
-    /// Answers a hello that asks for a rail of a link. The peer has not proven anything yet.
+    /// Answers a hello that asks for a rail of a link, or for an end of a chain. The peer has not proven anything yet.
     pub(in super::super) fn answer_rail(
         &self,
         hello: &Hello,
@@ -128,7 +131,10 @@ impl Tcp {
     ) -> Result<Box<ResumeDialogue>, LinkError> {
         let mut answer = Answer::new_zeroed();
         (answer.magic, answer.version) = (MAGIC, VERSION);
-        let Some((link, session)) = found.filter(|(id, session)| !self.goes_first(*id, session)) else {
+        let is_chain = hello.flags & wire::CHAIN != 0;
+        let welcome =
+            |id, session: &Session| if is_chain { self.chains.may_open() } else { !self.goes_first(id, session) };
+        let Some((link, session)) = found.filter(|(id, session)| welcome(*id, session)) else {
             answer.status = if found.is_some() { wire::BUSY } else { wire::UNKNOWN };
             // The answer may not arrive; the caller tries again in any case.
             let _ = send_handshake(socket, answer.as_bytes());
@@ -150,8 +156,9 @@ impl Tcp {
         session.is_initiator() && self.striping.dials(id)
     }
 
-    /// Checks the proof of a peer that dials a rail. Returns the rail's number, or the status of the refusal.
-    fn check_rail(&self, dialogue: &ResumeDialogue, finish: &Finish) -> Result<u8, u8> {
+    /// Checks the proof of a peer that dials a rail or an end of a chain. Returns its number, or the status of the
+    /// refusal.
+    pub(in super::super) fn check_joining(&self, dialogue: &ResumeDialogue, finish: &Finish) -> Result<u32, u8> {
         let link = self.links.get(dialogue.link).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_ref().ok_or(wire::UNKNOWN)?;
         if !session.has_number_of(&dialogue.hello) || !matches!(link.state, State::Up | State::Broken(_)) {
@@ -159,14 +166,19 @@ impl Tcp {
         }
         let said = [dialogue.hello.as_bytes(), answer_body(&dialogue.answer), &finish.sealed[..]];
         let proven = session.key().verify(Role::Initiator, &said, &finish.proof);
-        let [ordinal, rest @ ..] = finish.sealed;
-        if !proven || usize::from(ordinal) >= RAILS_MAX || rest != [0; 15] {
+        let (number, rest) = U32::read_from_prefix(&finish.sealed).map_err(|_| wire::DENIED)?;
+        if !proven || *rest != [0; 12] {
             return Err(wire::DENIED);
         }
-        if link.is_closed() || self.goes_first(dialogue.link, session) {
-            return Err(wire::BUSY);
-        }
-        Ok(ordinal)
+        if link.is_closed() { Err(wire::BUSY) } else { Ok(number.get()) }
+    }
+
+    /// [`Self::check_joining`] for a rail.
+    fn check_rail(&self, dialogue: &ResumeDialogue, finish: &Finish) -> Result<u8, u8> {
+        let number = self.check_joining(dialogue, finish)?;
+        let ordinal = u8::try_from(number).ok().filter(|&ordinal| usize::from(ordinal) < RAILS_MAX);
+        let session = self.links.get(dialogue.link).and_then(|link| link.session.as_ref()).ok_or(wire::UNKNOWN)?;
+        if self.goes_first(dialogue.link, session) { Err(wire::BUSY) } else { ordinal.ok_or(wire::DENIED) }
     }
 
     /// Handles the finish of a half-open connection that asks for a rail: the link takes it over if the proof is right.

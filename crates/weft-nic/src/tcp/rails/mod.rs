@@ -31,7 +31,7 @@ use weft_os::Unshared;
 use super::Tcp;
 use super::initiator::Initiator;
 
-mod call;
+pub(super) mod call;
 mod frame;
 mod incoming;
 mod outgoing;

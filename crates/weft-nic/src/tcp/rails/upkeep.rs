@@ -14,7 +14,7 @@ use weft_os::Unshared;
 
 use super::super::initiator::{Failure, Initiator};
 use super::super::stream::Keys;
-use super::super::{State, Tcp, Token, sys};
+use super::super::{State, Tcp, Token, sys, wire};
 use super::call::Call;
 use super::traffic::Flow;
 use super::{Path, RAILS_MAX, Rail, SECRET};
@@ -132,7 +132,8 @@ impl Tcp {
         let (id, ordinal) = (*id, *ordinal);
         let Some(bundle) = self.striping.bundles.get_mut(&id) else { return };
         let Some(session) = self.links.get(id).and_then(|link| link.session.as_ref()) else { return };
-        let mut call = Call { session, ordinal, further: &mut bundle.further };
+        let (flag, number) = (wire::RAIL, ordinal.into());
+        let mut call = Call { session, flag, number, further: &mut bundle.further };
         match initiator.advance(socket.as_fd(), &mut call, self.config.encrypt) {
             Ok(_) if initiator.is_connecting() => {}
             Ok(None) => {
