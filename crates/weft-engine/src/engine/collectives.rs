@@ -21,6 +21,7 @@
 //! all. A repeated collective allocates nothing, except for messages that arrive before their receive.
 
 mod boards;
+mod chains;
 mod join;
 mod report;
 mod withdraw;
@@ -47,9 +48,10 @@ use crate::mem::{Iov, IovList, Owned};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::wire::{F_ACK, F_DATA, Reader, Rts};
 use boards::{BoardRun, Host};
+use chains::Chain;
 use join::Joined;
 pub use report::GroupReport;
-use withdraw::{NO_RUN, WITHDRAWAL, Withdrawals, is_withdrawal};
+use withdraw::{NO_RUN, Withdrawals, is_signal};
 
 /// Bits of a tag for the message's number in its schedule.
 const NUMBER_BITS: u32 = 14;
@@ -84,6 +86,8 @@ pub(crate) struct Collectives {
     linking: Vec<usize>,
     /// Operations that are performed on boards, in the order of their calls.
     on_boards: Vec<BoardRun>,
+    /// Groups whose chains have work.
+    chained: Vec<usize>,
     runs: Slab<ActiveRun>,
     /// Runs that may be able to continue.
     ready: VecDeque<u32>,
@@ -136,6 +140,10 @@ struct Group {
     runs: usize,
     /// The members by host, and the board of this one. `None`: all transfers are messages.
     host: Option<Box<Host>>,
+    /// The chain that performs the group's barriers between hosts.
+    chain: Option<Box<Chain>>,
+    /// The context of the join.
+    join: Context,
 }
 
 struct Template {
@@ -200,6 +208,8 @@ struct Transfer {
     poisoned: bool,
     /// The peer is lost to the group.
     lost: Option<LinkError>,
+    /// A chain has received the message.
+    taken: bool,
 }
 
 impl<N: Nic> Engine<N> {
@@ -210,6 +220,8 @@ impl<N: Nic> Engine<N> {
             None => Err(Error::NoSuchAddress),
             Some(group) if group.runs > 0 => Err(Error::Again),
             Some(_) => {
+                self.close_chain(group.index());
+                let groups = &mut self.state.collectives().groups;
                 let number = groups.remove(group.index()).number;
                 self.state.discard_group(number);
                 Ok(())
@@ -281,8 +293,13 @@ impl<N: Nic> Engine<N> {
 
     /// Advances every run until all runs wait for transfers.
     pub(crate) fn run_collectives(&mut self) {
-        while let Some(index) = self.state.next_ready_run() {
-            self.advance(index);
+        loop {
+            while let Some(index) = self.state.next_ready_run() {
+                self.advance(index);
+            }
+            if !self.poll_chains() {
+                return;
+            }
         }
     }
 
@@ -328,7 +345,7 @@ impl<N: Nic> Engine<N> {
 
 impl<N: Nic> Engine<N> {
     fn send_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, poisoned, lost } = *transfer;
+        let Transfer { peer, tag, memory, ctx, poisoned, lost, .. } = *transfer;
         if let Some(why) = lost {
             return self.state.end_transfer(ctx, Some(Fault::Link(why)));
         }
@@ -346,7 +363,10 @@ impl<N: Nic> Engine<N> {
     }
 
     fn receive_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, poisoned, lost } = *transfer;
+        let Transfer { peer, tag, memory, ctx, poisoned, lost, taken } = *transfer;
+        if taken {
+            return self.state.end_transfer(ctx, None);
+        }
         let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
         if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
             return self.state.deliver_arrived(peer_id, &memory, ctx, arrived);
@@ -402,9 +422,9 @@ impl State {
         }
         let payload = r.rest();
         self.admit_eager(peer_id, payload.len())?;
-        if is_withdrawal(tag) {
+        if is_signal(tag) {
             self.return_window(peer_id, payload.len());
-            self.on_withdrawal(peer_id, tag & !WITHDRAWAL);
+            self.on_signal(peer_id, tag);
             return Ok(());
         }
         let groups = self.collectives();
@@ -442,9 +462,9 @@ impl State {
         let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
         self.admit_announcement(peer_id, &mut source)?;
         let arrived = Arrived::Announced { op, len, source, ack, poisoned };
-        if is_withdrawal(tag) {
+        if is_signal(tag) {
             self.discard_one(peer_id, arrived);
-            self.on_withdrawal(peer_id, tag & !WITHDRAWAL);
+            self.on_signal(peer_id, tag);
             return Ok(());
         }
         let groups = self.collectives();
@@ -557,7 +577,9 @@ enum Side {
 impl Collectives {
     fn start(&mut self, run: ActiveRun) {
         let index = ids::number(self.runs.insert(run));
-        self.make_ready(index);
+        if !self.queue_on_chain(index) {
+            self.make_ready(index);
+        }
     }
 
     fn make_ready(&mut self, index: u32) {
@@ -590,19 +612,16 @@ impl Collectives {
         let receiver = if side == Side::Send { peer } else { group.rank };
         let tag = match active.purpose {
             Purpose::Join { .. } => group.tag,
-            _ => {
-                let group = u64::from(group.numbers[receiver as usize]);
-                let sequence = planted!(Bug::SequenceLost, sequence, 1) & ((1 << SEQUENCE_BITS) - 1);
-                group << (SEQUENCE_BITS + NUMBER_BITS) | sequence << NUMBER_BITS
-            }
-        };
+            _ => group.tag_for(receiver, sequence, 0),
+        } | u64::from(number);
         Transfer {
             peer: group.members[peer as usize],
-            tag: tag | u64::from(number),
+            tag,
             memory,
             ctx: Context { ptr: index as usize, user: u64::from(task) },
             poisoned: active.fault.is_some(),
             lost: group.lost(peer),
+            taken: side == Side::Receive && group.has_taken(peer, tag),
         }
     }
 
@@ -635,6 +654,13 @@ impl Collectives {
 }
 
 impl Group {
+    /// The tag of a message of an operation to a member.
+    fn tag_for(&self, receiver: u32, sequence: u64, number: u32) -> u64 {
+        let group = u64::from(self.numbers[receiver as usize]);
+        let sequence = planted!(Bug::SequenceLost, sequence, 1) & ((1 << SEQUENCE_BITS) - 1);
+        group << (SEQUENCE_BITS + NUMBER_BITS) | sequence << NUMBER_BITS | u64::from(number)
+    }
+
     /// The request for a schedule, once the operation is found valid.
     fn request(&self, op: &CollectiveOp) -> Result<Request, Error> {
         let members = ids::number(self.members.len());

@@ -56,6 +56,11 @@ impl Places {
         Some(Self { hosts, host, place })
     }
 
+    /// Whether the members are on several hosts.
+    pub(super) const fn spans_hosts(&self) -> bool {
+        self.hosts.len() > 1
+    }
+
     /// Whether boards serve: some members share a host, and no host has too many.
     pub(super) fn shares_memory(&self) -> bool {
         self.hosts.iter().any(|ranks| ranks.len() > 1) && self.most() <= MAX_MEMBERS
@@ -93,8 +98,6 @@ pub(super) struct Host {
     any_lost: bool,
     /// Members to which the leader has passed the board.
     passed: Vec<bool>,
-    /// The context of the join.
-    join: Context,
     /// The board that the leader has made or passed.
     board: Option<Board>,
     /// Whether the leader has made a board.
@@ -109,14 +112,13 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(places: Places, board: Option<Board>, join: Context) -> Self {
+    pub(super) fn new(places: Places, board: Option<Board>) -> Self {
         let members = places.count();
         Self {
             peers: vec![None; members],
             lost: vec![None; members],
             any_lost: false,
             passed: vec![false; members],
-            join,
             board,
             offered: false,
             received: false,
@@ -127,8 +129,14 @@ impl Host {
         }
     }
 
-    pub(super) const fn join_context(&self) -> Context {
-        self.join
+    /// Whether this member is the first one of its host.
+    pub(super) const fn is_leader(&self) -> bool {
+        self.places.is_leader()
+    }
+
+    /// This host's number, and the number of hosts.
+    pub(super) fn among_hosts(&self) -> (u32, u32) {
+        (ids::number(self.places.host), ids::number(self.places.hosts.len()))
     }
 
     /// The rank of this host's leader.
@@ -204,7 +212,7 @@ impl Host {
 
     /// Whether the group has members on other hosts.
     fn spans_hosts(&self) -> bool {
-        self.places.hosts.len() > 1
+        self.places.spans_hosts()
     }
 
     /// The ranks of the members on this host that have a part in an operation and have not entered it.
@@ -448,15 +456,18 @@ impl<N: Nic> Engine<N> {
             }
         }
         let groups = self.state.collectives();
-        let more = !groups.linking.is_empty() || !groups.on_boards.is_empty();
+        let more = !groups.linking.is_empty() || !groups.on_boards.is_empty() || !groups.chained.is_empty();
         self.state.links.poll_boards(more);
         self.state.completions.len() - before
     }
 
-    /// Whether an operation on a board can continue. A caller that is about to sleep checks this after it has announced
-    /// its sleep: members that change the board later wake it.
+    /// Whether an operation on a board or chain can continue. A caller that is about to sleep checks this after it has
+    /// announced its sleep: members that change the board later wake it.
     pub fn boards_ready(&self) -> bool {
         let Some(groups) = self.state.collectives.as_deref() else { return false };
+        if groups.has_ended_chain(|id| self.nic.has_ended_chain(id)) {
+            return true;
+        }
         groups.on_boards.iter().any(|run| {
             let host = groups.groups.get(run.group).and_then(|group| group.host.as_deref());
             let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_ref()?))) else { return true };

@@ -25,11 +25,17 @@ use crate::mem::Owned;
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 
-/// Bytes of one member's announcement: its number of the group, whether it has made a board for its host, then a digest
-/// of the members.
+/// Bytes of one member's announcement: its number of the group, whether it has made a board for its host, whether its
+/// device has chains, then a digest of the members.
 const ANNOUNCEMENT_BYTES: usize = 16;
 /// Offset of the byte that says whether there is a board.
 const BOARD_AT: usize = 4;
+/// Offset of the byte that says whether the member can take part in chains.
+const CHAINS_AT: usize = 5;
+/// In a vote: the member has its host's board.
+const HAS_BOARD: u8 = 1;
+/// In a vote: the member has its ends of the chain, or needs none.
+const HAS_CHAIN: u8 = 2;
 /// The value of that byte if the member uses no boards.
 const NO_BOARDS: u8 = 2;
 
@@ -56,7 +62,12 @@ impl<N: Nic> Engine<N> {
         let request = all_gather(rank, names.len(), ANNOUNCEMENT_BYTES);
         let schedule = Arc::new(collective::compile(&request).map_err(|_| Error::TooLong)?);
         let boards = self.state.config.boards;
-        let places = Places::new(&names, rank).filter(|places| boards && places.shares_memory());
+        let places = Places::new(&names, rank);
+        let spans = places.as_ref().is_some_and(Places::spans_hosts);
+        // Leaders spare the other members of their hosts the exchange, so that these need no ring.
+        let spared = boards && places.as_ref().is_some_and(|places| !places.is_leader());
+        let chains = spans && self.nic.offers_chains(!spared);
+        let places = places.filter(|places| boards && places.shares_memory());
         let board = places
             .as_ref()
             .filter(|places| places.is_leader() && places.count() > 1)
@@ -72,6 +83,7 @@ impl<N: Nic> Engine<N> {
         let own = names.len() * ANNOUNCEMENT_BYTES;
         bytes[own..own + BOARD_AT].copy_from_slice(&number.to_le_bytes());
         bytes[own + BOARD_AT] = if boards { u8::from(board.is_some()) } else { NO_BOARDS };
+        bytes[own + CHAINS_AT] = u8::from(chains);
         bytes[own + 8..].copy_from_slice(&digest.to_le_bytes());
         let mut announcements = Owned::new(bytes);
         let all = announcements.iov();
@@ -86,7 +98,9 @@ impl<N: Nic> Engine<N> {
             templates: FxHashMap::default(),
             lost: Vec::new(),
             runs: 1,
-            host: places.map(|places| Box::new(Host::new(places, board, ctx))),
+            host: places.map(|places| Box::new(Host::new(places, board))),
+            chain: None,
+            join: ctx,
         });
         groups.start(ActiveRun {
             group,
@@ -107,19 +121,22 @@ impl<N: Nic> Engine<N> {
         Ok(GroupId::from_number(ids::number(group)))
     }
 
-    /// Shares boards in the groups that are about to do so, and starts the vote where this host is done.
+    /// Opens chains and shares boards in the groups that are about to do so, and starts the vote where this member is
+    /// done.
     pub(super) fn link_boards(&mut self) {
         for group in std::mem::take(&mut self.state.collectives().linking) {
-            match self.link_board(group) {
+            let chained = self.open_chain(group);
+            match chained.and_then(|chained| Some((self.link_board(group)?, chained))) {
                 None => self.state.collectives().linking.push(group),
-                Some(shared) => self.state.collectives().vote(group, shared),
+                Some((shared, chained)) => self.state.collectives().vote(group, shared, chained),
             }
         }
     }
 
     /// Shares the board of one group. `Some`: whether this member has the board.
     fn link_board(&mut self, index: usize) -> Option<bool> {
-        let places = self.state.collectives().groups.get(index)?.host.as_deref()?.others();
+        let Some(host) = self.state.collectives().groups.get(index)?.host.as_deref() else { return Some(false) };
+        let places = host.others();
         // Members that have a link still get the board, because they wait for it.
         let (mut pending, mut refused) = (false, false);
         for (place, rank) in places {
@@ -194,29 +211,38 @@ impl Collectives {
         let group = self.groups.get_mut(index).ok_or(Fault::Refused(Error::Invalid))?;
         let members = group.members.len();
         group.numbers = numbers_in(announcements, members, digest).ok_or(Fault::Refused(Error::Invalid))?;
-        let mut all = announcements.chunks_exact(ANNOUNCEMENT_BYTES).take(members);
-        if all.any(|one| one[BOARD_AT] == NO_BOARDS) {
+        let all = || announcements.chunks_exact(ANNOUNCEMENT_BYTES).take(members);
+        if all().any(|one| one[BOARD_AT] == NO_BOARDS) {
             group.host = None;
         }
-        let Some(host) = group.host.as_deref_mut() else { return Ok(Joined::Complete) };
-        let leader = host.leader() as usize;
-        host.set_offered(announcements[leader * ANNOUNCEMENT_BYTES + BOARD_AT] != 0);
+        let chained = all().all(|one| one[CHAINS_AT] == 1);
+        if chained {
+            group.prepare_chain();
+        }
+        match group.host.as_deref_mut() {
+            Some(host) => {
+                let leader = host.leader() as usize;
+                host.set_offered(announcements[leader * ANNOUNCEMENT_BYTES + BOARD_AT] != 0);
+            }
+            None if !chained => return Ok(Joined::Complete),
+            None => {}
+        }
         self.linking.push(index);
         Ok(Joined::Linking)
     }
 
-    /// Starts the vote of the members about their boards.
-    fn vote(&mut self, index: usize, shared: bool) {
+    /// Starts the vote of the members about their boards and chains.
+    fn vote(&mut self, index: usize, shared: bool, chained: bool) {
         let Some(group) = self.groups.get(index) else { return };
         let members = group.members.len();
         let request = all_gather(group.rank as usize, members, 1);
         let Ok(schedule) = collective::compile(&request) else { return };
         let schedule = Arc::new(schedule);
         let mut bytes = vec![0; members + 1];
-        bytes[members] = u8::from(shared);
+        bytes[members] = (u8::from(shared) * HAS_BOARD) | (u8::from(chained) * HAS_CHAIN);
         let mut votes = Owned::new(bytes);
         let all = votes.iov();
-        let ctx = group.host.as_deref().map_or(Context { ptr: 0, user: 0 }, Host::join_context);
+        let ctx = group.join;
         self.start(ActiveRun {
             group: index,
             purpose: Purpose::Vote { votes },
@@ -236,8 +262,16 @@ impl Collectives {
     /// All members have voted.
     pub(super) fn votes_known(&mut self, index: usize, votes: &[u8]) {
         let Some(group) = self.groups.get_mut(index) else { return };
-        if !votes.iter().take(group.members.len()).all(|&vote| vote == 1) {
-            group.host = None;
+        let all = |what: u8| votes.iter().take(group.members.len()).all(|&vote| vote & what != 0);
+        let (shared, mut chained) = (all(HAS_BOARD), all(HAS_CHAIN));
+        if group.host.is_some() && !shared {
+            // The chain was that of the hosts.
+            (group.host, chained) = (None, false);
+        }
+        if chained {
+            group.use_chain();
+        } else {
+            self.leave_chain(index, false);
         }
     }
 }

@@ -7,7 +7,7 @@ use super::boards::BoardRun;
 use super::{ActiveRun, Collectives, Group, Purpose};
 use crate::collective::Operation;
 use crate::engine::{Engine, ids};
-use crate::nic::Nic;
+use crate::nic::{ChainId, Nic};
 
 /// The oldest operation under way of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,14 +46,14 @@ impl<N: Nic> Engine<N> {
         let Some(collectives) = self.state.collectives.as_deref() else { return (0, 0) };
         let busy = || collectives.groups.iter().filter(|(_, group)| group.runs > 0);
         for (report, (index, group)) in reports.iter_mut().zip(busy()) {
-            *report = collectives.report(index, group);
+            *report = collectives.report(index, group, |chain| self.nic.chain_arrivals(chain));
         }
         (busy().count() as u64, busy().map(|(_, group)| group.runs as u64).sum())
     }
 }
 
 impl Collectives {
-    fn report(&self, index: usize, group: &Group) -> GroupReport {
+    fn report(&self, index: usize, group: &Group, arrivals: impl Fn(ChainId) -> u64) -> GroupReport {
         let mut report = GroupReport {
             number: group.number,
             rank: group.rank,
@@ -70,6 +70,7 @@ impl Collectives {
                 (report.sequence, report.block_bytes) = (run.turn(), run.request().block() as u64);
                 run.awaited(group).for_each(|rank| report.awaits(rank));
                 if let Some(exchange) = exchange.filter(|run| matches!(run.purpose, Purpose::Exchange { .. })) {
+                    group.awaited_on_chain(exchange, arrivals).into_iter().for_each(|rank| report.awaits(rank));
                     exchange.run.awaited().for_each(|host| report.awaits(group.leader_of(host)));
                 }
             }
@@ -78,6 +79,7 @@ impl Collectives {
                     report.operation = Some(run.request.operation);
                     (report.sequence, report.block_bytes) = (sequence, run.request.block() as u64);
                 }
+                group.awaited_on_chain(run, arrivals).into_iter().for_each(|rank| report.awaits(rank));
                 run.run.awaited().for_each(|rank| report.awaits(rank));
             }
             (None, None) => {}
@@ -88,7 +90,7 @@ impl Collectives {
 
 impl ActiveRun {
     /// The place of the run among those of its group.
-    const fn sequence(&self) -> u64 {
+    pub(super) const fn sequence(&self) -> u64 {
         match self.purpose {
             Purpose::Operation { sequence } | Purpose::Exchange { sequence, .. } => sequence,
             Purpose::Join { .. } | Purpose::Vote { .. } => 0,

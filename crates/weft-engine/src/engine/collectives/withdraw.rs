@@ -17,13 +17,16 @@ use std::collections::VecDeque;
 use super::{Arrived, Group, JOIN, NUMBER_BITS, Purpose, SEQUENCE_BITS, State, ids};
 use crate::api::{Addr, Context, Fault, OpFlags};
 use crate::engine::ids::PeerId;
-use crate::engine::ops::TxOp;
+use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::Deferred;
+use crate::engine::peers::Peers;
 use crate::mem::{Iov, IovList};
 use crate::nic::LinkError;
 
 /// The number of a withdrawal among the messages of a join, whose schedule has far fewer.
-pub(super) const WITHDRAWAL: u64 = (1 << NUMBER_BITS) - 1;
+const WITHDRAWAL: u64 = (1 << NUMBER_BITS) - 1;
+/// The number by which a member tells its partners that it leaves the group's chain (`chains.rs`).
+pub(super) const CHAIN_LEFT: u64 = WITHDRAWAL - 1;
 /// The context of a withdrawal, which is no transfer of a run.
 pub(super) const NO_RUN: Context = Context { ptr: usize::MAX, user: 0 };
 /// Withdrawals that are kept for the next link. The oldest are dropped.
@@ -111,6 +114,10 @@ impl State {
         }
         group.lost.push((rank, why));
         let (tag, addr) = (group.tag, group.members[rank as usize]);
+        if groups.leave_chain(index, true) {
+            self.links.poll_boards(true);
+        }
+        let Some(group) = groups.groups.get_mut(index) else { return };
         if let Some(host) = group.host.as_deref_mut() {
             host.lose(rank, why);
             self.links.poll_boards(true);
@@ -158,7 +165,7 @@ impl State {
         groups.withdrawals.link_ended(addr);
         let relies = |group: &Group| {
             let shares = || group.host.as_deref().is_some_and(|host| host.peers().any(|peer| peer == peer_id));
-            if linked || shares() { group.rank_of(addr) } else { None }
+            group.rank_of(addr).filter(|&rank| linked || shares() || group.opens_chain_with(rank))
         };
         let affected = groups.groups.iter().filter_map(|(index, group)| Some((index, relies(group)?)));
         for (index, rank) in affected.collect::<Vec<_>>() {
@@ -187,15 +194,20 @@ impl State {
             one.told = true;
             let mut flags = OpFlags::TAGGED;
             flags.set(OpFlags::DATA, true);
-            let send =
-                || TxOp::collective(peer_id, NO_RUN, flags, IovList::from_slice(&[Iov::EMPTY]), one.tag | WITHDRAWAL);
-            let index = outgoing.push(&mut peers[peer_id], send);
-            peers.defer(peer_id, Deferred::Collective(index));
+            signal(peers, outgoing, peer_id, flags, one.tag | WITHDRAWAL);
+        }
+    }
+
+    /// A peer has withdrawn from a group, or has left its chain.
+    pub(super) fn on_signal(&mut self, peer_id: PeerId, tag: u64) {
+        match tag & WITHDRAWAL {
+            WITHDRAWAL => self.on_withdrawal(peer_id, tag & !WITHDRAWAL),
+            _ => self.on_chain_left(peer_id, tag & !WITHDRAWAL),
         }
     }
 
     /// A peer has withdrawn from the group whose join has this tag.
-    pub(super) fn on_withdrawal(&mut self, peer_id: PeerId, tag: u64) {
+    fn on_withdrawal(&mut self, peer_id: PeerId, tag: u64) {
         let addr = self.peers[peer_id].addr();
         let groups = self.collectives();
         let group = groups.groups.iter().find(|(_, group)| group.tag == tag);
@@ -226,7 +238,9 @@ impl State {
             return groups.withdrawals.made.iter().any(|one| one.tag == tag & !WITHDRAWAL && one.addr == addr);
         }
         let group = groups.groups.iter().find(|(_, group)| is_of(tag, group.number));
-        group.is_none_or(|(_, group)| group.rank_of(addr).is_some_and(|rank| group.lost(rank).is_some()))
+        group.is_none_or(|(_, group)| {
+            group.rank_of(addr).is_some_and(|rank| group.lost(rank).is_some() || group.has_taken(rank, tag))
+        })
     }
 
     /// A group was left: there are no receives for its messages any more.
@@ -259,12 +273,19 @@ impl State {
     }
 }
 
-/// Whether a message with this tag is a withdrawal.
-pub(super) fn is_withdrawal(tag: u64) -> bool {
-    tag & (JOIN | WITHDRAWAL) == JOIN | WITHDRAWAL
+/// Whether a message with this tag belongs to no transfer, but concerns a whole group.
+pub(super) fn is_signal(tag: u64) -> bool {
+    tag & JOIN != 0 && tag & WITHDRAWAL >= CHAIN_LEFT
+}
+
+/// Sends an empty message that belongs to no run.
+pub(super) fn signal(peers: &mut Peers, outgoing: &mut Outgoing, peer_id: PeerId, flags: OpFlags, tag: u64) {
+    let send = || TxOp::collective(peer_id, NO_RUN, flags, IovList::from_slice(&[Iov::EMPTY]), tag);
+    let index = outgoing.push(&mut peers[peer_id], send);
+    peers.defer(peer_id, Deferred::Collective(index));
 }
 
 /// Whether a message's tag has this number of a group.
-fn is_of(tag: u64, number: u32) -> bool {
+pub(super) fn is_of(tag: u64, number: u32) -> bool {
     tag & JOIN == 0 && tag >> (SEQUENCE_BITS + NUMBER_BITS) == u64::from(number)
 }

@@ -1,0 +1,448 @@
+//! Barriers between hosts as chains, which the system performs while the client computes ([`Nic::open_chain`]).
+//!
+//! Place in the data flow: the join opens a chain where all members can, and they vote for it (`join.rs`).
+//! [`Collectives::queue_on_chain`] takes the barriers of the group, and [`Engine::poll_chains`] starts one after the
+//! other and notes their ends. All members have the same order of barriers, so that frames need no matching.
+//!
+//! Leaving. A chain whose connections fail says nothing about the members, whose links may be fine. The member *leaves*
+//! the chain for good, and tells its partners, which leave as well. From then on all steps are messages. The member
+//! repeats by messages the steps of the barrier under way, and those of the last one that it completed: it cannot know
+//! which frames have arrived. A partner may lack frames of these two barriers only, because a member starts a barrier
+//! after it has completed the previous one. Repetitions of steps that the chain has taken are discarded.
+//!
+//! A member that leaves the group repeats the steps of its last barrier as well, since it does not hear of later
+//! failures.
+//!
+//! Invariants: the chain of a group is left by all members or by none that still waits for the others. A step is
+//! received once, as a frame or as a message.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+
+use super::withdraw::{CHAIN_LEFT, is_of, signal};
+use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
+use crate::api::OpFlags;
+use crate::collective::{self, Operation, Overlap, Request};
+use crate::engine::ids::{self, PeerId};
+use crate::engine::peer::PeerState;
+use crate::engine::{Engine, State};
+use crate::nic::{CHAIN_STEPS, ChainEnd, ChainId, ChainState, ChainStep, Nic};
+
+/// Barriers whose frames are remembered: the one under way and the two before it. A partner that leaves repeats no
+/// others.
+const REMEMBERED: usize = 3;
+
+/// The use of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The members have not voted for it.
+    Opening,
+    InUse,
+    /// The steps under way must end. `tells`: the partners must be told.
+    Leaving {
+        tells: bool,
+    },
+    Left,
+}
+
+/// The chain of a group.
+pub(super) struct Chain {
+    stage: Stage,
+    device: Option<ChainId>,
+    /// The members of the barrier: those of the group, or one for each host. 0: this member is none of them.
+    members: u32,
+    /// The ranks of the partners, by end.
+    partners: Vec<u32>,
+    steps: Vec<Step>,
+    /// Runs of barriers. The first one may be under way.
+    queue: VecDeque<u32>,
+    /// The sequence number of the barrier under way.
+    running: Option<u64>,
+    /// The sequence number of the last barrier that was completed.
+    completed: Option<u64>,
+    /// The sequence numbers of the latest barriers, and a bit for each awaited step whose frame has arrived.
+    arrivals: VecDeque<(u64, u64)>,
+}
+
+struct Step {
+    end: u32,
+    number: u32,
+    sends: bool,
+}
+
+impl Chain {
+    fn remember(&mut self, sequence: u64, arrivals: u64) {
+        self.arrivals.truncate(REMEMBERED - 1);
+        self.arrivals.push_front((sequence, arrivals));
+    }
+
+    /// Leaves the chain.
+    fn leave(&mut self, tells: bool) {
+        if matches!(self.stage, Stage::Opening | Stage::InUse) {
+            self.stage = Stage::Leaving { tells };
+        }
+    }
+}
+
+/// The result of a look at a chain.
+#[derive(PartialEq, Eq)]
+enum Look {
+    Idle,
+    Waits,
+    Changed,
+}
+
+impl<N: Nic> Engine<N> {
+    /// Opens the chain of a group that is being joined. `Some`: whether it is usable here.
+    pub(super) fn open_chain(&mut self, index: usize) -> Option<bool> {
+        let group = self.state.collectives().groups.get(index)?;
+        let Some(chain) = group.chain.as_deref().filter(|chain| chain.stage == Stage::Opening) else {
+            return Some(false);
+        };
+        if chain.members == 0 {
+            return Some(true);
+        }
+        if chain.device.is_none() {
+            let ends = match self.chain_ends(index)? {
+                Some(ends) if ends.len() <= CHAIN_STEPS => ends,
+                _ => return Some(false),
+            };
+            let device = self.nic.open_chain(&ends);
+            self.state.chain(index)?.device = device;
+        }
+        match self.state.chain(index)?.device.map(|id| self.nic.poll_chain(id)) {
+            Some(ChainState::Busy) => None,
+            Some(ChainState::Ready) => Some(true),
+            Some(ChainState::Broken) | None => Some(false),
+        }
+    }
+
+    /// The ends of a chain. The outer `None`: links to partners are being made. The inner one: a partner is lost.
+    fn chain_ends(&mut self, index: usize) -> Option<Option<Vec<ChainEnd>>> {
+        let partners = self.state.chain(index)?.partners.clone();
+        let mut ends = Some(Vec::new());
+        let mut pending = false;
+        for rank in partners {
+            let group = self.state.collectives().groups.get(index)?;
+            let (addr, ours, theirs) = (group.members[rank as usize], group.number, group.numbers[rank as usize]);
+            let peer_id = self.state.peer_for(addr).ok();
+            let is_lost = || self.state.collectives.as_deref()?.groups.get(index)?.lost(rank);
+            let Some(peer_id) = peer_id.filter(|_| is_lost().is_none()) else { return Some(None) };
+            if self.state.peers[peer_id].state() == PeerState::Idle {
+                self.dial(peer_id);
+            }
+            match (self.state.peers[peer_id].link(), &mut ends) {
+                (Some(link), Some(ends)) => ends.push(ChainEnd { link, ours, theirs }),
+                _ => pending = true,
+            }
+        }
+        if pending { None } else { Some(ends) }
+    }
+
+    /// Advances the chains that have work. Returns whether anything has changed.
+    pub(super) fn poll_chains(&mut self) -> bool {
+        let Some(groups) = self.state.collectives.as_deref_mut().filter(|groups| !groups.chained.is_empty()) else {
+            return false;
+        };
+        let mut changed = false;
+        let mut chained = std::mem::take(&mut groups.chained);
+        chained.retain(|&index| {
+            let look = self.poll_chain(index);
+            changed |= look == Look::Changed;
+            look != Look::Idle
+        });
+        let busy = !chained.is_empty();
+        self.state.collectives().chained = chained;
+        if busy {
+            self.state.links.poll_boards(true);
+        }
+        changed
+    }
+
+    fn poll_chain(&mut self, index: usize) -> Look {
+        let Some(chain) = self.state.chain(index) else { return Look::Idle };
+        let (stage, device) = (chain.stage, chain.device);
+        let state = device.map_or(ChainState::Broken, |id| self.nic.poll_chain(id));
+        match (stage, device, state) {
+            (Stage::InUse, Some(id), ChainState::Ready) => self.continue_chain(index, id),
+            (Stage::InUse, Some(_), ChainState::Busy) => Look::Waits,
+            (Stage::InUse, ..) => {
+                chain_of(&mut self.state, index, |chain| chain.leave(true));
+                Look::Changed
+            }
+            (Stage::Leaving { tells }, ..) => {
+                if tells {
+                    self.state.tell_leaving(index);
+                }
+                device.into_iter().for_each(|id| self.nic.break_chain(id));
+                if device.is_some_and(|id| self.nic.poll_chain(id) == ChainState::Busy) {
+                    return Look::Waits;
+                }
+                let arrivals = device.map_or(0, |id| self.nic.close_chain(id));
+                self.state.chain_left(index, arrivals);
+                Look::Changed
+            }
+            (Stage::Opening | Stage::Left, ..) => Look::Idle,
+        }
+    }
+
+    /// Ends the barrier that a chain has performed, and starts the next one.
+    fn continue_chain(&mut self, index: usize, id: ChainId) -> Look {
+        let Some(chain) = self.state.chain(index) else { return Look::Idle };
+        if let Some(sequence) = chain.running.take() {
+            chain.remember(sequence, u64::MAX);
+            chain.completed = Some(sequence);
+            let run = chain.queue.pop_front();
+            self.state.discard_repeated(index);
+            run.into_iter().for_each(|run| self.state.end_run(run));
+            return Look::Changed;
+        }
+        let groups = self.state.collectives();
+        let Some(group) = groups.groups.get(index) else { return Look::Idle };
+        let Some(chain) = group.chain.as_deref() else { return Look::Idle };
+        let Some(run) = chain.queue.front().and_then(|&run| groups.runs.get(run as usize)) else { return Look::Idle };
+        let sequence = run.sequence();
+        let step = |step: &Step| {
+            let receiver = if step.sends { chain.partners[step.end as usize] } else { group.rank };
+            ChainStep { end: step.end, sends: step.sends, tag: group.tag_for(receiver, sequence, step.number) }
+        };
+        let steps: SmallVec<[ChainStep; 16]> = chain.steps.iter().map(step).collect();
+        let started = self.nic.start_chain(id, &steps);
+        chain_of(&mut self.state, index, |chain| {
+            if started {
+                chain.running = Some(sequence);
+            } else {
+                chain.leave(true);
+            }
+        });
+        Look::Changed
+    }
+
+    /// Closes the chain of a group that is left. No barrier is under way.
+    pub(super) fn close_chain(&mut self, index: usize) {
+        if let Some(id) = self.state.chain(index).and_then(|chain| chain.device.take()) {
+            self.nic.break_chain(id);
+            self.nic.close_chain(id);
+            self.state.repeat_completed(index);
+        }
+    }
+}
+
+/// Changes the chain of a group.
+fn chain_of(state: &mut State, index: usize, change: impl FnOnce(&mut Chain)) {
+    if let Some(chain) = state.chain(index) {
+        change(chain);
+    }
+}
+
+impl State {
+    fn chain(&mut self, index: usize) -> Option<&mut Chain> {
+        self.collectives().groups.get_mut(index)?.chain.as_deref_mut()
+    }
+
+    /// A partner has left the chain of the group whose join has this tag.
+    pub(super) fn on_chain_left(&mut self, peer_id: PeerId, tag: u64) {
+        let addr = self.peers[peer_id].addr();
+        let groups = self.collectives();
+        let group = groups.groups.iter().find(|(_, group)| group.tag == tag && group.rank_of(addr).is_some());
+        if let Some((index, _)) = group {
+            self.leave_chain(index);
+        }
+    }
+
+    /// Leaves the chain of a group, if it has one.
+    pub(super) fn leave_chain(&mut self, index: usize) {
+        if self.collectives().leave_chain(index, true) {
+            self.links.poll_boards(true);
+        }
+    }
+
+    /// Tells the partners that this member leaves the chain.
+    fn tell_leaving(&mut self, index: usize) {
+        let Some(chain) = self.chain(index) else { return };
+        chain.stage = Stage::Leaving { tells: false };
+        for rank in chain.partners.clone() {
+            let Some(group) = self.collectives().groups.get(index) else { return };
+            let tag = group.tag | CHAIN_LEFT;
+            self.signal_member(index, rank, tag);
+        }
+    }
+
+    /// No step of the chain is under way any more. Its barriers continue by messages.
+    fn chain_left(&mut self, index: usize, arrivals: u64) {
+        let Some(chain) = self.chain(index) else { return };
+        (chain.stage, chain.device) = (Stage::Left, None);
+        let queue = std::mem::take(&mut chain.queue);
+        if let Some(sequence) = chain.running.take() {
+            chain.remember(sequence, arrivals);
+        }
+        self.discard_repeated(index);
+        self.repeat_completed(index);
+        queue.into_iter().for_each(|run| self.collectives().make_ready(run));
+    }
+
+    /// Repeats the steps of the last barrier that the chain has completed, by messages.
+    fn repeat_completed(&mut self, index: usize) {
+        let Some(group) = self.collectives().groups.get(index) else { return };
+        let Some((chain, sequence)) = group.chain.as_deref().and_then(|chain| Some((chain, chain.completed?))) else {
+            return;
+        };
+        let sends = chain.steps.iter().filter(|step| step.sends);
+        let message = |step: &Step| {
+            let rank = chain.partners[step.end as usize];
+            (rank, group.tag_for(rank, sequence, step.number))
+        };
+        for (rank, tag) in sends.map(message).collect::<Vec<_>>() {
+            self.signal_member(index, rank, tag);
+        }
+    }
+
+    /// Sends an empty message of no run to a member, unless it is lost.
+    fn signal_member(&mut self, index: usize, rank: u32, tag: u64) {
+        let Some(group) = self.collectives().groups.get(index) else { return };
+        if group.lost(rank).is_some() {
+            return;
+        }
+        let addr = group.members[rank as usize];
+        let Some(peer_id) = self.peers.known(addr) else { return };
+        if self.peers[peer_id].is_in_use() {
+            signal(&mut self.peers, &mut self.outgoing, peer_id, OpFlags::TAGGED, tag);
+        }
+    }
+
+    /// Discards the messages of steps that the chain has taken.
+    fn discard_repeated(&mut self, index: usize) {
+        let Some(groups) = self.collectives.as_deref() else { return };
+        let Some(group) = groups.groups.get(index) else { return };
+        let peers = &self.peers;
+        let is_repeated = |&&(peer_id, tag): &&(PeerId, u64)| {
+            group.rank_of(peers[peer_id].addr()).is_some_and(|rank| group.has_taken(rank, tag))
+        };
+        let mut keys: Vec<_> = groups.arrived.keys().filter(is_repeated).copied().collect();
+        keys.sort_unstable(); // Nothing happens in hash order.
+        for key in keys {
+            if let Some(arrived) = self.collectives().arrived.remove(&key) {
+                self.discard_one(key.0, arrived);
+            }
+        }
+    }
+}
+
+impl Collectives {
+    /// Gives a barrier to the chain of its group. False: it is performed by messages.
+    pub(super) fn queue_on_chain(&mut self, index: u32) -> bool {
+        let Some(active) = self.runs.get(index as usize) else { return false };
+        let (at, poisoned) = (active.group, active.fault.is_some());
+        let chain = self.groups.get_mut(at).and_then(|group| group.chain.as_deref_mut());
+        let Some(chain) = chain.filter(|chain| chain.stage == Stage::InUse && active.is_barrier_of(chain.members))
+        else {
+            return false;
+        };
+        if poisoned {
+            // Frames carry no mark of a failure.
+            self.leave_chain(at, true);
+            return false;
+        }
+        chain.queue.push_back(index);
+        self.poll_chain_of(at);
+        true
+    }
+
+    /// Leaves the chain of a group. Returns whether it has one.
+    pub(super) fn leave_chain(&mut self, index: usize, tells: bool) -> bool {
+        let chain = self.groups.get_mut(index).and_then(|group| group.chain.as_deref_mut());
+        let leaves = chain.map(|chain| chain.leave(tells)).is_some();
+        if leaves {
+            self.poll_chain_of(index);
+        }
+        leaves
+    }
+
+    fn poll_chain_of(&mut self, index: usize) {
+        if !self.chained.contains(&index) {
+            self.chained.push(index);
+        }
+    }
+
+    /// Whether a chain has ended its steps and has not been polled since.
+    pub(super) fn has_ended_chain(&self, ended: impl Fn(ChainId) -> bool) -> bool {
+        let chains = self.chained.iter().filter_map(|&index| self.groups.get(index)?.chain.as_deref()?.device);
+        chains.into_iter().any(ended)
+    }
+}
+
+impl ActiveRun {
+    fn is_barrier_of(&self, members: u32) -> bool {
+        let is_client = matches!(self.purpose, Purpose::Operation { .. } | Purpose::Exchange { .. });
+        is_client && self.request.operation == Operation::Barrier && self.request.members == members
+    }
+}
+
+impl Group {
+    /// Prepares a chain for the barriers of this group.
+    pub(super) fn prepare_chain(&mut self) {
+        let (rank, members) = match self.host.as_deref() {
+            Some(host) if !host.is_leader() => (0, 0),
+            Some(host) => host.among_hosts(),
+            None => (self.rank, ids::number(self.members.len())),
+        };
+        let (operation, overlap) = (Operation::Barrier, Overlap::None);
+        let request = Request { operation, rank, members, root: 0, count: 0, element: 1, overlap };
+        let links = collective::compile(&request).ok().and_then(|schedule| collective::chain(&schedule));
+        let mut partners = Vec::new();
+        let mut steps = Vec::new();
+        for link in links.unwrap_or_default() {
+            let rank = if self.host.is_some() { self.leader_of(link.partner) } else { link.partner };
+            let end = partners.iter().position(|&other| other == rank).unwrap_or(partners.len());
+            if end == partners.len() {
+                partners.push(rank);
+            }
+            steps.push(Step { end: ids::number(end), number: link.number, sends: link.sends });
+        }
+        self.chain = Some(Box::new(Chain {
+            stage: Stage::Opening,
+            device: None,
+            members,
+            partners,
+            steps,
+            queue: VecDeque::new(),
+            running: None,
+            completed: None,
+            arrivals: VecDeque::new(),
+        }));
+    }
+
+    /// Whether a link to a member is needed for the group's chain to be opened.
+    pub(super) fn opens_chain_with(&self, rank: u32) -> bool {
+        self.chain.as_deref().is_some_and(|chain| chain.stage == Stage::Opening && chain.partners.contains(&rank))
+    }
+
+    /// All members have voted for the chain.
+    pub(super) fn use_chain(&mut self) {
+        if let Some(chain) = self.chain.as_deref_mut().filter(|chain| chain.stage == Stage::Opening) {
+            chain.stage = Stage::InUse;
+        }
+    }
+
+    /// Whether the message of a member with this tag has arrived as a frame.
+    pub(super) fn has_taken(&self, rank: u32, tag: u64) -> bool {
+        let Some(chain) = self.chain.as_deref().filter(|_| is_of(tag, self.number)) else { return false };
+        let (sequence, number) = (tag >> NUMBER_BITS & ((1 << SEQUENCE_BITS) - 1), tag & ((1 << NUMBER_BITS) - 1));
+        let same = |other: u64| other & ((1 << SEQUENCE_BITS) - 1) == sequence;
+        let Some((_, arrivals)) = chain.arrivals.iter().find(|(other, _)| same(*other)) else { return false };
+        chain.steps.iter().enumerate().any(|(at, step)| {
+            let is_step = !step.sends && chain.partners[step.end as usize] == rank && u64::from(step.number) == number;
+            is_step && arrivals >> at & 1 != 0
+        })
+    }
+
+    /// The rank whose frame a barrier on the chain awaits now. `None`: the run is not performed by the chain.
+    pub(super) fn awaited_on_chain(&self, run: &ActiveRun, arrivals: impl Fn(ChainId) -> u64) -> Option<u32> {
+        let chain = self.chain.as_deref().filter(|chain| chain.running == Some(run.sequence()))?;
+        let arrivals = arrivals(chain.device?);
+        let mut steps = chain.steps.iter().enumerate().filter(|(_, step)| !step.sends);
+        let (_, step) = steps.find(|(at, _)| arrivals >> at & 1 == 0)?;
+        chain.partners.get(step.end as usize).copied()
+    }
+}
