@@ -99,6 +99,8 @@ pub struct FabricConfig {
     pub per_host: usize,
     /// Endpoints of a host can share boards.
     pub boards: bool,
+    /// The device has chains, whose connections are cut at this permille of frames.
+    pub chains: Option<u32>,
     /// The faults that strike.
     pub faults: Faults,
 }
@@ -137,6 +139,7 @@ impl FabricConfig {
             registration: None,
             per_host: usize::MAX,
             boards: false,
+            chains: None,
             faults: Faults::default(),
         }
     }

@@ -26,6 +26,8 @@ pub(crate) enum Event {
     Board { to: EndId, key: u64, board: Option<Board> },
     /// A word of a board has changed.
     WakeUp { to: EndId },
+    /// A frame of a chain arrives, or a connection of a chain changes.
+    Chain { ep: usize },
     /// A link ends.
     Down { to: EndId, why: LinkError },
     /// A transfer moves its next segment.

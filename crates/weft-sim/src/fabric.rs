@@ -16,6 +16,7 @@ use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, Identity, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, RemoteIov, Span};
 
+use crate::chain::Chains;
 use crate::config::{FabricConfig, Faults};
 use crate::event::{Agenda, Event};
 use crate::memory::{Buffer, Memory};
@@ -89,6 +90,7 @@ pub(crate) struct State {
     connections: BTreeMap<(usize, usize), usize>,
     pub(crate) transfers: BTreeMap<u64, Transfer>,
     pub(crate) next_transfer: u64,
+    pub(crate) chains: Chains,
     pub(crate) memory: Memory,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
@@ -100,6 +102,7 @@ impl State {
     fn new(mut config: FabricConfig) -> Self {
         config.caps.registered = config.registration.is_some();
         Self {
+            chains: Chains::new(config.seed),
             config,
             now_ns: 0,
             agenda: Agenda::default(),
@@ -370,6 +373,12 @@ impl State {
             | Event::Segment { to, .. }
             | Event::Board { to, .. }
             | Event::WakeUp { to } => self.arrive(to, event),
+            Event::Chain { ep } => {
+                self.run_chains_of(ep);
+                if self.endpoints[ep].alive {
+                    self.endpoints[ep].inbox.push_back(event);
+                }
+            }
             Event::Down { to, why } => {
                 let end = self.end(to);
                 if end.alive() {
@@ -429,6 +438,7 @@ impl State {
             self.flush(ep);
         }
         self.drop_transfers_of(ep);
+        self.drop_chains_of(ep);
         let ids = (0..self.wires.len())
             .flat_map(|wire| [Side::Initiator, Side::Acceptor].map(|side| EndId { wire, side }))
             .filter(|id| self.wires[id.wire].ends[id.side.index()].ep == ep)

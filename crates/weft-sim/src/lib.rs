@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod chain;
 mod cluster;
 mod collectives;
 mod config;

@@ -14,7 +14,9 @@ use std::sync::atomic::AtomicU64;
 use weft_engine::board::{Board, SharedWords};
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sink};
+use weft_engine::nic::{
+    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sink,
+};
 
 use crate::event::Event;
 use crate::fabric::{Fate, State};
@@ -296,6 +298,34 @@ impl Nic for SimNic {
         }
     }
 
+    fn offers_chains(&mut self, _try_it: bool) -> bool {
+        self.state.borrow().config.chains.is_some()
+    }
+
+    fn open_chain(&mut self, ends: &[ChainEnd]) -> Option<ChainId> {
+        self.state.borrow_mut().open_chain(self.ep, ends)
+    }
+
+    fn start_chain(&mut self, chain: ChainId, steps: &[ChainStep]) -> bool {
+        self.state.borrow_mut().start_chain(chain, steps)
+    }
+
+    fn poll_chain(&mut self, chain: ChainId) -> ChainState {
+        self.state.borrow_mut().poll_chain(chain)
+    }
+
+    fn chain_arrivals(&self, chain: ChainId) -> u64 {
+        self.state.borrow().chain_arrivals(chain)
+    }
+
+    fn break_chain(&mut self, chain: ChainId) {
+        self.state.borrow_mut().break_chain(chain);
+    }
+
+    fn close_chain(&mut self, chain: ChainId) -> u64 {
+        self.state.borrow_mut().close_chain(chain)
+    }
+
     fn drained(&self) -> bool {
         let state = self.state.borrow();
         let endpoint = &state.endpoints[self.ep];
@@ -318,7 +348,7 @@ impl State {
             },
             Event::Down { to, why } => self.take_down(to, why),
             Event::Finish { transfer, result } => self.take_finish(ep, transfer, result),
-            Event::WakeUp { .. } => Handover::Nothing,
+            Event::WakeUp { .. } | Event::Chain { .. } => Handover::Nothing,
             Event::ConnectRequest { .. } | Event::Step { .. } | Event::Land { .. } | Event::Tick => Handover::Nothing,
         })
     }

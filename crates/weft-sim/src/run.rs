@@ -67,9 +67,15 @@ pub(crate) struct Disaster {
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
     if plan.acts == Acts::COLLECTIVES {
-        return collectives::run(plan);
+        return collectives::run(plan, None);
     }
     run_with(plan, |_| {})
+}
+
+/// Plays one run of collectives whose devices have chains, which are cut at a permille of the frames.
+#[must_use]
+pub fn run_chained(plan: &Plan, cut_permille: u32) -> Report {
+    collectives::run(plan, Some(cut_permille))
 }
 
 /// Plays one run after `prepare` has changed its harness.

@@ -16,6 +16,10 @@ pub struct Stats {
     pub garbled: u64,
     /// Garbled messages that were only cut.
     pub cut: u64,
+    /// Frames of chains that were sent, and connections of chains that were cut.
+    pub frames: u64,
+    /// See `frames`.
+    pub frame_cuts: u64,
     /// Packets beneath the devices that were sent again.
     pub resends: u64,
     /// Messages and connection attempts that were delayed.

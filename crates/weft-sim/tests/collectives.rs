@@ -11,7 +11,7 @@ use weft_engine::mem::Iov;
 use weft_engine::stats::GroupReport;
 use weft_engine::{CollectiveOp, Elements, GroupId};
 use weft_sim::rng::{Entity, Stream};
-use weft_sim::run::run;
+use weft_sim::run::{run, run_chained};
 use weft_sim::{Buffer, Plan};
 use weft_sim::{Cluster, FabricConfig, Turn};
 
@@ -376,6 +376,21 @@ fn random_collectives_are_exact_under_faults() {
         let report = run(&Plan::collectives(seed));
         assert_eq!(report.wrong, Vec::<String>::new(), "weft sim faults {}", Plan::collectives(seed));
     }
+}
+
+/// Chains that are cut at any step change nothing but the way of the messages.
+#[test]
+fn chains_keep_all_rules_under_faults() {
+    let (mut frames, mut cuts) = (0, 0);
+    for seed in 0..100 {
+        let plan = Plan::collectives(seed);
+        let permille = *Stream::new(seed, Entity::Test(11)).pick(&[0, 5, 30, 150]);
+        let report = run_chained(&plan, permille);
+        assert_eq!(report.wrong, Vec::<String>::new(), "{plan}, chains cut at {permille} of 1,000 frames");
+        frames += report.stats.frames;
+        cuts += report.stats.frame_cuts;
+    }
+    assert!(frames > 3000 && cuts > 50, "{frames} frames, {cuts} cuts");
 }
 
 /// Two ranks in one group, without faults.

@@ -123,6 +123,8 @@ struct Play {
     refused: usize,
     /// Pairs with broken links, which disturb groups that begin before both ends know.
     breaking: Vec<(usize, usize)>,
+    /// The devices have chains; every second call is then a barrier.
+    chained: bool,
     /// Connection attempts may fail.
     refuses: bool,
     /// Packets are lost and sent again, so that transfers may take seconds.
@@ -130,11 +132,12 @@ struct Play {
     next_successor: usize,
 }
 
-/// Plays one run.
-pub(crate) fn run(plan: &Plan) -> Report {
+/// Plays one run. `chains`: see [`FabricConfig::chains`].
+pub(crate) fn run(plan: &Plan, chains: Option<u32>) -> Report {
     let mut rng = Stream::new(plan.seed, Entity::Test(usize::MAX >> 9));
     let mut config = FabricConfig::draw(plan.seed, plan.hazards);
     config.boards = rng.chance(500);
+    config.chains = chains;
     config.per_host = *rng.pick(&[1, 2, 3, plan.ranks]);
     let engine = engine_config(&mut rng, plan.hazards.has(Hazard::Starvation));
     let steps = rng.between(5, 30);
@@ -158,6 +161,7 @@ pub(crate) fn run(plan: &Plan) -> Report {
         accepted: 0,
         refused: 0,
         breaking: Vec::new(),
+        chained: chains.is_some(),
         refuses: plan.hazards.has(Hazard::Refuse),
         resends: plan.hazards.has(Hazard::Drop) || plan.hazards.has(Hazard::Corrupt),
         next_successor: plan.ranks,
@@ -468,7 +472,12 @@ impl Play {
         let open = self.open_groups();
         for _ in 0..self.rng.index(12) {
             let group = *self.rng.pick(&open);
-            let call = Call::draw(&mut self.rng, self.groups[group].members.len());
+            let members = self.groups[group].members.len();
+            let is_barrier = self.chained && self.rng.chance(500);
+            let call = match is_barrier {
+                true => Call::of(&mut self.rng, Operation::Barrier, members),
+                false => Call::draw(&mut self.rng, members),
+            };
             self.add_call(group, call);
         }
         if open.len() > 1 && self.rng.chance(100) {
