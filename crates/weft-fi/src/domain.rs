@@ -275,6 +275,7 @@ pub(crate) fn devices_config(
     weft_nic::Config {
         iface: params.iface.clone(),
         streams: params.tcp_streams,
+        uring: params.coll_uring,
         listen: chosen,
         // With an explicit service, the user wants to be reachable by peers that know only the service.
         open: open || chosen.is_some_and(|socket| socket.port() != 0),

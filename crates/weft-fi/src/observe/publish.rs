@@ -211,6 +211,7 @@ fn endpoint(of: &EpName, report: &Report, counters: &CellCounters, stats: &Stats
         endpoint.tcp_streams = tcp.rails as u64;
         endpoint.tcp_streams_lost = tcp.rails_lost;
         endpoint.tcp_stream_bytes = tcp.rail_bytes;
+        endpoint.kernel_barriers = tcp.chained;
     }
     endpoint
 }
@@ -329,6 +330,7 @@ mod tests {
             rails_lost: 28,
             rails: 29,
             rail_bytes: 30,
+            chained: 31,
         };
         let found = endpoint(&peer_name(), &report, &counters, &Stats { tcp: Some(tcp), fallbacks: 26 });
         assert_eq!(found.name(), "10.0.0.7:4711/00000000");
@@ -368,6 +370,7 @@ mod tests {
             tcp_streams: 29,
             tcp_streams_lost: 28,
             tcp_stream_bytes: 30,
+            kernel_barriers: 31,
         };
         assert_eq!(found, expected);
     }

@@ -32,24 +32,24 @@ pub(crate) fn all(lib: &Lib) {
 }
 
 /// A member: its endpoint, its event queue, and the addresses of all members in the order of their numbers.
-struct Member<'a> {
-    side: Side<'a>,
+pub(crate) struct Member<'a> {
+    pub(crate) side: Side<'a>,
     eq: *mut fid_eq,
     addrs: Vec<u64>,
 }
 
 /// A member's handle of a group.
-struct Group {
+pub(crate) struct Group {
     set: *mut fid_av_set,
     mc: *mut fid_mc,
 }
 
 impl Group {
-    fn addr(&self) -> u64 {
+    pub(crate) fn addr(&self) -> u64 {
         unsafe { (*self.mc).fi_addr }
     }
 
-    fn close(self) {
+    pub(crate) fn close(self) {
         assert_eq!(close(self.mc), 0, "fi_close(mc)");
         assert_eq!(close(self.set), 0, "fi_close(av_set)");
     }
@@ -119,7 +119,7 @@ fn join(ep: *mut fid_ep, set: *mut fid_av_set, parent: u64, context: usize) -> R
 }
 
 /// Endpoints that know each other. Each has inserted the others in an order of its own.
-fn gather_members(lib: &Lib, count: usize, progress: fi_progress) -> Vec<Member<'_>> {
+pub(crate) fn gather_members(lib: &Lib, count: usize, progress: fi_progress) -> Vec<Member<'_>> {
     let mut members: Vec<Member<'_>> = (0..count).map(|_| Member::new(lib, progress)).collect();
     let names: Vec<Vec<u8>> = members.iter().map(|member| member.side.name()).collect();
     for (number, member) in members.iter_mut().enumerate() {
@@ -133,7 +133,7 @@ fn gather_members(lib: &Lib, count: usize, progress: fi_progress) -> Vec<Member<
 }
 
 /// The members whose numbers are listed join a group. Its handles are in the order of the list.
-fn form(members: &[Member<'_>], list: &[usize]) -> Vec<Group> {
+pub(crate) fn form(members: &[Member<'_>], list: &[usize]) -> Vec<Group> {
     let groups: Vec<Group> = list.iter().map(|&number| members[number].join(list, 0x100 + number)).collect();
     for (&number, group) in list.iter().zip(&groups) {
         let event = until(|| {
@@ -147,7 +147,7 @@ fn form(members: &[Member<'_>], list: &[usize]) -> Vec<Group> {
 
 /// Operations that differ in their arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+pub(crate) enum What {
     Barrier,
     Broadcast,
     AllToAll,
@@ -173,12 +173,12 @@ const EVERY: [What; 9] = [
 
 /// One operation of a group.
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    what: What,
-    root: usize,
-    count: usize,
+pub(crate) struct Case {
+    pub(crate) what: What,
+    pub(crate) root: usize,
+    pub(crate) count: usize,
     /// Distinguishes the data of operations.
-    seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// A value behind each buffer that no operation may change.
@@ -226,7 +226,7 @@ impl Case {
 }
 
 /// A rank's part in an operation. Its memory is leaked, as everywhere in these tests.
-struct Part {
+pub(crate) struct Part {
     case: Case,
     rank: usize,
     ranks: usize,
@@ -235,7 +235,7 @@ struct Part {
 }
 
 impl Part {
-    fn new(case: Case, rank: usize, ranks: usize) -> Self {
+    pub(crate) fn new(case: Case, rank: usize, ranks: usize) -> Self {
         let (inputs, results) = case.sizes(rank, ranks);
         let values = |count: usize| (0..count).map(|at| case.value(rank, at)).chain([CANARY]).collect::<Vec<u64>>();
         let sends_result = case.what == What::Broadcast && rank == case.root;
@@ -246,7 +246,7 @@ impl Part {
     }
 
     /// Starts the operation; the context is the address of the result.
-    fn start(&mut self, ep: *mut fid_ep, group: u64, root: u64) -> isize {
+    pub(crate) fn start(&mut self, ep: *mut fid_ep, group: u64, root: u64) -> isize {
         let (buf, result): (*mut c_void, *mut c_void) =
             (self.input.as_mut_ptr().cast(), self.result.as_mut_ptr().cast());
         let (count, no, u64s) = (self.case.count, null_mut(), FI_UINT64);
@@ -286,7 +286,7 @@ impl Part {
 }
 
 /// Runs operations at all members of a group at the same time. Roots are ranks, or addresses if `by_address`.
-fn run(members: &[Member<'_>], list: &[usize], groups: &[Group], cases: &[Case], by_address: bool) {
+pub(crate) fn run(members: &[Member<'_>], list: &[usize], groups: &[Group], cases: &[Case], by_address: bool) {
     let mut parts: Vec<Vec<Part>> =
         (0..list.len()).map(|rank| cases.iter().map(|&case| Part::new(case, rank, list.len())).collect()).collect();
     for ((rank, parts), group) in parts.iter_mut().enumerate().zip(groups) {
@@ -312,7 +312,7 @@ fn run(members: &[Member<'_>], list: &[usize], groups: &[Group], cases: &[Case],
     });
 }
 
-fn leave(members: Vec<Member<'_>>, groups: Vec<Group>) {
+pub(crate) fn leave(members: Vec<Member<'_>>, groups: Vec<Group>) {
     groups.into_iter().for_each(Group::close);
     members.into_iter().for_each(Member::close);
 }

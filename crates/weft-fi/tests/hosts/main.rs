@@ -24,6 +24,7 @@ mod addresses;
 mod asleep;
 mod atomics;
 mod barrier;
+mod chains;
 mod client;
 mod closing;
 mod collectives;
@@ -209,6 +210,10 @@ const GROUPS: &[Group] = &[
     Group { name: "collectives_shm", run: collectives::all, env: SHM },
     Group { name: "collectives_push", run: collectives::all, env: SHM_PUSH },
     Group { name: "collectives_tcp", run: collectives::all, env: TCP },
+    Group { name: "chains_tcp", run: chains::all, env: TCP },
+    Group { name: "chains_off", run: chains::off, env: &[TCP[0], TCP[1], TCP[2], ("FI_WEFT_COLL_URING", "0")] },
+    Group { name: "chains_encrypted", run: chains::off, env: ENCRYPTED },
+    Group { name: "chains_refused", run: chains::refused, env: TCP },
     Group { name: "network_shm", run: network::all, env: SHM },
     Group { name: "network_tcp", run: network::tcp, env: TCP },
     Group { name: "job_key_shm", run: network::job_key, env: &[SHM[0], SHM[1], network::JOB_KEY] },
@@ -397,7 +402,7 @@ groups! {
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
-    collectives_shm collectives_push collectives_tcp network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
+    collectives_shm collectives_push collectives_tcp chains_tcp chains_off chains_encrypted chains_refused network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp helpers_tcp helpers_shm wrong_interface
     empty_job_key fault_interface fault_interface_shm fault_port fault_port_range fault_key fault_empty_key fault_peer
 }

@@ -75,6 +75,15 @@ fn published() -> Vec<(Endpoint, Peer)> {
     pages().into_iter().filter_map(read).collect()
 }
 
+/// All endpoints of this process.
+pub(crate) fn endpoints() -> Vec<Endpoint> {
+    let read = |page: &[u8]| {
+        let words = layout::take(page.get(layout::ENDPOINT_AT..)?, Head::parse(page)?.endpoint_words)?;
+        Some(Endpoint::from_words(&words))
+    };
+    pages().iter().filter_map(|page| read(page)).collect()
+}
+
 /// The groups with collectives under way, of all endpoints of this process.
 pub(crate) fn groups() -> Vec<Group> {
     let read = |page: &[u8]| -> Vec<Group> {
