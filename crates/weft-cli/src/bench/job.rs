@@ -115,11 +115,16 @@ impl Job {
     pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
         match (self.case.wire_us, self.rank) {
             (0, _) => &[],
-            (_, 0) => &[("FI_WEFT_COLL_BOARDS", "no"), ("FI_WEFT_TCP_RESUME_MS", "0"), ("FI_WEFT_SHM", "no")],
-            _ => &[("FI_WEFT_COLL_BOARDS", "no"), ("FI_WEFT_TCP_RESUME_MS", "0")],
+            (_, 0) => WIRE_OF_FIRST,
+            _ => WIRE,
         }
     }
 }
+
+/// The variables of members behind an emulated wire. The kernel would not wait for it, so it performs no steps.
+const WIRE: &[(&str, &str)] =
+    &[("FI_WEFT_COLL_BOARDS", "no"), ("FI_WEFT_TCP_RESUME_MS", "0"), ("FI_WEFT_COLL_URING", "no")];
+const WIRE_OF_FIRST: &[(&str, &str)] = &[WIRE[0], WIRE[1], WIRE[2], ("FI_WEFT_SHM", "no")];
 
 /// The number of processes of a measurement.
 fn ranks(case: &Case, floor: Option<Floor>) -> usize {
