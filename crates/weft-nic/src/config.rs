@@ -117,6 +117,15 @@ impl Default for Config {
     }
 }
 
+/// Properties of TCP that depend on the host. They are found out before the device is made, since that takes stack.
+#[derive(Clone, Copy)]
+pub(crate) struct Extras {
+    /// Connections for long messages.
+    pub(crate) streams: usize,
+    /// Whether the system may perform steps of collectives.
+    pub(crate) uring: bool,
+}
+
 impl Config {
     /// The job key, derived to the length that the handshakes use.
     fn job_key_bytes(&self) -> Option<[u8; 32]> {
@@ -124,13 +133,13 @@ impl Config {
     }
 
     /// The number of connections for long messages.
-    #[inline(never)] // The search of the interfaces takes 5 KiB of stack, which must not add to that of the device.
     pub(crate) fn tcp_streams(&self, addrs: &[SocketAddr]) -> usize {
         self.streams.unwrap_or_else(|| host::streams_for(addrs))
     }
 
     /// `addrs`: the addresses of the interfaces, the first of which is in the name.
-    pub(crate) fn tcp_config(&self, addrs: Vec<SocketAddr>, streams: usize) -> TcpConfig {
+    #[inline(never)] // The result, before it is boxed, is on the stack.
+    pub(crate) fn tcp_config(&self, addrs: Vec<SocketAddr>, extras: Extras) -> Box<TcpConfig> {
         let defaults = TcpConfig::default();
         let mut bind = self.listen.or(addrs.first().copied());
         // One listener serves all addresses.
@@ -138,9 +147,9 @@ impl Config {
         if let Some(bind) = bind.as_mut().filter(|_| addrs_only) {
             bind.set_ip(host::any_address(bind.ip()));
         }
-        TcpConfig {
+        Box::new(TcpConfig {
             bind,
-            streams,
+            streams: extras.streams,
             streams_within_host: self.streams.is_some(),
             addrs,
             addrs_only,
@@ -154,10 +163,10 @@ impl Config {
             dead_peer_ms: self.dead_peer_ms,
             resume_ms: self.resume_ms,
             eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
-            uring: self.uring && Checker::found().is_none(),
+            uring: extras.uring,
             unsent: self.on_unsent.map(|call| Arc::new(Unsent::new(call))),
             ..defaults
-        }
+        })
     }
 
     pub(crate) fn shm_config(&self, service: Option<u16>) -> ShmConfig {

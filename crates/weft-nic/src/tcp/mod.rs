@@ -157,7 +157,7 @@ pub struct Tcp {
     pace: Pace,
     focus: Focus,
     striping: Striping,
-    chains: Chains,
+    chains: Box<Chains>,
     /// `None` while the events are processed.
     events: Option<sys::Events>,
     /// The time before which no timer is due.
@@ -214,7 +214,7 @@ impl Tcp {
             pace: Pace::new(),
             focus: Focus::new(),
             striping: Striping::new(),
-            chains: Chains::new(config.uring && !config.encrypt),
+            chains: Box::new(Chains::new(config.uring && !config.encrypt)),
             events: None,
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,

@@ -347,7 +347,7 @@ impl Tcp {
 
     /// See [`Nic::start_chain`](weft_engine::nic::Nic::start_chain).
     pub(crate) fn start_chain(&mut self, id: ChainId, steps: &[ChainStep]) -> bool {
-        let Chains { ring: Some(ring), chains, allowed, .. } = &mut self.chains else { return false };
+        let Chains { ring: Some(ring), chains, allowed, .. } = &mut *self.chains else { return false };
         let Some(chain) = chains.get_mut(id.0 as usize).filter(|chain| chain.phase == Phase::Ready) else {
             return false;
         };
