@@ -188,9 +188,11 @@ check-sim: dist
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
 
 # Real jobs over the provider. Most of them wait for a time, so two files run at a time. The jobs of each test have
-# namespaces of their own.
+# namespaces of their own. The suite of mpi4py needs all processors.
 check-pytest: dist icount-program
-	$(PYTHON) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder 2>&1 | tee $(LOGS)/pytest.log
+	$(PYTHON) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/test_mpi4py_suite.py 2>&1 \
+	  | tee $(LOGS)/pytest.log
+	$(PYTHON) -m pytest tests/test_mpi4py_suite.py 2>&1 | tee $(LOGS)/pytest-suite.log
 
 clean:
 	cargo clean
