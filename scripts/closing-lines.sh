@@ -6,4 +6,6 @@ logs=$1
 
 printf '\n== closing lines ==\n'
 grep -hE '^test result: ' "$logs/cargo-test.log"
-grep -hE '^=+ .*(passed|failed|error).* in [0-9.]+s' "$logs/pytest.log" | tail -n 1
+for log in pytest pytest-suite; do
+  grep -hE '^=+ .*(passed|failed|error).* in [0-9.]+s' "$logs/$log.log" | tail -n 1
+done
