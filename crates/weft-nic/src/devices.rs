@@ -159,28 +159,6 @@ pub struct Devices {
     fallbacks: u64,
 }
 
-/// Properties of the host and the process that a new endpoint depends on.
-struct Found {
-    /// The socket of the endpoint's name.
-    socket: SocketAddr,
-    /// The addresses of its interfaces.
-    addrs: Vec<SocketAddr>,
-    extras: Extras,
-    /// A memory checker that follows the process.
-    checker: Option<Checker>,
-}
-
-impl Found {
-    #[inline(never)] // The search for interfaces takes 4 KB of stack.
-    fn on_this_host(config: &Config) -> Result<Self, NicError> {
-        let socket = host::choose_address(config.iface.as_deref(), config.listen)?;
-        let addrs = host::choose_addresses(config.iface.as_deref(), socket)?;
-        let checker = Checker::found();
-        let extras = Extras { streams: config.tcp_streams(&addrs), uring: config.uring && checker.is_none() };
-        Ok(Self { socket, addrs, extras, checker })
-    }
-}
-
 impl Devices {
     /// Sets up the devices of a new endpoint, with a fresh name.
     ///
@@ -195,16 +173,9 @@ impl Devices {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
         }
-        let found = Found::on_this_host(config)?;
-        Self::open_with(config, found)
-    }
-
-    #[inline(never)] // The search for interfaces takes much stack, which must not add to that of the devices.
-    fn open_with(config: &Config, found: Found) -> Result<Box<Self>, NicError> {
-        let Found { socket, addrs, extras, checker } = found;
         let Identity { capability, context } = config.identity.map_or_else(Identity::random, Ok)?;
         let mut me = NameParts {
-            socket,
+            socket: host::choose_address(config.iface.as_deref(), config.listen)?,
             host_id: host::host_id(),
             ep_id: endpoint_id(&capability),
             capability,
@@ -212,10 +183,13 @@ impl Devices {
             shm: config.shm,
             tcp: config.tcp,
         };
+        let checker = Checker::found();
         me.shm &= !config.tcp || checker.is_none_or(Checker::sees_shared_memory);
         if let Some(checker) = checker {
             log::info!("{checker:?} follows this process: peers cannot access its memory; shm {}", on_off(me.shm));
         }
+        let addrs = host::choose_addresses(config.iface.as_deref(), me.socket)?;
+        let extras = Extras { streams: config.tcp_streams(&addrs), uring: config.uring && checker.is_none() };
         let tcp = if config.tcp { open_tcp(config, addrs, extras, &mut me)? } else { None };
         me.socket = config.named_socket.unwrap_or(me.socket);
         // The name that peers see must state the devices that were opened. Only shared memory can still fail here.

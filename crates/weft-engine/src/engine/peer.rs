@@ -489,7 +489,7 @@ impl Peer {
         self.rx_seq = self.rx_seq.wrapping_add(1);
     }
 
-    /// The number of the message that was taken last.
+    /// The number of the message under way, which was taken last.
     pub(crate) fn last_taken(&self) -> u32 {
         self.rx_seq.wrapping_sub(1)
     }

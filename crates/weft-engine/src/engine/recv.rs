@@ -503,7 +503,7 @@ impl State {
         self.start_staged(peer_id, kind, len, Some(iov))
     }
 
-    /// Gives the window that the message names which was taken last to a transfer.
+    /// Opens the window that the message under way announces, for a transfer.
     pub(crate) fn open_announced(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Violation> {
         let seq = self.peers[peer_id].last_taken();
         self.outgoing.open(token, WindowId::Announced(seq));

@@ -114,9 +114,8 @@ impl State {
         }
         group.lost.push((rank, why));
         let (tag, addr) = (group.tag, group.members[rank as usize]);
-        if groups.leave_chain(index, true) {
-            self.links.poll_boards(true);
-        }
+        self.leave_chain(index);
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
         let Some(group) = groups.groups.get_mut(index) else { return };
         if let Some(host) = group.host.as_deref_mut() {
             host.lose(rank, why);

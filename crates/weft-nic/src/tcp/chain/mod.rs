@@ -62,7 +62,7 @@ struct Chain {
     ends: Vec<ChainEnd>,
     sockets: Vec<Option<Unshared>>,
     /// The steps that were started last, with their frames.
-    steps: SmallVec<[ChainStep; 8]>,
+    steps: SmallVec<[ChainStep; 16]>,
     frames: Frames,
 }
 
@@ -354,7 +354,8 @@ impl Tcp {
         if steps.is_empty() || steps.len() > CHAIN_STEPS {
             return false;
         }
-        chain.steps = SmallVec::from_slice(steps);
+        chain.steps.clear();
+        chain.steps.extend_from_slice(steps);
         for (at, step) in steps.iter().enumerate() {
             // Every byte that has not arrived differs from the awaited one.
             let bytes = frame(step.tag);
@@ -364,7 +365,7 @@ impl Tcp {
             let socket = chain.sockets.get(step.end as usize)?.as_ref()?.as_fd();
             Some(Request { socket, sends: step.sends })
         };
-        let Some(requests) = steps.iter().map(request).collect::<Option<SmallVec<[Request<'_>; 8]>>>() else {
+        let Some(requests) = steps.iter().map(request).collect::<Option<SmallVec<[Request<'_>; 16]>>>() else {
             return false;
         };
         if let Err(why) = ring.start(id.0, &requests, &chain.frames) {
