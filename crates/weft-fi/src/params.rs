@@ -296,8 +296,8 @@ params! {
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
         "Time that the thread for automatic progress polls for work before it sleeps.",
         0 to 1_000_000;
-    coll_uring: bool = "yes", "yes/no", "COLL_URING",
-        "Let the kernel perform barriers between hosts by io_uring(7), where it can: a process that computes does not delay them. A client that polls until the barrier ends is faster without. Not with FI_WEFT_TCP_ENCRYPT. Blocking calls of the thread that entered the barrier may end with EINTR.";
+    coll_uring: bool = "no", "yes/no", "COLL_URING",
+        "Let the kernel perform barriers between hosts by io_uring(7), where it can: a process that computes does not delay them. For clients that compute between the start and the end of a barrier; clients that poll until it ends are faster without. Not with FI_WEFT_TCP_ENCRYPT. Blocking calls of the thread that entered the barrier may end with EINTR.";
     coll_boards: bool = "yes", "yes/no", "COLL_BOARDS",
         "Perform the collectives of endpoints on the same host in memory that they share. With no, all groups of the endpoint use messages.";
     progress_affinity: Option<CpuSet> = "", "list", "PROGRESS_AFFINITY",

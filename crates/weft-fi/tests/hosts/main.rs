@@ -91,6 +91,8 @@ const SHM: Env = &[("FI_WEFT_CLOSE_TIMEOUT_MS", "40"), ("FI_WEFT_CONNECT_RETRY_M
 const SHM_PUSH: Env = &[SHM[0], SHM[1], ("FI_WEFT_CMA", "0")];
 const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
 const ENCRYPTED: Env = &[SHM[0], SHM[1], TCP[2], ("FI_WEFT_TCP_ENCRYPT", "1")];
+const CHAINS: Env = &[TCP[0], TCP[1], TCP[2], ("FI_WEFT_COLL_URING", "yes")];
+const ENCRYPTED_CHAINS: Env = &[ENCRYPTED[0], ENCRYPTED[1], ENCRYPTED[2], ENCRYPTED[3], CHAINS[3]];
 /// A small window for unexpected messages.
 const WINDOW: (&str, &str) = ("FI_WEFT_UNEXPECTED_WINDOW_BYTES", "128K");
 
@@ -210,10 +212,10 @@ const GROUPS: &[Group] = &[
     Group { name: "collectives_shm", run: collectives::all, env: SHM },
     Group { name: "collectives_push", run: collectives::all, env: SHM_PUSH },
     Group { name: "collectives_tcp", run: collectives::all, env: TCP },
-    Group { name: "chains_tcp", run: chains::all, env: TCP },
-    Group { name: "chains_off", run: chains::off, env: &[TCP[0], TCP[1], TCP[2], ("FI_WEFT_COLL_URING", "0")] },
-    Group { name: "chains_encrypted", run: chains::off, env: ENCRYPTED },
-    Group { name: "chains_refused", run: chains::refused, env: TCP },
+    Group { name: "chains_tcp", run: chains::all, env: CHAINS },
+    Group { name: "chains_off", run: chains::off, env: TCP },
+    Group { name: "chains_encrypted", run: chains::off, env: ENCRYPTED_CHAINS },
+    Group { name: "chains_refused", run: chains::refused, env: CHAINS },
     Group { name: "network_shm", run: network::all, env: SHM },
     Group { name: "network_tcp", run: network::tcp, env: TCP },
     Group { name: "job_key_shm", run: network::job_key, env: &[SHM[0], SHM[1], network::JOB_KEY] },
