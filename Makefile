@@ -155,6 +155,7 @@ test-long: test-deps dist
 	$(DIST)/weft sim faults --seed 10000 --seeds 1000000
 	$(DIST)/weft sim faults --seed 300 --seeds 100000 --do collective
 	WEFT_SIM_SEEDS=20000 cargo test -p weft-sim --test hostile
+	WEFT_TABLE_MEMBERS=1-17,33 cargo test -p weft-fi --test hosts -- --nocapture table_
 	WEFT_TCP_SEEDS=100000 cargo test -p weft-nic --lib tcp::faults
 	@$(MAKE) --no-print-directory fuzz MINUTES=$(or $(MINUTES),10)
 	@$(MAKE) --no-print-directory faults RUNS=$(or $(RUNS),100)

@@ -125,6 +125,22 @@ def test_mpi4py_suite(runner: harness.Runner, library: str) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_a_solver_gives_the_same_result(runner: harness.Runner, library: str) -> None:
+    """A solver whose reductions run behind its products needs the same iterations with the library's collectives."""
+    need("mpich")
+    need(library)
+    python = jobs.ROOT / (".venv-ompi" if library == "ompi" else ".venv-mpich") / "bin/python"
+    extra = {"MPI4PY_LIBMPI": str(jobs.INTEL_MPI / "lib/libmpi.so.12")} if library == "impi" else {}
+    argv, env = line(library, 2, [str(python), str(harness.PROGRAMS / "solver.py")], "weft", **extra)
+    outcome = runner.run(argv, env, 60).check()
+    alone = runner.run([word.replace(SHIM, "") for word in argv], env, 60)
+    found = [re.search(r"^(\d+) iterations, error (.*), ", output, re.M) for output in (outcome.output, alone.output)]
+    assert found[0] and found[1] and found[0].groups() == found[1].groups(), outcome.output[-2000:] + alone.output[-2000:]
+    report = re.search(r"weft-coll: (\d+) collectives by weft", outcome.output)
+    assert report and int(report[1]) > int(found[0][1]), outcome.output[-2000:]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_threads_run_collectives_together(runner: harness.Runner, library: str) -> None:
     """Threads (MPI_THREAD_MULTIPLE) use communicators of their own, and make new ones in any order."""
     need(library)

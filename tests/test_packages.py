@@ -12,6 +12,7 @@ from pathlib import Path
 import harness
 import jobs
 import pytest
+import yaml
 
 # The limit of files that `make` builds. A release is built for size, and scripts/release.sh has its limit of 2.5 MiB.
 LARGEST_PROVIDER = 3_000_000
@@ -144,15 +145,48 @@ FI_WEFT_REPORT=1 {launch} -n 2 python {PINGPONG}
     assert len(re.findall(r"^weft: rank \d of 2, .* sent [\d,]+ messages", output, re.M)) == 2, output[-3000:]
 
 
-def test_recipes_name_existing_things() -> None:
-    """Spack's recipe is valid Python. The crates that the recipes build, and the files that they copy, exist."""
-    packaging = jobs.ROOT / "packaging"
-    spack = (packaging / "spack/package.py").read_text()
-    compile(spack, "package.py", "exec")
-    for recipe in [spack, (packaging / "conda/recipe.yaml").read_text()]:
-        crates = re.findall(r'-p"?,? "?(weft-[a-z]+)', recipe)
-        assert len(crates) == 3 and all((jobs.ROOT / "crates" / crate / "Cargo.toml").exists() for crate in crates)
-    container = (packaging / "container/Containerfile").read_text()
+def build_recipe(runner: harness.Runner, tmp_path: Path, commands: str) -> str:
+    """Runs the commands of a recipe on the sources, and those of its test on the files that it installs."""
+    script = f"""
+cd {jobs.ROOT}
+export PREFIX={tmp_path} PATH={jobs.MPICH}/bin:$PATH
+{commands}
+cd {tmp_path}
+find . -type f | sed 's/^/installed: /'
+bin/weft --version
+bin/weft run --dry-run {jobs.MPICH}/bin/mpiexec ./a.out
+"""
+    return run_overlaid(runner, "venv", jobs.TARGET, script)
+
+
+def check_recipe(output: str) -> None:
+    """A recipe installs the files of `make install`, and its command finds its provider."""
+    files_of_prefix = {name.removeprefix("usr/").replace("LIB", "libfabric").replace("ZSH", "site-functions") for name in INSTALLED}
+    assert set(re.findall(r"^installed: \./(.*)$", output, re.M)) == files_of_prefix, output[-3000:]
+    assert "/lib/libfabric " in output, output[-3000:]
+
+
+def test_conda_recipe_builds(runner: harness.Runner, tmp_path: Path) -> None:
+    """The recipe's build script installs the files that the recipe's test expects."""
+    text = (jobs.ROOT / "packaging/conda/recipe.yaml").read_text()
+    recipe = yaml.safe_load(text)
+    output = build_recipe(runner, tmp_path, "\n".join(recipe["build"]["script"]))
+    check_recipe(output)
+    contents = next(test["package_contents"]["files"] for test in recipe["tests"] if "package_contents" in test)
+    assert all(f"installed: ./{name}\n" in output for name in contents), output[-3000:]
+
+
+def test_spack_recipe_builds(runner: harness.Runner, tmp_path: Path) -> None:
+    """The recipe's install method, with a stand-in for Spack."""
+    recipe = jobs.ROOT / "packaging/spack/package.py"
+    output = build_recipe(runner, tmp_path, f"python3 {harness.SUPPORT}/spack_recipe.py {recipe} {tmp_path}")
+    check_recipe(output)
+    assert f"FI_PROVIDER_PATH={tmp_path}/lib/libfabric\n" in output, output[-3000:]
+
+
+def test_container_copies_existing_files() -> None:
+    """The container file copies files of the sources."""
+    container = (jobs.ROOT / "packaging/container/Containerfile").read_text()
     copied = re.findall(r"^COPY (?!--from|target)(\S+)", container, re.MULTILINE)
     assert copied and all((jobs.ROOT / source).exists() for source in copied), copied
 

@@ -8,7 +8,8 @@ use rustix::net::{Shutdown, SocketType, getpeername, shutdown, sockopt};
 use weft_fi_sys::*;
 
 use crate::client::Lib;
-use crate::collectives::{Case, Group, Member, Part, What, form, gather_members, leave, run};
+use crate::collective_case::{Case, Part, What, run};
+use crate::collectives::{Group, Member, form, gather_members, leave};
 use crate::published;
 use crate::rig::MODELS;
 use crate::seccomp;
@@ -51,7 +52,7 @@ pub(crate) fn refused(lib: &Lib) {
 }
 
 const fn barrier(seed: u64) -> Case {
-    Case { what: What::Barrier, root: 0, count: 0, seed }
+    Case::new(What::Barrier, 0, 0, seed)
 }
 
 /// Barriers that the kernel has performed, over all endpoints of this process.
@@ -76,7 +77,7 @@ fn performed(lib: &Lib) {
         let list: Vec<usize> = (0..size).rev().collect();
         let groups = form(&members, &list);
         for seed in 0..20 {
-            let sum = Case { what: What::AllReduce, root: 0, count: 3, seed };
+            let sum = Case::new(What::AllReduce, 0, 3, seed);
             run(&members, &list, &groups, &[barrier(seed), sum, barrier(seed), barrier(seed)], false);
         }
         kernel_has_performed(&members, 60 * size);
@@ -216,7 +217,7 @@ fn cut_among_many(lib: &Lib) {
             }
             (count == [6; 5]).then_some(())
         });
-        let sum = Case { what: What::AllReduce, root: 0, count: 100, seed: 1 };
+        let sum = Case::new(What::AllReduce, 0, 100, 1);
         run(&members, &list, &groups, &[sum, barrier(1), sum, barrier(2)], false);
         leave(members, groups);
     }

@@ -3,10 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
+use weft_engine::amo::{TYPES, Type};
 use weft_fi::observe::publish::layout;
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
+use crate::collective_case::{Case, EVERY, Part, What, run};
 use crate::open;
 use crate::published;
 use crate::rig::MODELS;
@@ -35,7 +37,7 @@ pub(crate) fn all(lib: &Lib) {
 pub(crate) struct Member<'a> {
     pub(crate) side: Side<'a>,
     eq: *mut fid_eq,
-    addrs: Vec<u64>,
+    pub(crate) addrs: Vec<u64>,
 }
 
 /// A member's handle of a group.
@@ -56,7 +58,7 @@ impl Group {
 }
 
 impl<'a> Member<'a> {
-    fn new(lib: &'a Lib, progress: fi_progress) -> Self {
+    pub(crate) fn new(lib: &'a Lib, progress: fi_progress) -> Self {
         let side = Side::unbound(lib, 0, |hints| {
             hints.get().caps = FI_MSG | FI_TAGGED | FI_COLLECTIVE;
             (hints.domain().data_progress, hints.domain().control_progress) = (progress, progress);
@@ -95,6 +97,26 @@ impl<'a> Member<'a> {
         Some((event, entry.fid.addr(), entry.context.addr()))
     }
 
+    /// `fi_query_collective`.
+    fn query(&self, coll: fi_collective_op, op: fi_op, datatype: fi_datatype) -> (c_int, fi_collective_attr) {
+        let domain = self.side.opened.domain;
+        let mut attr: fi_collective_attr = unsafe { std::mem::zeroed() };
+        (attr.op, attr.datatype) = (op, datatype);
+        let query = unsafe { (*(*domain).ops).query_collective.unwrap() };
+        (unsafe { query(domain, coll, &mut attr, 0) }, attr)
+    }
+
+    /// The types of numbers that this version of libfabric has.
+    pub(crate) fn offered_types(&self) -> Vec<Type> {
+        let offered: Vec<Type> = TYPES
+            .iter()
+            .map(|row| row.ty)
+            .filter(|&ty| self.query(FI_ALLREDUCE, FI_SUM, ty as fi_datatype).0 == 0)
+            .collect();
+        assert!(offered.len() >= 14, "{offered:?}");
+        offered
+    }
+
     /// Closes the endpoint, then what it used.
     fn close(mut self) {
         self.side.close_ep();
@@ -120,7 +142,12 @@ fn join(ep: *mut fid_ep, set: *mut fid_av_set, parent: u64, context: usize) -> R
 
 /// Endpoints that know each other. Each has inserted the others in an order of its own.
 pub(crate) fn gather_members(lib: &Lib, count: usize, progress: fi_progress) -> Vec<Member<'_>> {
-    let mut members: Vec<Member<'_>> = (0..count).map(|_| Member::new(lib, progress)).collect();
+    introduce((0..count).map(|_| Member::new(lib, progress)).collect())
+}
+
+/// Makes the endpoints known to each other.
+pub(crate) fn introduce(mut members: Vec<Member<'_>>) -> Vec<Member<'_>> {
+    let count = members.len();
     let names: Vec<Vec<u8>> = members.iter().map(|member| member.side.name()).collect();
     for (number, member) in members.iter_mut().enumerate() {
         member.addrs = vec![0; count];
@@ -145,173 +172,6 @@ pub(crate) fn form(members: &[Member<'_>], list: &[usize]) -> Vec<Group> {
     groups
 }
 
-/// Operations that differ in their arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    Barrier,
-    Broadcast,
-    AllToAll,
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    Reduce,
-    Scatter,
-    Gather,
-}
-
-const EVERY: [What; 9] = [
-    What::Barrier,
-    What::Broadcast,
-    What::AllToAll,
-    What::AllReduce,
-    What::AllGather,
-    What::ReduceScatter,
-    What::Reduce,
-    What::Scatter,
-    What::Gather,
-];
-
-/// One operation of a group.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Case {
-    pub(crate) what: What,
-    pub(crate) root: usize,
-    pub(crate) count: usize,
-    /// Distinguishes the data of operations.
-    pub(crate) seed: u64,
-}
-
-/// A value behind each buffer that no operation may change.
-const CANARY: u64 = 0xca_ca_ca_ca;
-
-impl Case {
-    fn value(&self, rank: usize, element: usize) -> u64 {
-        self.seed << 40 ^ (rank as u64) << 20 ^ element as u64
-    }
-
-    /// Elements of a rank's input and result.
-    fn sizes(&self, rank: usize, ranks: usize) -> (usize, usize) {
-        let (one, all) = (self.count, self.count * ranks);
-        let at_root = |count| if rank == self.root { count } else { 0 };
-        match self.what {
-            What::Barrier => (0, 0),
-            What::Broadcast => (0, one),
-            What::AllToAll => (all, all),
-            What::AllReduce => (one, one),
-            What::AllGather => (one, all),
-            What::ReduceScatter => (all, one),
-            What::Reduce => (one, at_root(one)),
-            What::Scatter => (at_root(all), one),
-            What::Gather => (one, at_root(all)),
-        }
-    }
-
-    fn expected(&self, rank: usize, ranks: usize) -> Vec<u64> {
-        let sum = |element| (0..ranks).fold(0, |sum: u64, from| sum.wrapping_add(self.value(from, element)));
-        let block =
-            |from: usize, place: usize| (0..self.count).map(move |at| self.value(from, place * self.count + at));
-        match self.what {
-            What::Barrier => Vec::new(),
-            What::Broadcast => block(self.root, 0).collect(),
-            What::AllToAll => (0..ranks).flat_map(|from| block(from, rank)).collect(),
-            What::AllReduce => (0..self.count).map(sum).collect(),
-            What::AllGather => (0..ranks).flat_map(|from| block(from, 0)).collect(),
-            What::ReduceScatter => (0..self.count).map(|at| sum(rank * self.count + at)).collect(),
-            What::Scatter => block(self.root, rank).collect(),
-            What::Reduce if rank == self.root => (0..self.count).map(sum).collect(),
-            What::Gather if rank == self.root => (0..ranks).flat_map(|from| block(from, 0)).collect(),
-            What::Reduce | What::Gather => Vec::new(),
-        }
-    }
-}
-
-/// A rank's part in an operation. Its memory is leaked, as everywhere in these tests.
-pub(crate) struct Part {
-    case: Case,
-    rank: usize,
-    ranks: usize,
-    input: &'static mut [u64],
-    result: &'static mut [u64],
-}
-
-impl Part {
-    pub(crate) fn new(case: Case, rank: usize, ranks: usize) -> Self {
-        let (inputs, results) = case.sizes(rank, ranks);
-        let values = |count: usize| (0..count).map(|at| case.value(rank, at)).chain([CANARY]).collect::<Vec<u64>>();
-        let sends_result = case.what == What::Broadcast && rank == case.root;
-        let mut result = if sends_result { values(results) } else { vec![0; results] };
-        result.truncate(results);
-        result.push(CANARY);
-        Self { case, rank, ranks, input: values(inputs).leak(), result: result.leak() }
-    }
-
-    /// Starts the operation; the context is the address of the result.
-    pub(crate) fn start(&mut self, ep: *mut fid_ep, group: u64, root: u64) -> isize {
-        let (buf, result): (*mut c_void, *mut c_void) =
-            (self.input.as_mut_ptr().cast(), self.result.as_mut_ptr().cast());
-        let (count, no, u64s) = (self.case.count, null_mut(), FI_UINT64);
-        let ops = unsafe { &*(*ep).collective };
-        let context = self.context() as *mut c_void;
-        unsafe {
-            match self.case.what {
-                What::Barrier => ops.barrier.unwrap()(ep, group, context),
-                What::Broadcast => ops.broadcast.unwrap()(ep, result, count, no, group, root, u64s, 0, context),
-                What::AllToAll => ops.alltoall.unwrap()(ep, buf, count, no, result, no, group, u64s, 0, context),
-                What::AllGather => ops.allgather.unwrap()(ep, buf, count, no, result, no, group, u64s, 0, context),
-                What::AllReduce => {
-                    ops.allreduce.unwrap()(ep, buf, count, no, result, no, group, u64s, FI_SUM, 0, context)
-                }
-                What::ReduceScatter => {
-                    ops.reduce_scatter.unwrap()(ep, buf, count, no, result, no, group, u64s, FI_SUM, 0, context)
-                }
-                What::Reduce => {
-                    ops.reduce.unwrap()(ep, buf, count, no, result, no, group, root, u64s, FI_SUM, 0, context)
-                }
-                What::Scatter => ops.scatter.unwrap()(ep, buf, count, no, result, no, group, root, u64s, 0, context),
-                What::Gather => ops.gather.unwrap()(ep, buf, count, no, result, no, group, root, u64s, 0, context),
-            }
-        }
-    }
-
-    fn context(&self) -> usize {
-        self.result.as_ptr().addr()
-    }
-
-    fn check(&self) {
-        let expected = self.case.expected(self.rank, self.ranks);
-        assert_eq!(&self.result[..expected.len()], expected, "{:?} at rank {}", self.case, self.rank);
-        assert_eq!(self.result.last(), Some(&CANARY), "{:?}: nothing is written behind the result", self.case);
-        assert_eq!(self.input.last(), Some(&CANARY), "{:?}: nothing is written behind the input", self.case);
-    }
-}
-
-/// Runs operations at all members of a group at the same time. Roots are ranks, or addresses if `by_address`.
-pub(crate) fn run(members: &[Member<'_>], list: &[usize], groups: &[Group], cases: &[Case], by_address: bool) {
-    let mut parts: Vec<Vec<Part>> =
-        (0..list.len()).map(|rank| cases.iter().map(|&case| Part::new(case, rank, list.len())).collect()).collect();
-    for ((rank, parts), group) in parts.iter_mut().enumerate().zip(groups) {
-        let member = &members[list[rank]];
-        for part in parts {
-            let address = member.addrs[list[part.case.root]];
-            let root = if by_address { address } else { part.case.root as u64 };
-            assert_eq!(part.start(member.side.ep, group.addr(), root), 0, "{:?}", part.case);
-        }
-    }
-    let mut left = list.len() * cases.len();
-    until(|| {
-        for (rank, parts) in parts.iter().enumerate() {
-            while let Some(outcome) = members[list[rank]].side.poll() {
-                let entry = outcome.done();
-                assert_eq!((entry.flags, entry.len), (FI_COLLECTIVE, 0));
-                let part = parts.iter().find(|part| part.context() == entry.op_context.addr());
-                part.expect("the context of an operation").check();
-                left -= 1;
-            }
-        }
-        (left == 0).then_some(())
-    });
-}
-
 pub(crate) fn leave(members: Vec<Member<'_>>, groups: Vec<Group>) {
     groups.into_iter().for_each(Group::close);
     members.into_iter().for_each(Member::close);
@@ -322,14 +182,7 @@ fn offers(lib: &Lib) {
     assert_eq!(plain.get().caps & FI_COLLECTIVE, 0, "collectives are offered on request only");
     let member = Member::new(lib, FI_PROGRESS_MANUAL);
     assert_ne!(member.side.info.get().caps & FI_COLLECTIVE, 0);
-    let domain = member.side.opened.domain;
-    let query = unsafe { (*(*domain).ops).query_collective.unwrap() };
-    let ask = |coll, op, datatype| {
-        let mut attr: fi_collective_attr = unsafe { std::mem::zeroed() };
-        (attr.op, attr.datatype) = (op, datatype);
-        let result = unsafe { query(domain, coll, &mut attr, 0) };
-        (result, attr)
-    };
+    let ask = |coll, op, datatype| member.query(coll, op, datatype);
     for coll in [FI_BROADCAST, FI_ALLTOALL, FI_ALLGATHER, FI_SCATTER, FI_GATHER] {
         let (result, attr) = ask(coll, FI_NOOP, FI_DOUBLE);
         assert_eq!((result, attr.datatype_attr.size), (0, 8));
@@ -454,11 +307,11 @@ fn every_operation(lib: &Lib) {
             for root in 0..size {
                 for count in [1, 5] {
                     seed += 1;
-                    run(&members, &list, &groups, &[Case { what, root, count, seed }], false);
+                    run(&members, &list, &groups, &[Case::new(what, root, count, seed)], false);
                 }
             }
         }
-        let case = Case { what: What::Gather, root: size - 1, count: 2, seed: 99 };
+        let case = Case::new(What::Gather, size - 1, 2, 99);
         run(&members, &list, &groups, &[case], size > 1 && members[0].addrs[list[size - 1]] >= size as u64);
         leave(members, groups);
     }
@@ -470,7 +323,7 @@ fn long_buffers(lib: &Lib) {
     let groups = form(&members, &list);
     for what in EVERY {
         for count in [10_000, 200_003] {
-            run(&members, &list, &groups, &[Case { what, root: 1, count, seed: 3 }], false);
+            run(&members, &list, &groups, &[Case::new(what, 1, count, 3)], false);
         }
     }
     leave(members, groups);
@@ -508,7 +361,7 @@ fn many_at_a_time(lib: &Lib) {
         let members = gather_members(lib, 4, progress);
         let list = [3, 1, 0, 2];
         let groups = form(&members, &list);
-        let case = |number: usize| Case { what: EVERY[number % 9], root: number % 4, count: 1 + number, seed: 7 };
+        let case = |number: usize| Case::new(EVERY[number % 9], number % 4, 1 + number, 7);
         let cases: Vec<Case> = (0..32).map(case).collect();
         run(&members, &list, &groups, &cases, false);
         leave(members, groups);
@@ -522,7 +375,7 @@ fn two_groups(lib: &Lib) {
     // The same set may be joined again.
     let third = form(&members, &all);
     for seed in 0..3 {
-        let case = |what| Case { what, root: 1, count: 3, seed };
+        let case = |what| Case::new(what, 1, 3, seed);
         run(&members, &some, &second, &[case(What::AllReduce), case(What::AllToAll)], false);
         run(&members, &all, &first, &[case(What::Broadcast)], false);
         run(&members, &all, &third, &[case(What::Scatter)], false);
@@ -535,7 +388,7 @@ fn published_groups(lib: &Lib) {
     let members = gather_members(lib, 3, FI_PROGRESS_MANUAL);
     let all = [0, 1, 2];
     let groups = form(&members, &all);
-    let case = Case { what: What::Barrier, root: 0, count: 0, seed: 0 };
+    let case = Case::new(What::Barrier, 0, 0, 0);
     let start = |rank: usize| {
         let mut part = Part::new(case, rank, 3);
         assert_eq!(part.start(members[rank].side.ep, groups[rank].addr(), 0), 0);

@@ -27,6 +27,8 @@ mod barrier;
 mod chains;
 mod client;
 mod closing;
+mod collective_case;
+mod collective_table;
 mod collectives;
 mod conditions;
 mod connections;
@@ -74,6 +76,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 /// The time limit of one group under the address sanitizer (`make asan`).
 const ASAN_LIMIT: Duration = Duration::from_secs(600);
+/// The additional time for a table of collectives whose sizes were given.
+const LONG_TABLE: Duration = Duration::from_secs(1800);
 
 /// A group: its name, the function that the child runs, and its additional environment variables.
 struct Group {
@@ -212,6 +216,9 @@ const GROUPS: &[Group] = &[
     Group { name: "collectives_shm", run: collectives::all, env: SHM },
     Group { name: "collectives_push", run: collectives::all, env: SHM_PUSH },
     Group { name: "collectives_tcp", run: collectives::all, env: TCP },
+    Group { name: "table_shm", run: collective_table::all, env: SHM },
+    Group { name: "table_tcp", run: collective_table::all, env: TCP },
+    Group { name: "table_mixed", run: collective_table::mixed, env: SHM },
     Group { name: "chains_tcp", run: chains::all, env: CHAINS },
     Group { name: "chains_off", run: chains::off, env: TCP },
     Group { name: "chains_encrypted", run: chains::off, env: ENCRYPTED_CHAINS },
@@ -300,7 +307,8 @@ fn run_child(group: &Group, host: &Path, dir: &Path, decoy: Option<&Path>) -> Ou
     // A fuzz target runs for the requested processor time.
     let minutes = std::env::var("WEFT_FUZZ_MINUTES").ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
     let limit = if std::env::var_os("WEFT_TEST_ASAN").is_some() { ASAN_LIMIT } else { LIMIT };
-    let end = Instant::now() + limit + Duration::from_secs_f64(4.0 * 60.0 * minutes);
+    let long = if std::env::var_os(collective_table::MEMBERS).is_some() { LONG_TABLE } else { Duration::ZERO };
+    let end = Instant::now() + limit + long + Duration::from_secs_f64(4.0 * 60.0 * minutes);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             child.kill().unwrap();
@@ -404,7 +412,8 @@ groups! {
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
-    collectives_shm collectives_push collectives_tcp chains_tcp chains_off chains_encrypted chains_refused network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
+    collectives_shm collectives_push collectives_tcp table_shm table_tcp table_mixed
+    chains_tcp chains_off chains_encrypted chains_refused network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp helpers_tcp helpers_shm wrong_interface
     empty_job_key fault_interface fault_interface_shm fault_port fault_port_range fault_key fault_empty_key fault_peer
 }

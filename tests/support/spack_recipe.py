@@ -1,0 +1,74 @@
+"""Runs the recipe of Spack with a stand-in for Spack's own modules.
+
+    spack_recipe.py RECIPE PREFIX      in the directory of the sources
+
+The recipe's class is made with the functions of `spack.package` that it uses, and its `install` runs. Prints the
+variables that the installed package sets at run time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Prefix(str):
+    """A directory, whose attributes are the directories below it."""
+
+    def __getattr__(self, name: str) -> Prefix:
+        return Prefix(f"{self}/{name}")
+
+
+class Environment:
+    """The changes to the environment of a program."""
+
+    def prepend_path(self, name: str, path: str) -> None:
+        print(f"{name}={path}")
+
+
+def command(name: str, required: bool = False) -> Callable[..., None]:
+    """A program as a function."""
+    if required and shutil.which(name) is None:
+        sys.exit(f"{name} is missing")
+
+    def run(*words: str) -> None:
+        subprocess.run([name, *words], check=True)
+
+    return run
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """A directive, such as a dependency."""
+
+
+def main() -> None:
+    """Runs the recipe."""
+    recipe, prefix = sys.argv[1:]
+    module = types.ModuleType("spack.package")
+    module.__dict__.update(
+        Package=object,
+        copy=shutil.copy,
+        depends_on=nothing,
+        join_path=lambda *parts: str(Path(*parts)),
+        license=nothing,
+        make=command("make"),
+        mkdirp=lambda path: Path(path).mkdir(parents=True, exist_ok=True),
+        version=nothing,
+        which=command,
+    )
+    sys.modules |= {"spack": types.ModuleType("spack"), "spack.package": module}
+    scope: dict[str, Any] = {}
+    exec(compile(Path(recipe).read_text(), recipe, "exec"), scope)  # pylint: disable=exec-used
+    package = scope["Weft"]()
+    package.prefix = Prefix(prefix)
+    package.install(None, package.prefix)
+    package.setup_run_environment(Environment())
+
+
+if __name__ == "__main__":
+    main()
