@@ -43,27 +43,30 @@ INSTALLED := $(LIBFABRIC_DIR)/libweft-fi.so $(LIBFABRIC_DIR)/libweft-coll.so $(P
   $(BASH_COMPLETIONS) $(ZSH_DIR)/_weft $(FISH_COMPLETIONS)
 
 .PHONY: install packages uninstall
-.PHONY: all asan bench check faults fuzz dist build-deps deps demo demo-deps test test-deps test-long man clean icount icount-baseline icount-program
+.PHONY: all asan bench check faults fuzz dist build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
 .PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
 
 build-deps:
 	@scripts/deps.sh build
-demo-deps:
-	@scripts/deps.sh demo
 test-deps deps:
 	@scripts/deps.sh test
 
 # libfabric loads files named *fi.so. A new file replaces the old one by a rename, so that a process keeps the file
 # that it has mapped.
+put = mkdir -p $(DIST) && cp $(TARGET)/release/$(1) $(DIST)/.new && mv $(DIST)/.new $(DIST)/$(2)
+
 dist: build-deps
 	cargo build --release -p weft-provider -p weft-cli -p weft-coll
-	@mkdir -p $(DIST)
-	@cp $(TARGET)/release/libweft_fi.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-fi.so
-	@cp $(TARGET)/release/libweft_coll.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-coll.so
-	@cp $(TARGET)/release/weft $(DIST)/.new && mv $(DIST)/.new $(DIST)/weft
+	@$(call put,libweft_fi.so,libweft-fi.so)
+	@$(call put,libweft_coll.so,libweft-coll.so)
+	@$(call put,weft,weft)
 	@echo "$(DIST)/libweft-fi.so $(DIST)/libweft-coll.so $(DIST)/weft"
+
+provider: build-deps
+	@cargo build --release -p weft-provider
+	@$(call put,libweft_fi.so,libweft-fi.so)
 
 # Builds nothing, so that root needs no compiler.
 install:
@@ -88,11 +91,12 @@ packages: dist
 man: dist
 	@$(DIST)/weft man > man/fi_weft.7
 
-# The build prints nothing unless it fails.
+# Builds the provider alone, while MPICH is installed. The build prints nothing unless it fails.
 demo: export CARGO_TERM_QUIET := true
-demo: demo-deps
-	@echo "building weft and MPI's part of the demo (about a minute)" >&2
-	@$(MAKE) --no-print-directory -s dist >/dev/null
+demo: build-deps
+	@echo "building weft and installing MPICH (about a minute)" >&2
+	@$(MAKE) --no-print-directory -s provider & build=$$!; \
+	  scripts/deps.sh demo || { kill $$build; exit 1; }; wait $$build
 	@mkdir -p $(TARGET)/demo
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/demo.py

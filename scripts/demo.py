@@ -77,9 +77,11 @@ def main() -> None:
     wrong = [name for name in PROVIDERS if reported[name] != name]
     if wrong:
         sys.exit(f"MPICH did not use the requested provider: {', '.join(wrong)}")
-    weft = jobs.DIST / "weft"
-    print("\nYour own program, with the mpiexec of your MPI library:\n")
-    print(f"    {weft.relative_to(jobs.ROOT) if weft.is_relative_to(jobs.ROOT) else weft} run mpiexec -n 2 ./a.out")
+    print("\nYour own program over weft, with MPICH:\n")
+    print(f"    FI_PROVIDER=weft FI_PROVIDER_PATH={jobs.DIST} \\")
+    print("      MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 2 ./a.out\n")
+    print("`make` builds the weft command, too, which sets what each MPI library needs:\n")
+    print("    target/dist/weft run mpiexec -n 2 ./a.out")
 
 
 if __name__ == "__main__":
