@@ -208,6 +208,15 @@ pub struct RemoteIov {
     pub len: u64,
 }
 
+/// Whether a device may share a transfer with the peer's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// The peer's processor may help.
+    Allowed,
+    /// The peer's processor is busy with a transfer of its own.
+    Alone,
+}
+
 /// Names a `get` or `put` that the peer may help with. Valid within its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(pub u32);
@@ -336,12 +345,26 @@ pub trait Nic: Registrar {
 
     /// Reads the peer's memory `remote` into `local` (equal total lengths). Only where `caps.get`. If the
     /// call returns a [`Share`], the engine may ask the peer to `assist`: two processors copy faster than
-    /// one.
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full>;
+    /// one. A transfer that is [`Sharing::Alone`] has none.
+    fn get(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full>;
 
     /// Writes `local` to the peer's memory `remote` (equal total lengths). Only where `caps.put`. The
     /// [`Share`] is that of [`Nic::get`].
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full>;
+    fn put(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full>;
 
     /// Helps with the peer's transfer `share` by moving bytes that the peer has not moved yet. `local` and
     /// `remote` name the same bytes as the peer's call, seen from this side. With `put` the bytes move from

@@ -26,7 +26,8 @@ use weft_engine::board::Board;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink,
+    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share,
+    Sharing, Sink,
 };
 use weft_os::{Checker, Unshared};
 
@@ -364,20 +365,34 @@ impl Nic for Devices {
         }
     }
 
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+    fn get(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
-            (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, ctx),
-            (Via::Tcp, _, Some(tcp)) => tcp.get(inner, local, remote, ctx),
+            (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, sharing, ctx),
+            (Via::Tcp, _, Some(tcp)) => tcp.get(inner, local, remote, sharing, ctx),
             _ => Err(Full),
         }
     }
 
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+    fn put(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
-            (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, ctx),
-            (Via::Tcp, _, Some(tcp)) => tcp.put(inner, local, remote, ctx),
+            (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, sharing, ctx),
+            (Via::Tcp, _, Some(tcp)) => tcp.put(inner, local, remote, sharing, ctx),
             _ => Err(Full),
         }
     }

@@ -18,7 +18,9 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
-use weft_engine::nic::{Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span};
+use weft_engine::nic::{
+    Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sharing, Sink, Span,
+};
 use weft_nic::{Config, Device, NicError, Stats, Unsent};
 use weft_os::UnmapWatch;
 use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
@@ -239,14 +241,28 @@ impl Nic for SimDevice {
         nic.push(link, window, offset, src, ctx)
     }
 
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+    fn get(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
         let (nic, _guard) = self.nic();
-        nic.get(link, local, remote, ctx)
+        nic.get(link, local, remote, sharing, ctx)
     }
 
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+    fn put(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
         let (nic, _guard) = self.nic();
-        nic.put(link, local, remote, ctx)
+        nic.put(link, local, remote, sharing, ctx)
     }
 
     fn assist(

@@ -15,7 +15,7 @@ use weft_engine::board::{Board, SharedWords};
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sink,
+    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sharing, Sink,
 };
 
 use crate::event::Event;
@@ -197,12 +197,26 @@ impl Nic for SimNic {
         self.state.borrow_mut().start(self.ep, link, Kind::Push { window, offset }, src, ctx).map(|_| ())
     }
 
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        self.state.borrow_mut().start_shared(self.ep, link, Kind::Get { remote: remote.to_vec() }, local, ctx)
+    fn get(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
+        self.state.borrow_mut().start_shared(self.ep, link, Kind::Get { remote: remote.to_vec() }, local, sharing, ctx)
     }
 
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        self.state.borrow_mut().start_shared(self.ep, link, Kind::Put { remote: remote.to_vec() }, local, ctx)
+    fn put(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
+        self.state.borrow_mut().start_shared(self.ep, link, Kind::Put { remote: remote.to_vec() }, local, sharing, ctx)
     }
 
     fn assist(

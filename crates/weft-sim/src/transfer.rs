@@ -11,7 +11,7 @@
 //! `done` therefore comes exactly once and, where the link ends, before `down`.
 
 use weft_engine::mem::{self, IovList};
-use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov, Share};
+use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov, Share, Sharing};
 
 use crate::event::Event;
 use crate::fabric::State;
@@ -68,12 +68,13 @@ impl State {
         link: LinkId,
         kind: Kind,
         local: &[mem::Iov],
+        sharing: Sharing,
         ctx: u64,
     ) -> Result<Option<Share>, Full> {
         let Some(number) = self.start(ep, link, kind, local, ctx)? else { return Ok(None) };
         let share_permille = self.config.share_permille;
         let shared = self.lookup(ep, link).is_some_and(|id| self.end(id).rng.chance(share_permille));
-        Ok(shared.then(|| Share(u32::try_from(number).unwrap_or(0))))
+        Ok((shared && sharing == Sharing::Allowed).then(|| Share(u32::try_from(number).unwrap_or(0))))
     }
 
     /// Starts a transfer if there is room. Returns its number unless the user broke the contract.

@@ -7,7 +7,7 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// The hashes that [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "52220092e4b86cafe9fff96b9f71563a",
+    "2e3fb053fc5722517bc64b64ae43aec3",
     "253c938ca0b8b40a2fb33c93534ed275",
     "0e2821a028d5d30e4f821ed2585cc223",
     "3fb1be93f9203f64eaf1d83749876ece",

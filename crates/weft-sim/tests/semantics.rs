@@ -696,6 +696,27 @@ fn failed_direct_access_falls_back_to_messages() {
     }
 }
 
+/// Two ranks that send to each other are both busy. If only one sends, the other one helps.
+#[test]
+fn a_peer_that_fetches_is_not_asked_to_help() {
+    for senders in [vec![0], vec![0, 1]] {
+        let mut fabric = FabricConfig::new(1);
+        (fabric.share_permille, fabric.caps.push_follows) = (1000, false);
+        let mut h = Harness::new(fabric, Config::default(), 2);
+        h.recv(1, &any(false, 8)).unwrap();
+        h.send(0, 1, &Send { len: 8, ..Send::default() }).unwrap();
+        h.drive().unwrap();
+        for &from in &senders {
+            h.recv(1 - from, &any(false, 100_000)).unwrap();
+            h.send(from, 1 - from, &Send { len: 100_000, ..Send::default() }).unwrap();
+        }
+        h.drive().unwrap();
+        let stats = h.cluster().fabric().stats();
+        assert_eq!((stats.gets, stats.assists > 0), (senders.len() as u64, senders.len() == 1));
+        assert!(h.finish().is_empty());
+    }
+}
+
 #[test]
 fn a_departing_rank_delivers_its_sends() {
     everywhere(2, Config::default(), |h| {

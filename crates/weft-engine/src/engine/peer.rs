@@ -25,7 +25,7 @@ use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::state::Violation;
 use crate::engine::strangers::Watch;
 use crate::name::EpName;
-use crate::nic::{LinkError, LinkId, NicCaps};
+use crate::nic::{LinkError, LinkId, NicCaps, Sharing};
 
 /// Limit in bytes of an idle peer's cost in the engine. weft-nic's tests limit the cost with the devices.
 pub(crate) const PEER_BYTES_BUDGET: usize = 192;
@@ -554,6 +554,12 @@ impl Peer {
         if let Some(extra) = &mut self.extra {
             extra.accesses = extra.accesses.saturating_sub(parts);
         }
+    }
+
+    /// Whether the peer is asked to help with a transfer. A peer that has messages of this side to fetch is busy itself:
+    /// if both help each other, each byte costs more than if each side copies its own.
+    pub(crate) fn sharing(&self) -> Sharing {
+        if self.unmatched() > 0 { Sharing::Alone } else { Sharing::Allowed }
     }
 
     /// Notes that a send has left that waits for the peer's client.

@@ -113,13 +113,16 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         }
         let context = DeviceContext::Transfer(token).to_number();
+        let sharing = self.state.peers[peer_id].sharing();
         let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
         let (share, op) = match x.kind() {
             TransferKind::Recv { op, .. } => {
-                (self.nic.get(link, x.iov(), x.remote(), context)?, Op { op: op.into(), part: 0.into() })
+                (self.nic.get(link, x.iov(), x.remote(), sharing, context)?, Op { op: op.into(), part: 0.into() })
             }
-            TransferKind::Write { op, .. } => (self.nic.get(link, x.iov(), x.remote(), context)?, op),
-            TransferKind::Serve { put: true, op, .. } => (self.nic.put(link, x.iov(), x.remote(), context)?, op),
+            TransferKind::Write { op, .. } => (self.nic.get(link, x.iov(), x.remote(), sharing, context)?, op),
+            TransferKind::Serve { put: true, op, .. } => {
+                (self.nic.put(link, x.iov(), x.remote(), sharing, context)?, op)
+            }
             TransferKind::Serve { window, .. } => return self.nic.push(link, window, 0, x.iov(), context),
             TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => return Ok(()),
         };

@@ -9,7 +9,7 @@ use weft_engine::Engine;
 use weft_engine::api::{Addr, AddressBook, Completion, Config};
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
 
 /// The name of an endpoint. A greater byte gives a greater name, at the same host and port.
 pub fn name(byte: u8) -> EpName {
@@ -173,10 +173,24 @@ impl Nic for ScriptedDevice {
     fn push(&mut self, link: LinkId, _: u64, _: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
         self.take(link, src, ctx, false)
     }
-    fn get(&mut self, link: LinkId, local: &[Iov], _: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+    fn get(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        _: &[RemoteIov],
+        _: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
         self.take(link, local, ctx, true).map(|()| None)
     }
-    fn put(&mut self, link: LinkId, local: &[Iov], _: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+    fn put(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        _: &[RemoteIov],
+        _: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
         self.take(link, local, ctx, false).map(|()| None)
     }
     fn assist(

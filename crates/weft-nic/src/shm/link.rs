@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 use weft_engine::mem::{self, Iov, IovList};
-use weft_engine::nic::{Full, LinkError, LinkId, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Share, Sharing, Sink};
 use weft_os::Unshared;
 
 use super::cma::Span;
@@ -34,8 +34,9 @@ const QUEUE_DEPTH: usize = 64;
 /// takes at most 32 records.
 const BATCH_BYTES: usize = 64 * 1024;
 const RECORD_BYTES: usize = BATCH_BYTES / 32;
-/// Maximum number of bytes that one link pushes, and copies by address, in its turn.
-pub(super) const TURN_BYTES: usize = 128 * 1024;
+/// Maximum number of bytes that one link pushes, and copies by address, in its turn. A system call that copies less
+/// takes longer for each byte.
+pub(super) const TURN_BYTES: usize = 512 * 1024;
 /// Values of a side's `closed` word: closed in an orderly way, and failed.
 const CLOSED: u32 = 1;
 const FAILED: u32 = 2;
@@ -263,7 +264,7 @@ impl Link {
     /// Starts a transfer by address. A short one is made at once, unless others are queued. A long one is
     /// queued, and may be shared with a peer that is awake: waking a peer would take longer than its help
     /// saves.
-    pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Started, Full> {
+    pub(super) fn transfer(&mut self, span: Span, sharing: Sharing, ctx: u64) -> Result<Started, Full> {
         if self.bulk.as_ref().is_some_and(|bulk| bulk.transfers.len() >= QUEUE_DEPTH) {
             return Err(Full);
         }
@@ -276,7 +277,7 @@ impl Link {
         let bulk = self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap)));
         let mut transfer = Transfer::new(span, ctx);
         let mut share = None;
-        if awake && transfer.total_bytes() >= SHARE_BYTES {
+        if awake && sharing == Sharing::Allowed && transfer.total_bytes() >= SHARE_BYTES {
             share = transfer.offer(&self.map, self.role, &mut bulk.slots);
             if share.is_none() {
                 // A slot will be free soon, and then the peer can help with this transfer, too.

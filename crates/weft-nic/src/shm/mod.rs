@@ -70,7 +70,7 @@ use weft_engine::board::Board;
 use weft_engine::growth;
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
 
 use cma::Span;
 use doorbell::{Barriers, Door};
@@ -122,8 +122,8 @@ pub fn caps(eager_bytes: Option<usize>, direct: bool) -> NicCaps {
 }
 
 /// Maximum number of bytes that one poll pushes, and that it copies by address, over all links. Each takes
-/// about 25 µs.
-const BULK_BYTES_PER_POLL: usize = 256 * 1024;
+/// about 40 µs.
+const BULK_BYTES_PER_POLL: usize = 512 * 1024;
 
 /// Settings of one endpoint's shared-memory device.
 #[derive(Clone, Debug)]
@@ -374,11 +374,11 @@ impl Shm {
     }
 
     /// Starts a transfer by address.
-    fn transfer(&mut self, link: LinkId, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
+    fn transfer(&mut self, link: LinkId, span: Span, sharing: Sharing, ctx: u64) -> Result<Option<Share>, Full> {
         self.check_process(link);
         let up = self.link(link).ok_or(Full)?;
         debug_assert!(up.is_direct());
-        match up.transfer(span, ctx)? {
+        match up.transfer(span, sharing, ctx)? {
             Started::Queued(share) => {
                 self.make_busy(link);
                 Ok(share)
@@ -431,12 +431,26 @@ impl Nic for Shm {
         Ok(())
     }
 
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        self.transfer(link, Span::new(false, local, remote), ctx)
+    fn get(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
+        self.transfer(link, Span::new(false, local, remote), sharing, ctx)
     }
 
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        self.transfer(link, Span::new(true, local, remote), ctx)
+    fn put(
+        &mut self,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        sharing: Sharing,
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
+        self.transfer(link, Span::new(true, local, remote), sharing, ctx)
     }
 
     fn assist(

@@ -39,7 +39,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
 use weft_os::Unshared;
 
 use crate::NicError;
@@ -593,12 +593,12 @@ impl Nic for Tcp {
         Ok(pushed)
     }
 
-    fn get(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<Option<Share>, Full> {
+    fn get(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: Sharing, _: u64) -> Result<Option<Share>, Full> {
         debug_assert!(false, "tcp has no get");
         Err(Full)
     }
 
-    fn put(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<Option<Share>, Full> {
+    fn put(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: Sharing, _: u64) -> Result<Option<Share>, Full> {
         debug_assert!(false, "tcp has no put");
         Err(Full)
     }

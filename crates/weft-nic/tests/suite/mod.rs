@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use weft_engine::mem::{Iov, IovList, Owned};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Share, Sharing, Sink};
 
 pub mod bulk;
 pub mod links;
@@ -228,7 +228,7 @@ impl<N: Nic> Node<N> {
         ctx: u64,
     ) -> Result<Option<Share>, Full> {
         let call = if put { N::put } else { N::get };
-        let share = call(&mut self.nic, link, local, remote, ctx)?;
+        let share = call(&mut self.nic, link, local, remote, Sharing::Allowed, ctx)?;
         assert!(self.inbox.pending.insert(ctx, link).is_none());
         Ok(share)
     }

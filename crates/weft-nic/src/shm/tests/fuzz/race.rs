@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use weft_engine::mem::{self, Iov, Owned};
-use weft_engine::nic::{LinkError, LinkId, Nic, RemoteIov, Share};
+use weft_engine::nic::{LinkError, LinkId, Nic, RemoteIov, Share, Sharing};
 use weft_fuzz::Random;
 
 use crate::shm::ring::{MAILBOX_BYTES, PIECE_BYTES};
@@ -231,9 +231,9 @@ impl Exchange {
         from.write(&pattern(self.transfers, BULK_BYTES));
         let (link, local, remote) = (self.links[0], [near], there(far));
         let begun = if put {
-            victim.nic.put(link, &local, &remote, Self::CTX)
+            victim.nic.put(link, &local, &remote, Sharing::Allowed, Self::CTX)
         } else {
-            victim.nic.get(link, &local, &remote, Self::CTX)
+            victim.nic.get(link, &local, &remote, Sharing::Allowed, Self::CTX)
         };
         let Ok(share) = begun else { return };
         self.pending = 1;
@@ -317,8 +317,8 @@ impl HostileLink<'_> {
             let _ = victim.nic.push(self.number, turn, 0, &here, turn);
         }
         if direct && turn.is_multiple_of(4) {
-            let _ = victim.nic.get(self.number, &here, &there, turn);
-            let _ = victim.nic.put(self.number, &here, &there, turn);
+            let _ = victim.nic.get(self.number, &here, &there, Sharing::Allowed, turn);
+            let _ = victim.nic.put(self.number, &here, &there, Sharing::Allowed, turn);
             // Help with a transfer of the peer, which the peer opens correctly.
             let (slot, lap) = (turn % 8, 1 + turn);
             let at = SHARES_AT + side_at(self.peer) * 2 + slot as usize * 128;
