@@ -423,8 +423,8 @@ pub trait Nic: Registrar {
     /// Wakes the peer of a link if it sleeps, because a word of a board has changed.
     fn wake_peer(&mut self, _link: LinkId) {}
 
-    /// Whether the system can perform chains: exchanges of small frames with several peers, step by step, without a
-    /// call between the steps. `try_it`: if that is not known, finds out; otherwise the answer may be wrong.
+    /// Whether the device has chains: exchanges of small frames with several peers, step by step. `try_it`: if that is
+    /// not known, finds out; otherwise the answer may be wrong.
     fn offers_chains(&mut self, _try_it: bool) -> bool {
         false
     }
@@ -441,7 +441,7 @@ pub trait Nic: Registrar {
         false
     }
 
-    /// The state of a chain.
+    /// The state of a chain. If the system performs no steps, this call performs those that can be performed.
     fn poll_chain(&mut self, _chain: ChainId) -> ChainState {
         ChainState::Broken
     }

@@ -18,6 +18,7 @@ use rustix::thread::CpuSet;
 use weft_engine::api::Matching;
 use weft_engine::mrcache::Limits;
 use weft_engine::name::MAX_CONTEXTS;
+use weft_nic::Uring;
 
 use crate::abi::errno::Errno;
 use crate::host;
@@ -115,6 +116,15 @@ impl Value for CpuSet {
             (first..=last).for_each(|processor| set.set(processor));
         }
         Some(set)
+    }
+}
+
+impl Value for Uring {
+    fn parse(text: &str) -> Option<Self> {
+        if text.eq_ignore_ascii_case("polled") {
+            return Some(Self::Polled);
+        }
+        bool::parse(text).map(|yes| if yes { Self::Yes } else { Self::No })
     }
 }
 
@@ -296,8 +306,8 @@ params! {
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
         "Time that the thread for automatic progress polls for work before it sleeps.",
         0 to 1_000_000;
-    coll_uring: bool = "no", "yes/no", "COLL_URING",
-        "Let the kernel perform barriers between hosts by io_uring(7), where it can: a process that computes does not delay them. For clients that compute between the start and the end of a barrier; clients that poll until it ends are faster without. Not with FI_WEFT_TCP_ENCRYPT. Blocking calls of the thread that entered the barrier may end with EINTR.";
+    coll_uring: Uring = "no", "name", "COLL_URING",
+        "yes: let the kernel perform barriers between hosts by io_uring(7), where it can: a process that computes does not delay them. For clients that compute between the start and the end of a barrier; clients that poll until it ends are faster without. All members of a group must agree; one that has no io_uring sets polled, and performs its part when it makes progress. no: barriers are messages. Not with FI_WEFT_TCP_ENCRYPT. With yes, blocking calls of the thread that entered the barrier may end with EINTR.";
     coll_boards: bool = "yes", "yes/no", "COLL_BOARDS",
         "Perform the collectives of endpoints on the same host in memory that they share. With no, all groups of the endpoint use messages.";
     progress_affinity: Option<CpuSet> = "", "list", "PROGRESS_AFFINITY",

@@ -55,8 +55,8 @@ pub struct Config {
     pub dead_peer_ms: u64,
     /// Time in milliseconds during which a broken TCP connection is dialled again. 0: the link ends at once.
     pub resume_ms: u64,
-    /// Let the system perform barriers between hosts by io_uring, where it can.
-    pub uring: bool,
+    /// The executor of barriers between hosts.
+    pub uring: Uring,
     /// Observe unmapping ([`UnmapWatch`](weft_os::UnmapWatch)) if a device demands registration.
     pub observe_unmap: bool,
     /// Longest eager payload in bytes over shared memory. `None`: the device's choice.
@@ -66,6 +66,17 @@ pub struct Config {
     /// Called when the device first defers a message in order to send it with others ([`Unsent`]). Returns whether a
     /// thread will write it.
     pub on_unsent: Option<fn() -> bool>,
+}
+
+/// The executor of barriers between hosts, on connections of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uring {
+    /// There are no such connections. Barriers are messages.
+    No,
+    /// The system, by io_uring. If it refuses, barriers are messages.
+    Yes,
+    /// Polls of the device. The other members may have either executor.
+    Polled,
 }
 
 /// The part of an endpoint's name that does not depend on its address.
@@ -94,7 +105,7 @@ impl Default for Config {
             shm: true,
             tcp: true,
             cma: true,
-            uring: true,
+            uring: Uring::Yes,
             observe_unmap: true,
             iface: None,
             streams: None,
@@ -122,8 +133,8 @@ impl Default for Config {
 pub(crate) struct Extras {
     /// Connections for long messages.
     pub(crate) streams: usize,
-    /// Whether the system may perform steps of collectives.
-    pub(crate) uring: bool,
+    /// The executor of barriers between hosts.
+    pub(crate) uring: Uring,
 }
 
 impl Config {

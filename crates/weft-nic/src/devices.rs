@@ -33,7 +33,7 @@ use weft_os::{Checker, Unshared};
 
 use routes::{Attempt, Route, Stage, Table, UNMAPPED, Via};
 
-use crate::config::{Config, Extras, Identity};
+use crate::config::{Config, Extras, Identity, Uring};
 use crate::host;
 use crate::shm::Shm;
 use crate::tcp::{Tcp, TcpLinkInfo, TcpStats};
@@ -190,7 +190,8 @@ impl Devices {
             log::info!("{checker:?} follows this process: peers cannot access its memory; shm {}", on_off(me.shm));
         }
         let addrs = host::choose_addresses(config.iface.as_deref(), me.socket)?;
-        let extras = Extras { streams: config.tcp_streams(&addrs), uring: config.uring && checker.is_none() };
+        let uring = if checker.is_some() && config.uring == Uring::Yes { Uring::No } else { config.uring };
+        let extras = Extras { streams: config.tcp_streams(&addrs), uring };
         let tcp = if config.tcp { open_tcp(config, addrs, extras, &mut me)? } else { None };
         me.socket = config.named_socket.unwrap_or(me.socket);
         // The name that peers see must state the devices that were opened. Only shared memory can still fail here.

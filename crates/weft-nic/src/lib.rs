@@ -16,7 +16,7 @@ pub mod host;
 pub mod shm;
 pub mod tcp;
 
-pub use config::{Config, Identity};
+pub use config::{Config, Identity, Uring};
 pub use device::Device;
 pub use devices::{Devices, LinkInfo, PEER_ERRORS, Stats};
 pub use error::NicError;

@@ -1,6 +1,7 @@
-//! Barriers between hosts that the kernel performs: that it does, that connections may be cut at any time, and that
-//! everything works where the kernel refuses.
+//! Barriers between hosts that the kernel or polls perform: that they do, that connections may be cut at any time, and
+//! that everything works where the kernel refuses.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -27,8 +28,25 @@ pub(crate) fn all(lib: &Lib) {
             ("cut between", |lib| never_early(lib, Cut::Between)),
             ("cut for some", |lib| never_early(lib, Cut::Some)),
             ("cut among many", cut_among_many),
-            ("a member leaves the group", a_member_leaves),
+            ("a member leaves the group", |lib| a_member_leaves(lib, 0..6)),
             ("a forked child", a_forked_child),
+        ],
+    );
+}
+
+/// The members perform the steps when they are polled.
+pub(crate) fn polled(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("performed by polls", performed),
+            ("never early", |lib| never_early(lib, Cut::Never)),
+            ("cut before the last", |lib| never_early(lib, Cut::BeforeLast)),
+            ("cut after the last", |lib| never_early(lib, Cut::AfterLast)),
+            ("cut between", |lib| never_early(lib, Cut::Between)),
+            ("cut for some", |lib| never_early(lib, Cut::Some)),
+            ("cut among many", cut_among_many),
+            ("a member leaves the group", |lib| a_member_leaves(lib, 0..3)),
         ],
     );
 }
@@ -55,16 +73,16 @@ const fn barrier(seed: u64) -> Case {
     Case::new(What::Barrier, 0, 0, seed)
 }
 
-/// Barriers that the kernel has performed, over all endpoints of this process.
-fn performed_by_kernel() -> u64 {
+/// Barriers that chains have performed, over all endpoints of this process.
+fn performed_on_chains() -> u64 {
     published::endpoints().iter().map(|endpoint| endpoint.kernel_barriers).sum()
 }
 
 /// Waits until the endpoints have published a number of barriers.
-fn kernel_has_performed(members: &[Member<'_>], wanted: usize) {
+fn chains_have_performed(members: &[Member<'_>], wanted: usize) {
     until(|| {
         members.iter().for_each(|member| member.side.progress());
-        let found = performed_by_kernel();
+        let found = performed_on_chains();
         assert!(found <= wanted as u64, "{found} barriers, of {wanted}");
         (found == wanted as u64).then_some(())
     });
@@ -80,7 +98,7 @@ fn performed(lib: &Lib) {
             let sum = Case::new(What::AllReduce, 0, 3, seed);
             run(&members, &list, &groups, &[barrier(seed), sum, barrier(seed), barrier(seed)], false);
         }
-        kernel_has_performed(&members, 60 * size);
+        chains_have_performed(&members, 60 * size);
         leave(members, groups);
     }
 }
@@ -93,7 +111,7 @@ fn by_messages(lib: &Lib) {
         for seed in 0..10 {
             run(&members, &list, &groups, &[barrier(seed), barrier(seed)], false);
         }
-        assert_eq!(performed_by_kernel(), 0);
+        assert_eq!(performed_on_chains(), 0);
         leave(members, groups);
     }
 }
@@ -224,8 +242,10 @@ fn cut_among_many(lib: &Lib) {
 }
 
 /// A member closes the group after its last barrier. The connections break before the others have read its frames.
-fn a_member_leaves(lib: &Lib) {
-    for round in 0..6 {
+///
+/// From the fourth round on, only that member makes calls before.
+fn a_member_leaves(lib: &Lib, rounds: Range<usize>) {
+    for round in rounds {
         let members = gather_members(lib, 3, FI_PROGRESS_MANUAL);
         let list = [0, 1, 2];
         let mut groups = form(&members, &list);
@@ -277,7 +297,7 @@ fn a_forked_child(lib: &Lib) {
         enter(&members, &groups, last);
         until(|| (left(&members, &mut done) == 3).then_some(()));
     }
-    kernel_has_performed(&members, 9);
+    chains_have_performed(&members, 9);
     leave(members, groups);
 }
 

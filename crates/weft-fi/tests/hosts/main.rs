@@ -96,6 +96,7 @@ const SHM_PUSH: Env = &[SHM[0], SHM[1], ("FI_WEFT_CMA", "0")];
 const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
 const ENCRYPTED: Env = &[SHM[0], SHM[1], TCP[2], ("FI_WEFT_TCP_ENCRYPT", "1")];
 const CHAINS: Env = &[TCP[0], TCP[1], TCP[2], ("FI_WEFT_COLL_URING", "yes")];
+const POLLED_CHAINS: Env = &[TCP[0], TCP[1], TCP[2], ("FI_WEFT_COLL_URING", "polled")];
 const ENCRYPTED_CHAINS: Env = &[ENCRYPTED[0], ENCRYPTED[1], ENCRYPTED[2], ENCRYPTED[3], CHAINS[3]];
 /// A small window for unexpected messages.
 const WINDOW: (&str, &str) = ("FI_WEFT_UNEXPECTED_WINDOW_BYTES", "128K");
@@ -220,6 +221,7 @@ const GROUPS: &[Group] = &[
     Group { name: "table_tcp", run: collective_table::all, env: TCP },
     Group { name: "table_mixed", run: collective_table::mixed, env: SHM },
     Group { name: "chains_tcp", run: chains::all, env: CHAINS },
+    Group { name: "chains_polled", run: chains::polled, env: POLLED_CHAINS },
     Group { name: "chains_off", run: chains::off, env: TCP },
     Group { name: "chains_encrypted", run: chains::off, env: ENCRYPTED_CHAINS },
     Group { name: "chains_refused", run: chains::refused, env: CHAINS },
@@ -413,7 +415,7 @@ groups! {
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     collectives_shm collectives_push collectives_tcp table_shm table_tcp table_mixed
-    chains_tcp chains_off chains_encrypted chains_refused network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
+    chains_tcp chains_polled chains_off chains_encrypted chains_refused network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp helpers_tcp helpers_shm wrong_interface
     empty_job_key fault_interface fault_interface_shm fault_port fault_port_range fault_key fault_empty_key fault_peer
 }

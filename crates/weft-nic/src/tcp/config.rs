@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::Unsent;
+use crate::Uring;
 
 /// Settings of the TCP device. Sizes in bytes, times in milliseconds.
 #[derive(Clone, Debug)]
@@ -52,8 +53,8 @@ pub struct TcpConfig {
     pub addrs: Vec<SocketAddr>,
     /// Drop connections to other addresses of this host.
     pub addrs_only: bool,
-    /// Let the system perform the steps of collectives, where it can.
-    pub uring: bool,
+    /// The executor of the steps of collectives.
+    pub uring: Uring,
     /// Limit of simultaneous half-open connections: those whose peer has not proven itself.
     pub half_open: usize,
     /// Notes messages that the device defers in order to send them with others.
@@ -82,7 +83,7 @@ impl Default for TcpConfig {
             stripe_bytes: 256 * 1024,
             addrs: Vec::new(),
             addrs_only: false,
-            uring: false,
+            uring: Uring::No,
             half_open: 128,
             unsent: None,
         }
@@ -116,7 +117,7 @@ pub struct TcpStats {
     pub rails: usize,
     /// Bytes received and sent on them.
     pub rail_bytes: u64,
-    /// Barriers between hosts that the system has performed by io_uring.
+    /// Barriers between hosts that were performed on chains.
     pub chained: u64,
     /// Links that are open now.
     pub links: usize,

@@ -123,6 +123,7 @@ pub(super) enum Token {
     HalfOpen(u32, u32),
     Rail(u32, u32),
     Chain(u32, u32),
+    /// The ring of chains, or a connection of a chain that is polled.
     Ring,
 }
 

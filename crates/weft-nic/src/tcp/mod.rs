@@ -42,8 +42,8 @@ use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
 use weft_os::Unshared;
 
-use crate::NicError;
 use crate::error::shortage;
+use crate::{NicError, Uring};
 
 mod accept;
 mod agenda;
@@ -214,7 +214,7 @@ impl Tcp {
             pace: Pace::new(),
             focus: Focus::new(),
             striping: Striping::new(),
-            chains: Box::new(Chains::new(config.uring && !config.encrypt)),
+            chains: Box::new(Chains::new(if config.encrypt { Uring::No } else { config.uring })),
             events: None,
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,

@@ -212,7 +212,7 @@ impl Tcp {
                 Token::HalfOpen(index, generation) => self.half_event(index, generation, sink),
                 Token::Rail(index, generation) => self.rail_event(index, generation, flags, sink, now_ms),
                 Token::Chain(index, generation) => self.chain_event(index, generation),
-                // The engine reads the ring in the same round.
+                // The engine polls the chains in the same round.
                 Token::Ring => {}
                 Token::Listener => self.accept(now_ms, sink),
                 Token::Timer => {

@@ -109,7 +109,7 @@ block! {
         tcp_streams: "Connections that carry only long messages (FI_WEFT_TCP_STREAMS).",
         tcp_streams_lost: "Such connections that ended before their link, so far.",
         tcp_stream_bytes: "Bytes received and sent on such connections so far.",
-        kernel_barriers: "Barriers between hosts that the kernel performed by io_uring (FI_WEFT_COLL_URING).",
+        kernel_barriers: "Barriers between hosts by FI_WEFT_COLL_URING, performed by the kernel or by polls.",
     }
 }
 

@@ -1,8 +1,13 @@
-//! Chains: frames that the system exchanges with several peers, step by step, while this process computes.
+//! Chains: frames that are exchanged with several peers, step by step.
 //!
 //! Place in the data flow: the engine opens a chain over links that are up, and starts its steps
-//! ([`Nic::start_chain`](weft_engine::nic::Nic::start_chain)). [`ring`] submits them as linked requests. The engine
-//! looks for their end in each round of progress, and a sleeper is woken by the ring's descriptor.
+//! ([`Nic::start_chain`](weft_engine::nic::Nic::start_chain)). The executor is that of the configuration ([`Uring`]):
+//!
+//! - The system performs the steps while this process computes. [`ring`] submits them as linked requests. The engine
+//!   looks for their end in each round of progress, and a sleeper is woken by the ring's descriptor.
+//! - Each poll of the chain performs the steps up to one whose frame is not there. A sleeper is woken by each frame.
+//!
+//! The frames are the same, so each end of a connection may have either executor.
 //!
 //! Each end of a chain is a connection of its own, because a link's connection carries other bytes. The side that made
 //! the link dials it, with the handshake of a rail ([`super::rails::call`]). Only the two ends of the link know its
@@ -13,16 +18,17 @@
 //! - Encrypted links have no chains, since the system would send plain bytes.
 //! - A chain that has failed once is broken. The engine repeats its steps by messages.
 //! - A chain is removed only when no request of it is left in the system.
-//! - The device has no ring before the first call of [`Tcp::offers_chains`].
+//! - The device has no ring before the first call of [`Tcp::offers_chains`], and none at all if it polls its chains.
 //!
 //! Errors: a chain that cannot be opened in time, and any unexpected byte, makes it [`ChainState::Broken`].
 
 mod ring;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll::{self, EventFlags};
-use rustix::net::{RecvFlags, Shutdown};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use slab::Slab;
 use smallvec::SmallVec;
 use weft_engine::nic::{CHAIN_STEPS, ChainEnd, ChainId, ChainState, ChainStep};
@@ -34,6 +40,7 @@ use super::rails::call::Call;
 use super::resume::ResumeDialogue;
 use super::wire::{self, Finish, ReturnVerdict};
 use super::{Tcp, Token, sys};
+use crate::Uring;
 use ring::{FRAME_BYTES, Frames, Request, Ring, frame};
 
 /// Limit of the chains of a device. The ring has room for a completion of each.
@@ -53,6 +60,8 @@ enum Phase {
     Ready,
     /// The system performs the steps.
     Running,
+    /// Polls perform the steps. The one of this index awaits a frame.
+    Polled(usize),
     Broken,
 }
 
@@ -75,6 +84,27 @@ impl Chain {
 
     fn has_all(&self) -> bool {
         self.arrivals().count_ones() as usize == self.steps.iter().filter(|step| !step.sends).count()
+    }
+
+    /// Performs steps until a frame is not there. Returns the phase after them.
+    fn perform(&mut self, mut next: usize) -> Phase {
+        while let Some(step) = self.steps.get(next) {
+            let Some(Some(socket)) = self.sockets.get(step.end as usize) else { return Phase::Broken };
+            let mut bytes = if step.sends { frame(step.tag) } else { [0; FRAME_BYTES] };
+            let moved = if step.sends {
+                rustix::net::send(socket, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+            } else {
+                rustix::net::recv(socket, &mut bytes, RecvFlags::DONTWAIT).map(|(len, _)| len)
+            };
+            match moved {
+                Err(Errno::AGAIN) if !step.sends => return Phase::Polled(next),
+                Ok(FRAME_BYTES) if bytes == frame(step.tag) => self.frames.set(next, bytes),
+                // A part of a frame ends the chain, too. A connection never carries as much as its buffers hold.
+                _ => return Phase::Broken,
+            }
+            next += 1;
+        }
+        Phase::Ready
     }
 
     /// Ends both directions of all connections, and thereby the requests that wait for them.
@@ -125,8 +155,8 @@ struct Early {
 /// The chains of a device.
 #[derive(Debug)]
 pub(super) struct Chains {
-    /// Chains are wanted, and the system has not refused them.
-    allowed: bool,
+    /// The executor. `No` if the system has refused the ring.
+    uring: Uring,
     ring: Option<Ring>,
     chains: Slab<Chain>,
     dials: Slab<Dial>,
@@ -136,12 +166,12 @@ pub(super) struct Chains {
 }
 
 impl Chains {
-    pub(super) fn new(allowed: bool) -> Self {
-        Self { allowed, ring: None, chains: Slab::new(), dials: Slab::new(), early: Vec::new(), completed: 0 }
+    pub(super) fn new(uring: Uring) -> Self {
+        Self { uring, ring: None, chains: Slab::new(), dials: Slab::new(), early: Vec::new(), completed: 0 }
     }
 
     pub(super) fn may_open(&self) -> bool {
-        self.allowed
+        self.uring != Uring::No
     }
 
     /// The number of connections under way.
@@ -165,16 +195,37 @@ impl Chains {
         });
     }
 
+    /// Performs steps of a chain whose steps are polled.
+    fn perform(&mut self, id: ChainId) {
+        let Some(chain) = self.chains.get_mut(id.0 as usize) else { return };
+        if let Phase::Polled(next) = chain.phase {
+            chain.phase = chain.perform(next);
+            self.completed += u64::from(chain.phase == Phase::Ready);
+        }
+    }
+
     /// Gives an end its connection. The error returns the connection if no chain waits for it.
-    fn fill(&mut self, wanted: impl Fn(u32, &ChainEnd) -> bool, socket: Unshared) -> Result<(), Unshared> {
+    fn fill(
+        &mut self,
+        epoll: &OwnedFd,
+        wanted: impl Fn(u32, &ChainEnd) -> bool,
+        socket: Unshared,
+    ) -> Result<(), Unshared> {
         for (number, chain) in &mut self.chains {
             let Ok(number) = u32::try_from(number) else { continue };
             let Phase::Opening(_) = chain.phase else { continue };
             let place =
                 (0..chain.ends.len()).find(|&at| chain.sockets[at].is_none() && wanted(number, &chain.ends[at]));
             let Some(place) = place else { continue };
-            // The requests wait in the kernel. A socket that does not block would fail them.
-            if rustix::io::ioctl_fionbio(&socket, false).is_err() {
+            let prepared = if self.uring == Uring::Polled {
+                // An event for each arrival: a frame may be there before its step.
+                let data = epoll::EventData::new_u64(Token::Ring.pack());
+                epoll::add(epoll, &socket, data, EventFlags::IN | EventFlags::ET)
+            } else {
+                // The requests wait in the kernel. A socket that does not block would fail them.
+                rustix::io::ioctl_fionbio(&socket, false)
+            };
+            if prepared.is_err() {
                 chain.phase = Phase::Broken;
                 return Ok(());
             }
@@ -217,22 +268,25 @@ impl Chains {
 impl Tcp {
     /// See [`Nic::offers_chains`](weft_engine::nic::Nic::offers_chains).
     pub(crate) fn offers_chains(&mut self, try_it: bool) -> bool {
-        if try_it && self.chains.allowed && self.chains.ring.is_none() {
+        if try_it && self.chains.uring == Uring::Yes && self.chains.ring.is_none() {
             let opened = Ring::open().and_then(|ring| {
                 let data = epoll::EventData::new_u64(Token::Ring.pack());
                 epoll::add(&self.epoll, ring.fd(), data, EventFlags::IN)?;
                 Ok(ring)
             });
-            self.chains.allowed = opened.is_ok();
             match opened {
                 Ok(ring) => self.chains.ring = Some(ring),
-                Err(why) => log::info!(
-                    "tcp: io_uring is not available ({why}), so barriers between hosts need progress of this process; \
-                     allow it in the sandbox, or set FI_WEFT_COLL_URING=0 to avoid the attempt"
-                ),
+                Err(why) => {
+                    self.chains.uring = Uring::No;
+                    log::info!(
+                        "tcp: io_uring is not available ({why}), so barriers between hosts need progress of this \
+                         process; allow it in the sandbox, or set FI_WEFT_COLL_URING=polled, so that the other members \
+                         can use it"
+                    );
+                }
             }
         }
-        self.chains.allowed
+        self.chains.may_open()
     }
 
     /// See [`Nic::open_chain`](weft_engine::nic::Nic::open_chain).
@@ -270,7 +324,7 @@ impl Tcp {
         let Some(at) = early.iter().position(|one| one.link == end.link.0 && one.number == end.ours) else { return };
         let socket = early.swap_remove(at).socket;
         // Only an end that has just been opened is asked for, so that one is there.
-        let _ = self.chains.fill(|_, other| other == end, socket);
+        let _ = self.chains.fill(&self.epoll, |_, other| other == end, socket);
     }
 
     fn dial_chain_end(&mut self, chain: u32, at: usize, end: &ChainEnd) -> Option<()> {
@@ -312,7 +366,7 @@ impl Tcp {
                 let socket = self.chains.dials.remove(at).socket;
                 self.unwatch(&socket);
                 // If the chain has broken meanwhile, the connection ends here.
-                let _ = self.chains.fill(|number, other| number == id && *other == end, socket);
+                let _ = self.chains.fill(&self.epoll, |number, other| number == id && *other == end, socket);
             }
             Some(Err(_)) | None => {
                 log::debug!("tcp: a connection for collectives over link {} cannot be made", end.link.0);
@@ -335,7 +389,7 @@ impl Tcp {
             return;
         }
         let wanted = |_, end: &ChainEnd| (end.link.0, end.ours) == (link, number);
-        if let Err(socket) = self.chains.fill(wanted, socket) {
+        if let Err(socket) = self.chains.fill(&self.epoll, wanted, socket) {
             let until_ms = sys::now_ms() + OPEN_MS;
             if self.chains.early.len() >= EARLY_MAX {
                 self.chains.early.remove(0);
@@ -347,7 +401,7 @@ impl Tcp {
 
     /// See [`Nic::start_chain`](weft_engine::nic::Nic::start_chain).
     pub(crate) fn start_chain(&mut self, id: ChainId, steps: &[ChainStep]) -> bool {
-        let Chains { ring: Some(ring), chains, allowed, .. } = &mut *self.chains else { return false };
+        let Chains { ring, chains, uring, .. } = &mut *self.chains;
         let Some(chain) = chains.get_mut(id.0 as usize).filter(|chain| chain.phase == Phase::Ready) else {
             return false;
         };
@@ -361,6 +415,12 @@ impl Tcp {
             let bytes = frame(step.tag);
             chain.frames.set(at, if step.sends { bytes } else { bytes.map(|byte| !byte) });
         }
+        if *uring == Uring::Polled {
+            chain.phase = Phase::Polled(0);
+            self.chains.perform(id);
+            return true;
+        }
+        let Some(ring) = ring else { return false };
         let request = |step: &ChainStep| {
             let socket = chain.sockets.get(step.end as usize)?.as_ref()?.as_fd();
             Some(Request { socket, sends: step.sends })
@@ -372,7 +432,7 @@ impl Tcp {
             log::info!(
                 "tcp: io_uring has failed ({why}): barriers between hosts need progress of this process from now on"
             );
-            (*allowed, chain.phase) = (false, Phase::Broken);
+            (*uring, chain.phase) = (Uring::No, Phase::Broken);
             chain.shut();
             chain.frames.leak();
             return false;
@@ -384,8 +444,9 @@ impl Tcp {
     /// See [`Nic::poll_chain`](weft_engine::nic::Nic::poll_chain).
     pub(crate) fn poll_chain(&mut self, id: ChainId) -> ChainState {
         self.chains.reap();
+        self.chains.perform(id);
         match self.chains.chains.get(id.0 as usize).map(|chain| chain.phase) {
-            Some(Phase::Opening(_) | Phase::Running) => ChainState::Busy,
+            Some(Phase::Opening(_) | Phase::Running | Phase::Polled(_)) => ChainState::Busy,
             Some(Phase::Ready) => ChainState::Ready,
             Some(Phase::Broken) | None => ChainState::Broken,
         }
@@ -394,7 +455,7 @@ impl Tcp {
     /// See [`Nic::has_ended_chain`](weft_engine::nic::Nic::has_ended_chain).
     pub(crate) fn has_ended_chain(&self, id: ChainId) -> bool {
         let phase = self.chains.chains.get(id.0 as usize).map(|chain| chain.phase);
-        !matches!(phase, Some(Phase::Opening(_) | Phase::Running))
+        !matches!(phase, Some(Phase::Opening(_) | Phase::Running | Phase::Polled(_)))
     }
 
     /// See [`Nic::chain_arrivals`](weft_engine::nic::Nic::chain_arrivals).
