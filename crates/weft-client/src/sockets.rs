@@ -1,15 +1,18 @@
-//! The TCP connections of this process, and whether bytes have arrived in any of them.
+//! The TCP connections of this process to others, and whether bytes have arrived in any of them.
 //!
 //! Place in the data flow: beside it. `weft bench overlap-coll` learns here that a message has arrived, before a
 //! provider reads it.
 
+use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Sockets with new bytes that are reported together.
 const EVENTS: u8 = 64;
 
-/// Connected TCP sockets of this process, in an epoll set. A socket that is closed leaves it.
+/// TCP sockets of this process that are connected to other processes, in an epoll set. A closed socket leaves it.
 #[derive(Debug)]
 pub struct Sockets(OwnedFd);
 
@@ -23,9 +26,11 @@ impl Sockets {
         }
         // SAFETY: the descriptor is new and belongs to nothing else.
         let set = unsafe { OwnedFd::from_raw_fd(set) };
-        for entry in std::fs::read_dir("/proc/self/fd")?.flatten() {
-            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
-            let Some(fd) = number.filter(|fd| is_connected(*fd)) else { continue };
+        let numbers =
+            std::fs::read_dir("/proc/self/fd")?.flatten().map(|entry| entry.file_name().to_str()?.parse().ok());
+        let sockets: Vec<_> = numbers.flatten().filter_map(|fd: RawFd| Some((fd, ends(fd)?))).collect();
+        let ours: HashSet<End> = sockets.iter().map(|(_, [ours, _])| *ours).collect();
+        for (fd, _) in sockets.into_iter().filter(|(_, [_, theirs])| !ours.contains(theirs)) {
             let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET).cast_unsigned(), u64: 0 };
             // SAFETY: the event is valid. The call accepts any number as a descriptor. A socket that was closed
             // meanwhile is left out.
@@ -44,12 +49,13 @@ impl Sockets {
     }
 }
 
-/// Whether a descriptor is a connected IP socket.
-fn is_connected(fd: libc::c_int) -> bool {
-    // SAFETY: numbers, for which zero is valid.
-    let mut address: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    let mut len = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
-    // SAFETY: the address has the given length. The call accepts any number as a descriptor.
-    let result = unsafe { libc::getpeername(fd, (&raw mut address).cast(), &mut len) };
-    result == 0 && [libc::AF_INET, libc::AF_INET6].contains(&libc::c_int::from(address.ss_family))
+type End = (IpAddr, u16);
+
+/// This side and the other side, if a descriptor is a connected IP socket.
+fn ends(fd: RawFd) -> Option<[End; 2]> {
+    // SAFETY: the wrapper is never dropped, so that it closes nothing. It only asks for addresses, which the kernel
+    // refuses for anything but a connected socket.
+    let socket = ManuallyDrop::new(unsafe { TcpStream::from_raw_fd(fd) });
+    let end = |addr: SocketAddr| (addr.ip().to_canonical(), addr.port());
+    Some([end(socket.local_addr().ok()?), end(socket.peer_addr().ok()?)])
 }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use weft_client::{Caps, Domain, Endpoint, Error, Library, Piece, Posted, Requirements, Sockets};
@@ -91,10 +92,17 @@ fn data_arrives_and_misuse_is_refused() {
 fn arriving_bytes_are_noticed_once() {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let within = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let _accepted = listener.accept().unwrap();
+    let script =
+        format!("exec 3<>/dev/tcp/127.0.0.1/{}; read; printf x >&3; read", listener.local_addr().unwrap().port());
+    let mut writer = Command::new("bash").args(["-c", &script]).stdin(Stdio::piped()).spawn().unwrap();
     let (mut other, _) = listener.accept().unwrap();
     let sockets = Sockets::find().unwrap();
-    one.write_all(&[1]).unwrap();
+    (&within).write_all(&[1]).unwrap();
+    assert!(!sockets.arrived(), "both ends are in this process");
+    let mut stdin = writer.stdin.take().unwrap();
+    stdin.write_all(b"\n").unwrap();
     let end = Instant::now() + LIMIT;
     while !sockets.arrived() {
         assert!(Instant::now() < end, "the byte is not noticed");
@@ -102,6 +110,8 @@ fn arriving_bytes_are_noticed_once() {
     assert!(!sockets.arrived(), "it is noticed once");
     other.read_exact(&mut [0]).unwrap();
     assert!(!sockets.arrived());
+    drop(stdin);
+    writer.wait().unwrap();
 }
 
 #[test]

@@ -106,25 +106,31 @@ impl Job {
             _ => cores.clone(),
         };
         // The members behind an emulated wire make progress only when they are polled.
-        let progress = if self.case.wire_us > 0 && rank > 0 { Some(Progress::Manual) } else { self.progress };
+        let played = self.case.wire_us > 0 && rank > 0 && self.progress != Some(Progress::Chain);
+        let progress = if played { Some(Progress::Manual) } else { self.progress };
         Self { rank, cores, others_cores, progress, ..self.clone() }
     }
 
     /// The variables of a rank: behind an emulated wire rank 0 is reached by TCP, and no member shares memory for its
-    /// part of a collective. Without resumption a link carries no acknowledgements, which are no steps.
-    pub(crate) fn variables(&self) -> &'static [(&'static str, &'static str)] {
-        match (self.case.wire_us, self.rank) {
-            (0, _) => &[],
-            (_, 0) => WIRE_OF_FIRST,
+    /// part of a collective. Without resumption a link carries no acknowledgements, which are no steps. A chain is by
+    /// TCP for all members. The kernel performs the part of rank 0; it would not wait for the wire at the others.
+    pub(crate) fn variables(&self) -> Variables {
+        match (self.case.wire_us, self.rank, self.progress) {
+            (0, ..) => &[],
+            (_, 0, Some(Progress::Chain)) => CHAIN_OF_FIRST,
+            (_, _, Some(Progress::Chain)) => CHAIN,
+            (_, 0, _) => WIRE_OF_FIRST,
             _ => WIRE,
         }
     }
 }
 
-/// The variables of members behind an emulated wire. The kernel would not wait for it, so it performs no steps.
-const WIRE: &[(&str, &str)] =
-    &[("FI_WEFT_COLL_BOARDS", "no"), ("FI_WEFT_TCP_RESUME_MS", "0"), ("FI_WEFT_COLL_URING", "no")];
-const WIRE_OF_FIRST: &[(&str, &str)] = &[WIRE[0], WIRE[1], WIRE[2], ("FI_WEFT_SHM", "no")];
+type Variables = &'static [(&'static str, &'static str)];
+/// The variables of members behind an emulated wire.
+const WIRE: Variables = &[("FI_WEFT_COLL_BOARDS", "no"), ("FI_WEFT_TCP_RESUME_MS", "0"), ("FI_WEFT_COLL_URING", "no")];
+const WIRE_OF_FIRST: Variables = &[WIRE[0], WIRE[1], WIRE[2], ("FI_WEFT_SHM", "no")];
+const CHAIN: Variables = &[WIRE[0], WIRE[1], ("FI_WEFT_COLL_URING", "polled"), WIRE_OF_FIRST[3]];
+const CHAIN_OF_FIRST: Variables = &[WIRE[0], WIRE[1], ("FI_WEFT_COLL_URING", "yes"), WIRE_OF_FIRST[3]];
 
 /// The number of processes of a measurement.
 fn ranks(case: &Case, floor: Option<Floor>) -> usize {

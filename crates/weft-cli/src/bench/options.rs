@@ -125,6 +125,8 @@ pub(crate) enum Progress {
     Auto,
     /// The client's calls make progress.
     Manual,
+    /// The kernel performs the barriers of rank 0. The client's calls make all other progress.
+    Chain,
 }
 
 impl Progress {
@@ -133,6 +135,7 @@ impl Progress {
         match self {
             Self::Auto => "auto",
             Self::Manual => "manual",
+            Self::Chain => "chain",
         }
     }
 }
@@ -287,7 +290,8 @@ pub(crate) struct Options {
     /// Placement of a rank's threads
     #[arg(long, value_enum, default_value = "core")]
     pub(crate) bind: Bind,
-    /// Progress to request, or both to compare: auto,manual [default: the provider's own]
+    /// Progress to request, or several to compare: auto,manual; for barriers of overlap-coll over a wire also chain
+    /// [default: the provider's own; overlap-coll: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     progress: Vec<Progress>,
     /// The way to wait for completions [default: spin; with --bind pair, and for more members than cores: yield]
@@ -340,7 +344,7 @@ impl Options {
     /// The kinds of progress to compare.
     pub(crate) fn progress(&self) -> &[Progress] {
         match self.kind {
-            Kind::OverlapColl if self.progress.is_empty() => &[Progress::Auto, Progress::Manual],
+            Kind::OverlapColl if self.progress.is_empty() => &[Progress::Auto, Progress::Manual, Progress::Chain],
             _ => &self.progress,
         }
     }

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::options::{Bind, Coll, Kind, Op, Options, size_title};
+use super::options::{Bind, Coll, Kind, Op, Options, Progress, size_title};
 use super::subject::{Floor, Subject};
 
 /// Distinguishes cases of one kind beyond operation and size.
@@ -133,7 +133,10 @@ impl Case {
     pub(crate) fn suits(&self, subject: &Subject) -> bool {
         // The emulated wire depends on weft's variables, and is itself by TCP.
         let on_wire = subject.provider == "weft" && !subject.by_sockets();
-        subject.floor.is_none_or(|floor| self.floors.contains(&floor)) && (self.wire_us == 0 || on_wire)
+        let has_chain = self.wire_us > 0 && self.variant == Variant::Collective(Coll::Barrier);
+        subject.floor.is_none_or(|floor| self.floors.contains(&floor))
+            && (self.wire_us == 0 || on_wire)
+            && (subject.progress != Some(Progress::Chain) || has_chain)
     }
 
     /// Whether a remote memory operation is measured.
@@ -157,6 +160,9 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
     }
     if kind == Kind::OverlapColl {
         return overlap_cases(options);
+    }
+    if options.progress().contains(&Progress::Chain) {
+        return Err("--progress chain is for barriers over a wire, which overlap-coll --wire measures".to_owned());
     }
     let mut cases = Vec::new();
     for (index, &op) in ops(options)?.iter().enumerate() {
@@ -333,5 +339,6 @@ mod tests {
         assert!(planned("peers --op read").is_err());
         assert!(planned("overlap-coll --coll reduce").is_err_and(|error| error.contains("--wire 0")));
         assert!(planned("collective --sizes 12").is_err());
+        assert!(planned("pingpong --progress chain").is_err_and(|error| error.contains("overlap-coll")));
     }
 }

@@ -53,7 +53,7 @@ pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Rank
         },
         progress: job.progress.map(|progress| match progress {
             super::options::Progress::Auto => Progress::Auto,
-            super::options::Progress::Manual => Progress::Manual,
+            super::options::Progress::Manual | super::options::Progress::Chain => Progress::Manual,
         }),
         threading: if case.threads > 1 { Threading::Completion } else { Threading::Domain },
         delivery: job.delivery,

@@ -39,6 +39,12 @@ pub(crate) fn look(pid: u32) -> io::Result<Stat> {
     Ok(Stat { process, names: Names::of(find::all()?.iter()) })
 }
 
+/// Barriers on chains that the endpoints of this process have published.
+pub(crate) fn chained_barriers() -> u64 {
+    let endpoints = find::process(std::process::id()).map(|process| process.endpoints).unwrap_or_default();
+    endpoints.iter().map(|published| published.endpoint.kernel_barriers).sum()
+}
+
 /// Published fields that JSON and the man page present in another form.
 pub(crate) const PUBLISHED_OTHERWISE: &[&str] = &[
     "ip_high",

@@ -80,10 +80,7 @@ impl Member {
         let batch = self.batches;
         self.batches += 1;
         self.buffers.fill(&mut port.ep, batch)?;
-        let (Method::Whole(nanoseconds) | Method::Slices(nanoseconds)) = method;
-        // The product is positive and far below 2^53.
-        #[allow(clippy::cast_possible_truncation)]
-        let steps = (nanoseconds as f64 * self.steps_per_ns).round() as u64;
+        let steps = self.steps(method);
         let mut result = Batch::default();
         let mut pieces = 0;
         // The other members have had time for their first steps. An operation without work brings all into step.
@@ -114,6 +111,22 @@ impl Member {
         result.work = Duration::from_secs_f64(steps as f64 * f64::from(pieces) / self.steps_per_ns / 1e9);
         self.buffers.check_batch(&port.ep, 0, batch)?;
         Ok(result)
+    }
+
+    /// The CPU time of the work of `count` iterations in one piece each, measured without operations.
+    pub(super) fn work_alone(&self, count: u64, method: Method) -> Duration {
+        let (steps, start) = (self.steps(method), thread_time());
+        (0..count).for_each(|_| work(steps));
+        thread_time() - start
+    }
+
+    /// Steps of one piece of work.
+    fn steps(&self, method: Method) -> u64 {
+        let (Method::Whole(nanoseconds) | Method::Slices(nanoseconds)) = method;
+        // The product is positive and far below 2^53.
+        #[allow(clippy::cast_possible_truncation)]
+        let steps = (nanoseconds as f64 * self.steps_per_ns).round() as u64;
+        steps
     }
 
     /// Starts the next operation. Returns the time of the call.

@@ -4,6 +4,9 @@
 //! on another core, has the endpoints of all other members. They share memory among each other, use messages for their
 //! part of the collective, and make progress only when the player polls them.
 //!
+//! With `--progress chain` the kernel performs the part of rank 0. The player's members perform theirs by polls of
+//! connections of the same kind, and use TCP among each other, too.
+//!
 //! The player works in *rounds*. When bytes from the computing member have arrived, it waits for the time of the wire.
 //! It then polls each endpoint, so that each performs one step of its schedule. When all have ended their operation and
 //! the computing member has started its next one, all start theirs. An operation of s steps thus takes the computing
@@ -26,19 +29,22 @@ use weft_client::{Address, Domain, Sockets};
 
 use super::super::super::child::{RankError, Session};
 use super::super::super::job::{Hello, Job};
-use super::super::super::options::Coll;
+use super::super::super::options::{Coll, Progress};
 use super::super::super::port::{Port, open_domain};
 use super::super::collective::buffers::Buffers;
 use super::super::collective::{crew, operation};
 use super::iterations::Member;
 use super::measure::{self, Others};
+use crate::stat;
 
 /// Time without a message after which a round takes place all the same.
 const IDLE: Duration = Duration::from_millis(5);
 /// Time beyond the wire after which the last members end an operation without a message.
 const LATE: Duration = Duration::from_millis(1);
-/// Polls of an endpoint in a round, at most. One takes a message, the next performs the step.
+/// Polls of an endpoint in a round. One takes a message, the next performs the step.
 const POLLS: usize = 3;
+/// Polls of an endpoint in a round, with a chain.
+const CHAIN_POLLS: usize = 1;
 /// Time of one turn of the player, after which it looks for the end of the measurement.
 const TURN: Duration = Duration::from_millis(5);
 
@@ -80,7 +86,12 @@ pub(super) fn compute(session: &Session) -> Result<(), RankError> {
         std::thread::yield_now();
     }
     let mut member = Member::new(buffers, group, SLOT)?;
-    session.result(measure::all(job, &mut Others::Wire(&mut port), &mut member)?);
+    let result = measure::all(job, &mut Others::Wire(&mut port), &mut member)?;
+    if job.progress == Some(Progress::Chain) && stat::chained_barriers() == 0 {
+        let why = "the kernel performs no barriers; does it refuse io_uring (FI_LOG_LEVEL=info shows the reason)?";
+        return Err(RankError::NotOffered(why.to_owned()));
+    }
+    session.result(result);
     session.finish(|| port.linger())
 }
 
@@ -113,6 +124,7 @@ pub(super) fn play(session: &Session) -> Result<(), RankError> {
         members: Vec::new(),
         links: Sockets::find()?,
         wire: Duration::from_micros(job.case.wire_us as u64),
+        polls: if job.progress == Some(Progress::Chain) { CHAIN_POLLS } else { POLLS },
         last: Instant::now(),
         noticed: None,
     };
@@ -137,9 +149,11 @@ fn allow_descriptors() {
 struct Player {
     /// In the order in which they are polled, each with whether its operation is complete.
     members: Vec<(Port, Member, bool)>,
-    /// All TCP connections of this process: they lead to the computing member.
+    /// The TCP connections to the computing member.
     links: Sockets,
     wire: Duration,
+    /// Polls of each member in a round.
+    polls: usize,
     /// The time of the last round.
     last: Instant,
     /// The time at which a message has been noticed since the begin of that round.
@@ -184,7 +198,7 @@ impl Player {
                 self.notice();
             }
             let (port, member, done) = &mut self.members[at];
-            for _ in 0..POLLS {
+            for _ in 0..self.polls {
                 port.poll()?;
                 *done = *done || member.take(port)?;
             }
