@@ -110,6 +110,7 @@ fn arriving_bytes_are_noticed_once() {
     assert!(!sockets.arrived(), "it is noticed once");
     other.read_exact(&mut [0]).unwrap();
     assert!(!sockets.arrived());
+    assert_eq!(sockets.received_bytes(), 1);
     drop(stdin);
     writer.wait().unwrap();
 }

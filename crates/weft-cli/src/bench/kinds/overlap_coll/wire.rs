@@ -20,7 +20,7 @@
 //! doubling. Other operations are not emulated.
 //!
 //! Limits: the player's endpoints cost no network. Bytes are held back once per step, whatever their number, so
-//! bandwidth is not emulated. If a message is missed, the round comes after `IDLE`.
+//! bandwidth is not emulated.
 
 use std::time::{Duration, Instant};
 
@@ -178,7 +178,12 @@ impl Player {
                 self.links = Sockets::find()?;
             }
             self.last = Instant::now();
+            let before = self.links.received_bytes();
             self.round()?;
+            // A member may have taken an answer of the computing member before it was noticed.
+            if self.links.received_bytes() > before {
+                self.noticed.get_or_insert_with(Instant::now);
+            }
         }
         Ok(())
     }
