@@ -81,7 +81,7 @@ def main() -> None:
     print(f"    FI_PROVIDER=weft FI_PROVIDER_PATH={jobs.DIST} \\")
     print("      MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 2 ./a.out\n")
     print("`make` builds the weft command, too, which sets what each MPI library needs:\n")
-    print("    target/dist/weft run mpiexec -n 2 ./a.out")
+    print(f"    {jobs.DIST}/weft run mpiexec -n 2 ./a.out")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,12 @@ def line(library: str, ranks: int, command: list[str], provider: str, **extra: s
     return [argv[0], "-genv", "LD_PRELOAD", SHIM, *argv[1:]], env
 
 
+def mpi4py_over(library: str) -> tuple[str, dict[str, str]]:
+    """A Python with mpi4py, and the variables with which mpi4py loads the library."""
+    python = jobs.ROOT / (".venv-ompi" if library == "ompi" else ".venv-mpich") / "bin/python"
+    return str(python), {"MPI4PY_LIBMPI": str(jobs.INTEL_MPI / "lib/libmpi.so.12")} if library == "impi" else {}
+
+
 @functools.cache
 def program(library: str, name: str = "coll_ops") -> str:
     """A program of tests/programs, which Intel MPI runs as compiled for MPICH."""
@@ -109,8 +115,7 @@ def test_mpi4py_suite(runner: harness.Runner, library: str) -> None:
     need("mpich")
     need(library)
     suite = jobs.ROOT / ".cache/mpi4py-4.1.2/test/main.py"
-    python = jobs.ROOT / (".venv-ompi" if library == "ompi" else ".venv-mpich") / "bin/python"
-    extra = {"MPI4PY_LIBMPI": str(jobs.INTEL_MPI / "lib/libmpi.so.12")} if library == "impi" else {}
+    python, extra = mpi4py_over(library)
     modules = ALL_MODULES if library == "mpich" else MODULES
     chosen = " ".join(f"-i 'test_{module}[.]py'" for module in modules)
     rank = "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}"
@@ -129,9 +134,8 @@ def test_a_solver_gives_the_same_result(runner: harness.Runner, library: str) ->
     """A solver whose reductions run behind its products needs the same iterations with the library's collectives."""
     need("mpich")
     need(library)
-    python = jobs.ROOT / (".venv-ompi" if library == "ompi" else ".venv-mpich") / "bin/python"
-    extra = {"MPI4PY_LIBMPI": str(jobs.INTEL_MPI / "lib/libmpi.so.12")} if library == "impi" else {}
-    argv, env = line(library, 2, [str(python), str(harness.PROGRAMS / "solver.py")], "weft", **extra)
+    python, extra = mpi4py_over(library)
+    argv, env = line(library, 2, [python, str(harness.PROGRAMS / "solver.py")], "weft", **extra)
     outcome = runner.run(argv, env, 60).check()
     alone = runner.run([word.replace(SHIM, "") for word in argv], env, 60)
     found = [re.search(r"^(\d+) iterations, error (.*), ", output, re.M) for output in (outcome.output, alone.output)]

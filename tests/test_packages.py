@@ -60,6 +60,11 @@ def run_overlaid(runner: harness.Runner, kind: str, directory: Path, script: str
     return outcome.check().output
 
 
+def installed_files(prefix: str, lib: str = "libfabric", zsh: str = "site-functions") -> set[str]:
+    """The files of an installation under a prefix, which is empty or ends with a slash."""
+    return {name.replace("usr/", prefix, 1).replace("LIB", lib).replace("ZSH", zsh) for name in INSTALLED}
+
+
 def files(tree: Path) -> set[str]:
     """The files of a tree."""
     return {str(file.relative_to(tree)) for file in tree.rglob("*") if not file.is_dir()}
@@ -78,8 +83,7 @@ def test_make_install_and_uninstall(tmp_path: Path) -> None:
         tree = tmp_path / prefix.replace("/", "-")
         make("install", tree, prefix)
         zsh = "vendor-completions" if prefix == "/usr" and multiarch else "site-functions"
-        expected = {name.replace("usr", prefix.strip("/"), 1).replace("LIB", lib).replace("ZSH", zsh) for name in INSTALLED}
-        assert files(tree) == expected
+        assert files(tree) == installed_files(f"{prefix.strip('/')}/", lib, zsh)
         provider = tree / prefix.strip("/") / "lib" / lib / "libweft-fi.so"
         assert provider.stat().st_size <= LARGEST_PROVIDER
         make("uninstall", tree, prefix)
@@ -100,8 +104,7 @@ def test_archive_holds_the_installed_files(packages: Path) -> None:
     with tarfile.open(archive) as opened:
         names = [name for name in opened.getnames() if Path(name).suffix]
     top = archive.name.removesuffix(".tar.xz")
-    expected = {name.replace("usr/", f"{top}/").replace("LIB", "libfabric") for name in INSTALLED if "." in name}
-    assert expected <= set(names), names
+    assert {name for name in installed_files(f"{top}/") if Path(name).suffix} <= set(names), names
 
 
 WHEEL_JOBS = {
@@ -146,7 +149,8 @@ FI_WEFT_REPORT=1 {launch} -n 2 python {PINGPONG}
 
 
 def build_recipe(runner: harness.Runner, tmp_path: Path, commands: str) -> str:
-    """Runs the commands of a recipe on the sources, and those of its test on the files that it installs."""
+    """Runs the commands of a recipe on the sources. They install the files of `make install`, and the installed command
+    finds its provider. Returns the output."""
     script = f"""
 cd {jobs.ROOT}
 export PREFIX={tmp_path} PATH={jobs.MPICH}/bin:$PATH
@@ -156,22 +160,16 @@ find . -type f | sed 's/^/installed: /'
 bin/weft --version
 bin/weft run --dry-run {jobs.MPICH}/bin/mpiexec ./a.out
 """
-    return run_overlaid(runner, "venv", jobs.TARGET, script)
-
-
-def check_recipe(output: str) -> None:
-    """A recipe installs the files of `make install`, and its command finds its provider."""
-    files_of_prefix = {name.removeprefix("usr/").replace("LIB", "libfabric").replace("ZSH", "site-functions") for name in INSTALLED}
-    assert set(re.findall(r"^installed: \./(.*)$", output, re.M)) == files_of_prefix, output[-3000:]
-    assert "/lib/libfabric " in output, output[-3000:]
+    output = run_overlaid(runner, "venv", jobs.TARGET, script)
+    assert set(re.findall(r"^installed: \./(.*)$", output, re.M)) == installed_files(""), output[-3000:]
+    assert f"FI_PROVIDER_PATH={tmp_path}/lib/libfabric " in output, output[-3000:]
+    return output
 
 
 def test_conda_recipe_builds(runner: harness.Runner, tmp_path: Path) -> None:
     """The recipe's build script installs the files that the recipe's test expects."""
-    text = (jobs.ROOT / "packaging/conda/recipe.yaml").read_text()
-    recipe = yaml.safe_load(text)
+    recipe = yaml.safe_load((jobs.ROOT / "packaging/conda/recipe.yaml").read_text())
     output = build_recipe(runner, tmp_path, "\n".join(recipe["build"]["script"]))
-    check_recipe(output)
     contents = next(test["package_contents"]["files"] for test in recipe["tests"] if "package_contents" in test)
     assert all(f"installed: ./{name}\n" in output for name in contents), output[-3000:]
 
@@ -180,7 +178,6 @@ def test_spack_recipe_builds(runner: harness.Runner, tmp_path: Path) -> None:
     """The recipe's install method, with a stand-in for Spack."""
     recipe = jobs.ROOT / "packaging/spack/package.py"
     output = build_recipe(runner, tmp_path, f"python3 {harness.SUPPORT}/spack_recipe.py {recipe} {tmp_path}")
-    check_recipe(output)
     assert f"FI_PROVIDER_PATH={tmp_path}/lib/libfabric\n" in output, output[-3000:]
 
 

@@ -30,8 +30,8 @@ use weft_client::{Error, Library};
 use pair::Pair;
 use rounds::{DELIVERED, OPERATIONS, Round};
 
-/// Warm-up rounds, in which buffers grow and lazily bound symbols are bound. They are more than the counted rounds,
-/// since a buffer of unacknowledged messages grows until the next acknowledgement, whose time varies.
+/// Warm-up rounds, in which buffers grow and lazily bound symbols are bound. Their number exceeds that of the counted
+/// rounds: a buffer of unacknowledged messages grows until the next acknowledgement, whose time varies.
 const WARM_UP_ROUNDS: u32 = 2048;
 
 fn main() -> ExitCode {

@@ -105,7 +105,7 @@ impl Default for Config {
             shm: true,
             tcp: true,
             cma: true,
-            uring: Uring::Yes,
+            uring: Uring::No,
             observe_unmap: true,
             iface: None,
             streams: None,

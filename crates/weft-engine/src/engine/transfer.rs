@@ -7,7 +7,7 @@
 //! Two sides copy faster than one. If the device offers a [`Share`] of a get or put, the peer is asked to
 //! ASSIST. Its device then moves a part of the same bytes at the same time. The side that fetches or serves
 //! remains responsible: it alone knows when all bytes have moved, and sends FIN. An operation ends when FIN has
-//! arrived and its own device no longer uses its memory.
+//! arrived and its own device no longer uses its memory. A peer that may be fetching from this side is not asked.
 //!
 //! If a device pushes in order with messages (`push_follows`), the bytes of a long write or message follow their
 //! announcement at once ([`WindowId::Announced`]). The target drops those of a write that it refuses. Those of a

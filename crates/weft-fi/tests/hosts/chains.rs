@@ -14,41 +14,32 @@ use crate::collectives::{Group, Member, form, gather_members, leave};
 use crate::published;
 use crate::rig::MODELS;
 use crate::seccomp;
-use crate::side::{scenes, until};
+use crate::side::{Scene, scenes, until};
+
+/// Scenes for both executors.
+const COMMON: [Scene; 7] = [
+    ("performed on chains", performed),
+    ("never early", |lib| never_early(lib, Cut::Never)),
+    ("cut before the last", |lib| never_early(lib, Cut::BeforeLast)),
+    ("cut after the last", |lib| never_early(lib, Cut::AfterLast)),
+    ("cut between", |lib| never_early(lib, Cut::Between)),
+    ("cut for some", |lib| never_early(lib, Cut::Some)),
+    ("cut among many", cut_among_many),
+];
+const BY_KERNEL: [Scene; 3] = [
+    ("without calls", without_calls),
+    ("a member leaves the group", |lib| a_member_leaves(lib, 0..6)),
+    ("a forked child", a_forked_child),
+];
+const BY_POLLS: [Scene; 1] = [("a member leaves the group", |lib| a_member_leaves(lib, 0..3))];
 
 pub(crate) fn all(lib: &Lib) {
-    scenes(
-        lib,
-        &[
-            ("performed by the kernel", performed),
-            ("without calls", without_calls),
-            ("never early", |lib| never_early(lib, Cut::Never)),
-            ("cut before the last", |lib| never_early(lib, Cut::BeforeLast)),
-            ("cut after the last", |lib| never_early(lib, Cut::AfterLast)),
-            ("cut between", |lib| never_early(lib, Cut::Between)),
-            ("cut for some", |lib| never_early(lib, Cut::Some)),
-            ("cut among many", cut_among_many),
-            ("a member leaves the group", |lib| a_member_leaves(lib, 0..6)),
-            ("a forked child", a_forked_child),
-        ],
-    );
+    scenes(lib, &[&COMMON[..], &BY_KERNEL].concat());
 }
 
 /// The members perform the steps when they are polled.
 pub(crate) fn polled(lib: &Lib) {
-    scenes(
-        lib,
-        &[
-            ("performed by polls", performed),
-            ("never early", |lib| never_early(lib, Cut::Never)),
-            ("cut before the last", |lib| never_early(lib, Cut::BeforeLast)),
-            ("cut after the last", |lib| never_early(lib, Cut::AfterLast)),
-            ("cut between", |lib| never_early(lib, Cut::Between)),
-            ("cut for some", |lib| never_early(lib, Cut::Some)),
-            ("cut among many", cut_among_many),
-            ("a member leaves the group", |lib| a_member_leaves(lib, 0..3)),
-        ],
-    );
+    scenes(lib, &[&COMMON[..], &BY_POLLS].concat());
 }
 
 /// Without chains: switched off, or with encryption.

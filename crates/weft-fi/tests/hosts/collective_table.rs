@@ -56,7 +56,7 @@ fn table(lib: &Lib, mixed: bool) {
 /// Members of which every third one has no shared memory.
 fn mix(lib: &Lib, size: usize, progress: fi_progress) -> Vec<Member<'_>> {
     let member = |number: usize| {
-        // A domain reads the variable when it is opened, and no other thread runs.
+        // A domain reads the variable when it is opened. Threads of weft read none.
         unsafe { std::env::set_var("FI_WEFT_SHM", if number % 3 == 1 { "0" } else { "1" }) };
         Member::new(lib, progress)
     };

@@ -180,7 +180,7 @@ impl Player {
             self.last = Instant::now();
             let before = self.links.received_bytes();
             self.round()?;
-            // A member may have taken an answer of the computing member before it was noticed.
+            // A member may have taken an answer of the computing member before the player noticed the answer.
             if self.links.received_bytes() > before {
                 self.noticed.get_or_insert_with(Instant::now);
             }
