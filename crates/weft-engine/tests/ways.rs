@@ -160,6 +160,28 @@ fn receives_do_not_end_with_their_own_endpoint() {
     assert!(case.done().is_empty());
 }
 
+/// A closed endpoint takes no message over another link while its last bytes leave: the message would be acknowledged
+/// and lost.
+#[test]
+fn a_closed_endpoint_accepts_no_link() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 2);
+    let early = LinkId(1);
+    case.tell(Event::Up { link: early, peer: name(3), initiator: false });
+    case.engine.shutdown();
+    assert!(case.engine.nic().open.is_empty(), "a link that was silent is closed as well");
+    let sent = case.engine.nic().sent.len();
+    case.engine.nic_mut().burst = true;
+    for (link, peer) in [(2, 2), (3, 3)] {
+        let link = LinkId(link);
+        case.engine.nic_mut().events.push_back(Event::Up { link, peer: name(peer), initiator: false });
+        case.tell(Event::Message(link, open(0)));
+    }
+    assert!(case.engine.nic().open.is_empty());
+    assert_eq!(case.engine.nic().sent.len(), sent, "no link is confirmed");
+    assert_eq!(case.engine.unexpected_messages(), 0);
+}
+
 /// An address book whose rows come and go.
 #[derive(Debug, Default)]
 struct Rows {

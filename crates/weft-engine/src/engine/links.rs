@@ -125,6 +125,8 @@ pub(crate) struct Links {
     opens_sent: u32,
     /// Whether `work` contains `Boards`.
     boards: bool,
+    /// Whether links of peers are refused, because the endpoint has closed.
+    refusing: bool,
 }
 
 impl Links {
@@ -278,6 +280,17 @@ impl Links {
         oldest
     }
 
+    /// Closes the silent links, and refuses later links of peers. A peer may dial again once it has learned that the
+    /// endpoint has closed. Its messages would be acknowledged while the last bytes leave, and then be lost.
+    pub(crate) fn refuse_more(&mut self) {
+        self.refusing = true;
+        for link in std::mem::take(&mut self.silent) {
+            if self.state(link) == LinkState::Incoming {
+                self.close(link);
+            }
+        }
+    }
+
     /// Takes the oldest silent link among the candidates, of a peer that `unknown` accepts, from the list.
     pub(crate) fn take_silent(
         &mut self,
@@ -352,6 +365,9 @@ impl<N: Nic> Engine<N> {
 impl State {
     /// A link is up.
     pub(crate) fn link_up(&mut self, link: LinkId, up: LinkUp) {
+        if self.links.refusing && !up.initiator {
+            return self.links.queue_close(link);
+        }
         let slot = self.links.slot(link);
         slot.pending = Some(Box::new(PendingLink { up, window: 0, call: 0, granted: 0, withheld: 0 }));
         if !up.initiator {

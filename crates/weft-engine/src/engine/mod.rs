@@ -321,9 +321,10 @@ impl<N: Nic> Engine<N> {
         self.state.peers.has_active() || self.state.links.has_work()
     }
 
-    /// Closes the links of all peers. After this, call only `progress` until `nic().drained()`, and then drop
-    /// the engine.
+    /// Closes the links of all peers, and accepts no more. After this, call only `progress` until
+    /// `nic().drained()`, and then drop the engine.
     pub fn shutdown(&mut self) {
+        self.state.links.refuse_more();
         for peer_id in self.state.peers.ids() {
             if !matches!(self.state.peers[peer_id].state(), PeerState::Idle | PeerState::Vacant) {
                 self.state.reset_peer(peer_id, crate::nic::LinkError::Closed);
