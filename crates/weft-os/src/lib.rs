@@ -18,4 +18,4 @@ pub use error::{SystemError, remedy};
 pub use fork::{Unshared, watch_forks};
 pub use mapped::accessible;
 pub use unmap::UnmapWatch;
-pub use worker::Worker;
+pub use worker::{Worker, wake_soon};

@@ -7,15 +7,21 @@
 //! Signals are blocked on these threads, so the client's handlers do not run there. A forked child has a copy
 //! of the structure but not the thread, so it does not join.
 
+use std::num::NonZeroU64;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, getpid};
+use rustix::process::{Pid, getpid, getpriority_process};
+use rustix::thread::set_current_timer_slack;
 
 use crate::SystemError;
 
 /// The interval between two checks in a join with a time limit.
 const PAUSE: Duration = Duration::from_micros(100);
+/// The shortest time slice that the scheduler grants, in nanoseconds.
+const SLICE_NS: u64 = 100_000;
+/// The time by which the system may prolong a sleep, in nanoseconds.
+const TIMER_SLACK_NS: u64 = 1000;
 
 /// A thread of this process, or of the parent from which this process was forked.
 pub struct Worker {
@@ -75,6 +81,25 @@ impl Worker {
             );
         }
     }
+}
+
+/// Has the system run the calling thread soon after its wake-ups, beside a thread of the same processor that computes.
+/// The thread gets a short time slice: with EEVDF (Linux 6.12) a thread that wakes interrupts one with a longer slice.
+/// Its sleeps end in time. Has no effect where the system refuses it.
+pub fn wake_soon() {
+    let attributes = libc::sched_attr {
+        size: u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0),
+        sched_policy: 0,
+        sched_flags: libc::SCHED_FLAG_KEEP_POLICY.cast_unsigned().into(),
+        sched_nice: getpriority_process(None).unwrap_or(0),
+        sched_priority: 0,
+        sched_runtime: SLICE_NS,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the system reads the structure, whose size it gets. Thread 0 is the caller.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    let _ = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
 }
 
 /// Blocks all signals on the calling thread.

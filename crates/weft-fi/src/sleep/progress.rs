@@ -17,6 +17,14 @@
 //! the next attempt. A client that is about to sleep outside calls of weft notifies the thread
 //! ([`AutoProgress::notify_client_parked`]).
 //!
+//! A client that computes after it has started a collective leaves its later steps to the thread: the start notifies the
+//! thread if the client was away after earlier ones. From then on the thread listens. When the client comes back and
+//! polls for the end, the devices do not wake the thread: it is *muted* until the client starts the next operation, or
+//! until a tick.
+//!
+//! If both run on one processor, the thread parks as soon as it is idle. A yield would cost it the processor for the
+//! client's time slice. If the client was interrupted in a call, the thread sleeps for a moment.
+//!
 //! The thread spins after work for at most FI_WEFT_PROGRESS_SPIN_US. It runs on the processors that
 //! FI_WEFT_PROGRESS_AFFINITY names. Without that variable it inherits the affinity of the thread that enabled the first
 //! endpoint.
@@ -63,6 +71,10 @@ const SPIN_HINTS: u32 = 16;
 const NEEDLESS_WAKES: u32 = 16;
 /// Rounds with work between two checks whether statistics must be published.
 const ROUNDS_PER_PUBLISHING: u64 = 64;
+/// The pause of a thread that needs the processor of the client. A yield would last for the client's time slice.
+const SOON: Duration = Duration::from_micros(20);
+/// Most attempts to park between such pauses.
+const PARKING_ATTEMPTS: u32 = 8;
 /// Longest sleep. Time-outs inside the engine are noticed with at most this delay.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -149,6 +161,8 @@ impl Patience {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Next {
     Now,
+    /// After the client on the same processor has had it for a moment.
+    Soon,
     Tick,
     SteadyTick,
     SleeperTick,
@@ -201,6 +215,11 @@ impl AutoProgress {
         self.waker.notify();
     }
 
+    /// The waker on which the thread sleeps.
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
     /// Wakes the thread.
     pub(crate) fn notify(&self) {
         self.waker.notify();
@@ -240,6 +259,7 @@ impl AutoProgress {
 
     fn run(&self) {
         lock::visit_only();
+        weft_os::wake_soon();
         host::enter(self.host);
         if let Some(set) = &self.processors
             && let Err(errno) = sched_setaffinity(None, set)
@@ -255,6 +275,11 @@ impl AutoProgress {
             let time = match self.look(client_parked) {
                 Next::Now => {
                     std::thread::yield_now();
+                    continue;
+                }
+                Next::Soon => {
+                    // The devices would end a sleep on the waker at once.
+                    std::thread::sleep(SOON);
                     continue;
                 }
                 Next::Tick => TICK,
@@ -325,7 +350,7 @@ impl Member {
             return false;
         }
         // A client on this processor makes no rounds while this thread runs.
-        if !self.cell.runs_on_other_cpu() {
+        if self.cell.shares_cpu() != Some(false) {
             return false;
         }
         let still = |seen| self.cell.activity() == (seen, false);
@@ -358,7 +383,7 @@ impl Member {
     pub(crate) fn serve<D: Device>(&mut self, cell: &EndpointCell<D>, auto: &AutoProgress, sleeper: bool) -> Next {
         let Some(mut state) = cell.try_visit() else {
             // A call of the client holds the lock: the client is active, or the call ends soon.
-            return if self.is_listening() { Next::Now } else { Next::Tick };
+            return if self.is_listening() { self.again() } else { Next::Tick };
         };
         if !self.is_listening() {
             self.mode = Mode::Visited;
@@ -379,6 +404,7 @@ impl Member {
         let before = cell.activity().0;
         let moved = !state.progress_until_idle();
         let programs_due = state.programs_due();
+        let own_cpu = self.cell.shares_cpu() != Some(true);
         if moved || programs_due {
             self.did = Some((before, cell.lock_waits()));
             if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
@@ -387,16 +413,19 @@ impl Member {
             if programs_due {
                 // Operations were triggered, or there may be room for stalled ones.
                 cell.run_programs(state);
+                return self.again();
             }
             self.worked = Some(Instant::now());
-            return Next::Now;
-        }
-        if self.worked.is_some_and(|at| at.elapsed() < auto.spin) {
+            if own_cpu {
+                return Next::Now;
+            }
+        } else if own_cpu && self.worked.is_some_and(|at| at.elapsed() < auto.spin) {
             return Next::Now;
         }
         self.worked = None;
         self.needless_wakes += u32::from(sleeper);
-        if state.park_listener(&auto.waker) {
+        let attempts = if own_cpu { 1 } else { PARKING_ATTEMPTS };
+        if let Some(time) = (0..attempts).find_map(|_| state.park_listener(&auto.waker)) {
             cell.publish(&mut state, BEFORE_SLEEP);
             self.restless = 0;
             // The devices are armed now and wake the client without this thread as well.
@@ -405,11 +434,16 @@ impl Member {
                 drop(state);
                 return self.stop_listening(auto);
             }
-            return Next::WhenWoken;
+            return time;
         }
         // Something has arrived meanwhile, or the system refuses to watch the devices.
         self.restless += 1;
-        if self.restless < RESTLESS_LOOKS { Next::Now } else { Next::Tick }
+        if self.restless < RESTLESS_LOOKS { self.again() } else { Next::Tick }
+    }
+
+    /// The next look of a thread that has not finished.
+    fn again(&self) -> Next {
+        if self.cell.shares_cpu() == Some(true) { Next::Soon } else { Next::Now }
     }
 
     fn is_listening(&self) -> bool {

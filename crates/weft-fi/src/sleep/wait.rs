@@ -92,6 +92,18 @@ impl Waker {
         }
     }
 
+    /// Does not wake for `fd`, which stays watched, until [`Waker::unmute`].
+    pub(crate) fn mute(&self, fd: BorrowedFd<'_>) {
+        // A descriptor that is not watched does not wake.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::empty());
+    }
+
+    /// Wakes again when `fd` is readable, also if it is now.
+    pub(crate) fn unmute(&self, fd: BorrowedFd<'_>) {
+        // The sleeper looks after a tick if the system refuses.
+        let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+    }
+
     /// No longer wakes for `fd`. Does nothing if `fd` is not watched: its close has removed it already.
     pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.epoll, fd);

@@ -87,8 +87,8 @@ pub(crate) trait AnyCell: Driver {
     /// The activity of the client's threads: their rounds of progress so far, and whether one sleeps.
     fn activity(&self) -> (u64, bool);
 
-    /// Whether the client's rounds were made on another processor than the caller's, as far as that is known.
-    fn runs_on_other_cpu(&self) -> bool;
+    /// Whether the client's rounds were made on the caller's processor, if that is known.
+    fn shares_cpu(&self) -> Option<bool>;
 
     /// Returns whether the client has asked the progress thread to step back, and clears the request.
     fn take_step_back(&self) -> bool;
@@ -231,9 +231,9 @@ impl<D: Device> AnyCell for EndpointCell<D> {
         (self.rounds.load(Ordering::Relaxed), self.sleeping_threads.load(Ordering::Relaxed) > 0)
     }
 
-    fn runs_on_other_cpu(&self) -> bool {
+    fn shares_cpu(&self) -> Option<bool> {
         let cpu = self.cpu.load(Ordering::Relaxed);
-        cpu != u32::MAX && cpu != this_cpu()
+        (cpu != u32::MAX).then(|| cpu == this_cpu())
     }
 
     fn take_step_back(&self) -> bool {

@@ -16,6 +16,8 @@ use weft_nic::Device;
 
 use super::{EndpointCell, Sleep, State};
 use crate::observe::publish::BEFORE_SLEEP;
+use crate::sleep::parking::RoundEffect;
+use crate::sleep::progress::Next;
 use crate::sleep::wait::Waker;
 
 impl<D: Device> EndpointCell<D> {
@@ -55,15 +57,19 @@ impl<D: Device> EndpointCell<D> {
     /// The client has made a round while threads rely on parked devices.
     #[cold]
     pub(super) fn progress_beside_sleepers(&self, state: &mut State<D>) {
-        if state.parking.count_round() {
-            // From now on the thread looks at the endpoint once per tick.
-            state.remove_listener();
-            self.step_back.store(true, Ordering::Relaxed);
-            self.progress_thread.as_ref().inspect(|thread| thread.notify());
+        match (state.parking.count_round(), &self.progress_thread) {
+            (RoundEffect::StepBack, thread) => {
+                // From now on the thread looks at the endpoint once per tick.
+                state.remove_listener();
+                self.step_back.store(true, Ordering::Relaxed);
+                thread.as_ref().inspect(|thread| thread.notify());
+            }
+            (RoundEffect::Mute, Some(thread)) => _ = state.wait_fd().inspect(|fd| thread.waker().mute(*fd)),
+            _ => {}
         }
         if state.parking.has_outside() {
             state.park_again();
-        } else if state.parking.is_listener_parked() {
+        } else if state.parking.is_listener_parked() && !state.parking.is_muted() {
             let _ = self.ensure_sleepers_wake(state);
         }
     }
@@ -77,6 +83,11 @@ impl<D: Device> EndpointCell<D> {
 
     #[cold]
     fn ensure_sleepers_wake(&self, state: &mut State<D>) -> bool {
+        if state.parking.unmute()
+            && let (Some(thread), Some(fd)) = (&self.progress_thread, state.wait_fd())
+        {
+            thread.waker().unmute(fd);
+        }
         let Some(engine) = &state.engine else { return false };
         if state.parking.is_listener_parked() {
             if engine.has_work() || !engine.nic().is_armed() {
@@ -140,13 +151,21 @@ impl<D: Device> State<D> {
         }
     }
 
-    /// Arms the devices for the progress thread, which sleeps from now on. On `false` there was work to do.
-    pub(crate) fn park_listener(&mut self, waker: &Waker) -> bool {
-        if !(self.watch_idle(waker) && self.announce_sleep(Device::arm)) {
-            return false;
+    /// Arms the devices for the progress thread, which sleeps from now on. Returns the time of its next look, or `None`
+    /// if there was work to do.
+    pub(crate) fn park_listener(&mut self, waker: &Waker) -> Option<Next> {
+        // The thread watches the devices as long as it listens.
+        let idle = if self.parking.has_listener() { self.progress_until_idle() } else { self.watch_idle(waker) };
+        if !(idle && self.announce_sleep(Device::arm)) {
+            return None;
         }
-        self.parking.park_listener();
-        true
+        if self.parking.unmute()
+            && let Some(fd) = self.wait_fd()
+        {
+            waker.unmute(fd);
+        }
+        // A muted thread notices at a tick that the client has left.
+        Some(if self.parking.park_listener() { Next::Tick } else { Next::WhenWoken })
     }
 
     /// The progress thread is awake. If it was parked, the devices note that it will poll.

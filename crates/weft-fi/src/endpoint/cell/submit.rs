@@ -35,6 +35,33 @@ impl<D: Device> EndpointCell<D> {
         result
     }
 
+    /// Starts a collective. Its later steps may be due while the client computes. If the client did so after earlier
+    /// ones, the progress thread takes over from the start.
+    pub(crate) fn submit_collective(&self, start: impl Fn(&mut Engine<D>) -> Result<(), Error>) -> isize {
+        let mut state = self.state.lock();
+        let State { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
+        if routes.tx_full() {
+            return routes.tx_refusal();
+        }
+        let (result, released) = state.submit(start);
+        let Some(thread) = self.progress_thread.as_ref().filter(|_| result == 0) else {
+            self.finish_call(state, released);
+            return result;
+        };
+        let absent = state.parking.collective_started();
+        if state.parking.is_listener_parked() {
+            // The thread need not be woken for the rest of the first step.
+            state.round();
+        }
+        let released = released || state.programs_due;
+        self.finish_call(state, released);
+        if absent {
+            // The thread may run at once on this processor, so the lock must be free.
+            thread.notify_client_parked();
+        }
+        result
+    }
+
     /// Starts a send.
     #[inline(always)]
     pub(crate) fn submit_send(self: &Arc<Self>, op: SendOp<'_>) -> isize {

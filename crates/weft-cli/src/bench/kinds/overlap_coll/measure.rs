@@ -128,7 +128,7 @@ pub(super) fn all(job: &Job, others: &mut Others<'_>, member: &mut Member) -> Re
 // The quotients are positive and far below 2^53.
 #[allow(clippy::cast_possible_truncation)]
 fn count_in(time: Duration, each_ns: f64) -> u64 {
-    ((time.as_secs_f64() * 1e9 / each_ns) as u64).max(4)
+    ((time.as_secs_f64() * 1e9 / each_ns) as u64).max(16)
 }
 
 #[allow(clippy::cast_possible_truncation)]
