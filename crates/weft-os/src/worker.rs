@@ -83,23 +83,25 @@ impl Worker {
     }
 }
 
-/// Has the system run the calling thread soon after its wake-ups, beside a thread of the same processor that computes.
-/// The thread gets a short time slice: with EEVDF (Linux 6.12) a thread that wakes interrupts one with a longer slice.
-/// Its sleeps end in time. Has no effect where the system refuses it.
-pub fn wake_soon() {
+/// Chooses whether the system runs the calling thread soon after its wake-ups, beside a thread of the same processor
+/// that computes. The thread gets a short time slice: with EEVDF (Linux 6.12) a thread that wakes interrupts one with a
+/// longer slice. Its sleeps end in time. Has no effect where the system refuses it.
+pub fn wake_soon(soon: bool) {
+    // 0 stands for the system's own values.
+    let (slice_ns, slack_ns) = if soon { (SLICE_NS, TIMER_SLACK_NS) } else { (0, 0) };
     let attributes = libc::sched_attr {
         size: u32::try_from(size_of::<libc::sched_attr>()).unwrap_or(0),
         sched_policy: 0,
         sched_flags: libc::SCHED_FLAG_KEEP_POLICY.cast_unsigned().into(),
         sched_nice: getpriority_process(None).unwrap_or(0),
         sched_priority: 0,
-        sched_runtime: SLICE_NS,
+        sched_runtime: slice_ns,
         sched_deadline: 0,
         sched_period: 0,
     };
     // SAFETY: the system reads the structure, whose size it gets. Thread 0 is the caller.
     let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-    let _ = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
+    let _ = set_current_timer_slack(NonZeroU64::new(slack_ns));
 }
 
 /// Blocks all signals on the calling thread.

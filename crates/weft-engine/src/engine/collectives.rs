@@ -138,6 +138,8 @@ struct Group {
     lost: Vec<(u32, LinkError)>,
     /// Operations under way, the join included.
     runs: usize,
+    /// Whether members are on different hosts.
+    spans_hosts: bool,
     /// The members by host, and the board of this one. `None`: all transfers are messages.
     host: Option<Box<Host>>,
     /// The chain that performs the group's barriers between hosts.
@@ -289,6 +291,12 @@ impl<N: Nic> Engine<N> {
     /// The number of members, or `None` if there is no such group.
     pub fn members_in(&self, group: GroupId) -> Option<u32> {
         self.state.collectives.as_deref()?.groups.get(group.index()).map(|group| ids::number(group.members.len()))
+    }
+
+    /// Whether members of the group are on different hosts.
+    pub fn spans_hosts(&self, group: GroupId) -> bool {
+        let groups = self.state.collectives.as_deref();
+        groups.and_then(|groups| groups.groups.get(group.index())).is_some_and(|group| group.spans_hosts)
     }
 
     /// Advances every run until all runs wait for transfers.

@@ -146,7 +146,7 @@ impl<D: Device> Ep<D> {
         let flags = mode.ops | self.completion_policy(entry, Class::Send);
         let user = User::new(sys::FI_COLLECTIVE, entry);
         let ctx = Context { ptr: call.context.addr(), user: user.word() };
-        let started = self.cell.submit_collective(|engine| {
+        let started = self.cell.submit_collective(group, |engine| {
             // SAFETY: by the caller's promise.
             let op = unsafe { call.to_engine(engine, group, elements, ctx, flags) }?;
             engine.start_collective(&op)

@@ -173,7 +173,7 @@ impl Parking {
     }
 
     /// Whether the client computes after it has started a collective.
-    fn client_leaves(&self) -> bool {
+    pub(crate) fn client_leaves(&self) -> bool {
         self.collectives.leaves > 0
     }
 

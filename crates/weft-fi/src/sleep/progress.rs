@@ -22,8 +22,9 @@
 //! polls for the end, the devices do not wake the thread: it is *muted* until the client starts the next operation, or
 //! until a tick.
 //!
-//! If both run on one processor, the thread parks as soon as it is idle. A yield would cost it the processor for the
-//! client's time slice. If the client was interrupted in a call, the thread sleeps for a moment.
+//! If both run on one processor, the thread interrupts such a client for each step, and parks as soon as it is idle. A
+//! yield would cost it the processor for the client's time slice. If the client was interrupted in a call, the thread
+//! sleeps for a moment. Clients within a host are not interrupted: the transfers of both sides would wait for each other.
 //!
 //! The thread spins after work for at most FI_WEFT_PROGRESS_SPIN_US. It runs on the processors that
 //! FI_WEFT_PROGRESS_AFFINITY names. Without that variable it inherits the affinity of the thread that enabled the first
@@ -103,6 +104,10 @@ pub(crate) struct Member {
     cell: CellRef,
     /// The client's rounds at the last look.
     seen: u64,
+    /// Whether the client had made a round between the last two looks.
+    moved: bool,
+    /// Whether the client leaves its collectives to the thread.
+    handed_over: bool,
     /// Successive looks at which the client was active, since the thread stepped back.
     present: u32,
     mode: Mode,
@@ -259,7 +264,6 @@ impl AutoProgress {
 
     fn run(&self) {
         lock::visit_only();
-        weft_os::wake_soon();
         host::enter(self.host);
         if let Some(set) = &self.processors
             && let Err(errno) = sched_setaffinity(None, set)
@@ -311,6 +315,8 @@ impl Member {
         Self {
             cell: Arc::clone(cell),
             seen: 0,
+            moved: false,
+            handed_over: false,
             present: 0,
             mode: Mode::SteppedBack,
             worked: None,
@@ -323,7 +329,7 @@ impl Member {
 
     fn look(&mut self, auto: &AutoProgress, client_parked: bool) -> Next {
         let (rounds, sleeper) = self.cell.activity();
-        let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
+        self.moved = std::mem::replace(&mut self.seen, rounds) != rounds;
         if self.is_listening() {
             return if self.cell.take_step_back() {
                 self.stop_listening(auto)
@@ -331,7 +337,7 @@ impl Member {
                 self.have_served(auto, sleeper)
             };
         }
-        if !sleeper && (client_parked || !moved || self.finds_client_away()) {
+        if !sleeper && (client_parked || !self.moved || self.finds_client_away()) {
             return self.have_served(auto, sleeper);
         }
         self.step_back(&auto.waker);
@@ -400,13 +406,19 @@ impl Member {
             self.mode = Mode::Listening { helped: true };
             self.needless_wakes = 0;
         }
+        let handed_over = state.client_leaves();
+        if std::mem::replace(&mut self.handed_over, handed_over) != handed_over {
+            weft_os::wake_soon(handed_over);
+        }
         state.wake_listener();
         let before = cell.activity().0;
         let moved = !state.progress_until_idle();
         let programs_due = state.programs_due();
-        let own_cpu = self.cell.shares_cpu() != Some(true);
+        let interrupts = self.interrupts();
         if moved || programs_due {
-            self.did = Some((before, cell.lock_waits()));
+            // A client on this processor makes no round while this thread runs. If it made one shortly before, it would
+            // have found the work itself.
+            self.did = (!interrupts || !self.moved).then(|| (before, cell.lock_waits()));
             if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
                 cell.publish(&mut state, INTERVAL);
             }
@@ -416,15 +428,15 @@ impl Member {
                 return self.again();
             }
             self.worked = Some(Instant::now());
-            if own_cpu {
+            if !interrupts {
                 return Next::Now;
             }
-        } else if own_cpu && self.worked.is_some_and(|at| at.elapsed() < auto.spin) {
+        } else if !interrupts && self.worked.is_some_and(|at| at.elapsed() < auto.spin) {
             return Next::Now;
         }
         self.worked = None;
         self.needless_wakes += u32::from(sleeper);
-        let attempts = if own_cpu { 1 } else { PARKING_ATTEMPTS };
+        let attempts = if interrupts { PARKING_ATTEMPTS } else { 1 };
         if let Some(time) = (0..attempts).find_map(|_| state.park_listener(&auto.waker)) {
             cell.publish(&mut state, BEFORE_SLEEP);
             self.restless = 0;
@@ -443,7 +455,12 @@ impl Member {
 
     /// The next look of a thread that has not finished.
     fn again(&self) -> Next {
-        if self.cell.shares_cpu() == Some(true) { Next::Soon } else { Next::Now }
+        if self.interrupts() { Next::Soon } else { Next::Now }
+    }
+
+    /// Whether the thread interrupts the client's work for the steps of collectives.
+    fn interrupts(&self) -> bool {
+        self.handed_over && self.cell.shares_cpu() == Some(true)
     }
 
     fn is_listening(&self) -> bool {

@@ -98,6 +98,7 @@ impl<N: Nic> Engine<N> {
             templates: FxHashMap::default(),
             lost: Vec::new(),
             runs: 1,
+            spans_hosts: spans,
             host: places.map(|places| Box::new(Host::new(places, board))),
             chain: None,
             join: ctx,

@@ -182,6 +182,11 @@ impl<D: Device> State<D> {
         self.parking.listener_helped();
     }
 
+    /// Whether the client computes after it has started a collective.
+    pub(crate) fn client_leaves(&self) -> bool {
+        self.parking.client_leaves()
+    }
+
     /// The progress thread no longer watches the devices.
     pub(crate) fn remove_listener(&mut self) {
         if self.parking.remove_listener() {

@@ -11,8 +11,8 @@
 use std::ops::DerefMut;
 use std::sync::Arc;
 
-use weft_engine::Engine;
 use weft_engine::api::{Error, OpFlags, RecvFlags, RecvOp, SendOp};
+use weft_engine::{Engine, GroupId};
 use weft_nic::Device;
 
 use super::{AnyCell, EndpointCell, State};
@@ -37,14 +37,20 @@ impl<D: Device> EndpointCell<D> {
 
     /// Starts a collective. Its later steps may be due while the client computes. If the client did so after earlier
     /// ones, the progress thread takes over from the start.
-    pub(crate) fn submit_collective(&self, start: impl Fn(&mut Engine<D>) -> Result<(), Error>) -> isize {
+    /// Within a host the member that arrives last does the work, and the thread would only interrupt.
+    pub(crate) fn submit_collective(
+        &self,
+        group: GroupId,
+        start: impl Fn(&mut Engine<D>) -> Result<(), Error>,
+    ) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
+        let State { engine: Some(engine), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
             return routes.tx_refusal();
         }
+        let thread = self.progress_thread.as_ref().filter(|_| engine.spans_hosts(group));
         let (result, released) = state.submit(start);
-        let Some(thread) = self.progress_thread.as_ref().filter(|_| result == 0) else {
+        let Some(thread) = thread.filter(|_| result == 0) else {
             self.finish_call(state, released);
             return result;
         };
