@@ -293,12 +293,6 @@ impl<N: Nic> Engine<N> {
         self.state.collectives.as_deref()?.groups.get(group.index()).map(|group| ids::number(group.members.len()))
     }
 
-    /// Whether members of the group are on different hosts.
-    pub fn spans_hosts(&self, group: GroupId) -> bool {
-        let groups = self.state.collectives.as_deref();
-        groups.and_then(|groups| groups.groups.get(group.index())).is_some_and(|group| group.spans_hosts)
-    }
-
     /// Advances every run until all runs wait for transfers.
     pub(crate) fn run_collectives(&mut self) {
         loop {

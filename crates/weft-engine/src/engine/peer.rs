@@ -556,8 +556,8 @@ impl Peer {
         }
     }
 
-    /// Whether the peer is asked to help with a transfer. A peer that may have messages of this side to fetch is not: if
-    /// both sides help each other, each byte costs more than if each side copies its own.
+    /// Whether the peer is asked to help with a transfer. A peer that may have messages of this side to fetch is not:
+    /// if both sides help each other, each byte costs more than if each side copies its own.
     pub(crate) fn sharing(&self) -> Sharing {
         if self.unmatched() > 0 { Sharing::Alone } else { Sharing::Allowed }
     }

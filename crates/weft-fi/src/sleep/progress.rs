@@ -17,14 +17,15 @@
 //! the next attempt. A client that is about to sleep outside calls of weft notifies the thread
 //! ([`AutoProgress::notify_client_parked`]).
 //!
-//! A client that computes after it has started a collective leaves its later steps to the thread: the start notifies the
-//! thread if the client was away after earlier ones. From then on the thread listens. When the client comes back and
-//! polls for the end, the devices do not wake the thread: it is *muted* until the client starts the next operation, or
-//! until a tick.
+//! A client that computes after it has started a collective between hosts leaves its later steps to the thread: the
+//! start notifies the thread if the client was away after earlier ones. From then on the thread listens. When the
+//! client comes back and polls for the end, the devices do not wake the thread: it is *muted* until the client starts
+//! the next operation, or until a tick.
 //!
 //! If both run on one processor, the thread interrupts such a client for each step, and parks as soon as it is idle. A
 //! yield would cost it the processor for the client's time slice. If the client was interrupted in a call, the thread
-//! sleeps for a moment. Clients within a host are not interrupted: the transfers of both sides would wait for each other.
+//! sleeps for a moment. Clients within a host are not interrupted: the transfers of both sides would wait for each
+//! other.
 //!
 //! The thread spins after work for at most FI_WEFT_PROGRESS_SPIN_US. It runs on the processors that
 //! FI_WEFT_PROGRESS_AFFINITY names. Without that variable it inherits the affinity of the thread that enabled the first

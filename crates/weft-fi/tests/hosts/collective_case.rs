@@ -1,7 +1,7 @@
 //! One collective operation at all members of a group: its data, its call, and the check of its result.
 //!
-//! Results must have the bits of the tree that every reduction follows (`weft_engine::collective::tree`). Sums of 64-bit
-//! integers are computed without weft's arithmetic. No byte may be written behind a buffer.
+//! Results must have the bits of the tree that every reduction follows (`weft_engine::collective::tree`). Sums of
+//! 64-bit integers are computed without weft's arithmetic. No byte may be written behind a buffer.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

@@ -48,6 +48,12 @@ pub(super) enum Joined {
 }
 
 impl<N: Nic> Engine<N> {
+    /// Whether members of the group are on different hosts.
+    pub fn spans_hosts(&self, group: GroupId) -> bool {
+        let groups = self.state.collectives.as_deref();
+        groups.and_then(|groups| groups.groups.get(group.index())).is_some_and(|group| group.spans_hosts)
+    }
+
     /// Joins the group of these members, which all of them must do. Its completion has kind `Joined`.
     ///
     /// Errors: `NoSuchAddress` if a member is in no address vector, or this endpoint is no member; `Again` if too
