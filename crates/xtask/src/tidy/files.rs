@@ -20,7 +20,9 @@ impl File {
 
 /// The repository's folder.
 pub(super) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    // Cargo sets the variable for the program as well. The program may have been compiled in another copy of the tree.
+    let directory = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&directory).join("../..")
 }
 
 /// Runs git in the repository and returns its output.
