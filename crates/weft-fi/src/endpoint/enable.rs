@@ -156,7 +156,6 @@ impl<D: Device> Ep<D> {
         Ok(())
     }
 
-    #[inline(never)] // Keeps the configuration off the stack of `enable`.
     fn devices(&self, setup: &mut Setup<D>) -> Result<Box<D>, Errno> {
         if let Some(devices) = setup.opened_from.take_devices() {
             return Ok(devices);
@@ -164,6 +163,11 @@ impl<D: Device> Ep<D> {
         if let Some(place) = self.place() {
             return place.devices(&setup.network, setup.shm);
         }
+        self.own_devices(setup)
+    }
+
+    #[inline(never)] // Keeps the configuration off the stacks of `enable` and of scalable endpoints.
+    fn own_devices(&self, setup: &Setup<D>) -> Result<Box<D>, Errno> {
         // A connected endpoint calls its peer back by a full name.
         let open = self.ty != EpType::Msg && setup.format.is_open();
         let config = self.domain.devices_config(&setup.network, setup.local, open, setup.shm);
