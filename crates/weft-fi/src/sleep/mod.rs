@@ -22,7 +22,9 @@
 //! - *Absent*: the client progresses the endpoint and pays nothing for the progress thread, which only looks after
 //!   each tick whether the client is still there.
 //! - *Parked*: the devices are armed and wake the progress thread. The client's rounds leave them armed, and notify the
-//!   thread when something has arrived for which the devices do not wake it.
+//!   thread when something has arrived for which the devices do not wake it. While the client polls for the end of a
+//!   collective between hosts, the thread may be *muted*: the devices do not wake it until the client starts another
+//!   operation, or until a tick.
 //! - *Awake*: the progress thread makes rounds, or a notification is on its way to it. It parks when the endpoint is
 //!   idle.
 //!

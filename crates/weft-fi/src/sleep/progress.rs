@@ -423,12 +423,12 @@ impl Member {
             if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
                 cell.publish(&mut state, INTERVAL);
             }
+            self.worked = Some(Instant::now());
             if programs_due {
                 // Operations were triggered, or there may be room for stalled ones.
                 cell.run_programs(state);
                 return self.again();
             }
-            self.worked = Some(Instant::now());
             if !interrupts {
                 return Next::Now;
             }

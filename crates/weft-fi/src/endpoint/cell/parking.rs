@@ -83,10 +83,8 @@ impl<D: Device> EndpointCell<D> {
 
     #[cold]
     fn ensure_sleepers_wake(&self, state: &mut State<D>) -> bool {
-        if state.parking.unmute()
-            && let (Some(thread), Some(fd)) = (&self.progress_thread, state.wait_fd())
-        {
-            thread.waker().unmute(fd);
+        if let Some(thread) = &self.progress_thread {
+            state.unmute(thread.waker());
         }
         let Some(engine) = &state.engine else { return false };
         if state.parking.is_listener_parked() {
@@ -159,13 +157,18 @@ impl<D: Device> State<D> {
         if !(idle && self.announce_sleep(Device::arm)) {
             return None;
         }
+        self.unmute(waker);
+        // A muted thread notices at a tick that the client has left.
+        Some(if self.parking.park_listener() { Next::Tick } else { Next::WhenWoken })
+    }
+
+    /// Has the devices wake the progress thread again, if it was muted.
+    fn unmute(&mut self, waker: &Waker) {
         if self.parking.unmute()
             && let Some(fd) = self.wait_fd()
         {
             waker.unmute(fd);
         }
-        // A muted thread notices at a tick that the client has left.
-        Some(if self.parking.park_listener() { Next::Tick } else { Next::WhenWoken })
     }
 
     /// The progress thread is awake. If it was parked, the devices note that it will poll.

@@ -125,6 +125,7 @@ pub(super) fn all(job: &Job, others: &mut Others<'_>, member: &mut Member) -> Re
     Ok(result)
 }
 
+/// Iterations of a batch. A provider that adapts to the client's habit needs several of them.
 // The quotients are positive and far below 2^53.
 #[allow(clippy::cast_possible_truncation)]
 fn count_in(time: Duration, each_ns: f64) -> u64 {
