@@ -9,11 +9,11 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 const GOLDEN: &[&str] = &[
     "2e3fb053fc5722517bc64b64ae43aec3",
     "253c938ca0b8b40a2fb33c93534ed275",
-    "0e2821a028d5d30e4f821ed2585cc223",
-    "3fb1be93f9203f64eaf1d83749876ece",
-    "4dce1ece705172826ceb04306fd1dee0",
-    "ecee2ca76e65bdb33e3f799692355c72",
-    "958d0171c4f9be793be3779df5f394b4",
+    "0e870a9fa91a4544629eb1e4e9301af2",
+    "4880021e3ca7c78da25e9abd5feaee5d",
+    "0309da7b78c168bd7cfe71865c395bb4",
+    "518f1edd1a897ae79e8bd2e091bf78a5",
+    "4f0f0d01ba75f79c53dee3512a1dd07c",
 ];
 
 /// Plays the plans, which must all pass.

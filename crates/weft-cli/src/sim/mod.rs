@@ -271,11 +271,13 @@ mod tests {
 
     #[test]
     fn the_printed_command_reproduces_the_failure() {
-        let count = SHOWN + 2;
-        let summary = faults(&parsed(&format!("weft sim faults --seed 1 --seeds {count} --jobs 2")), &loses_one);
+        // A run may not need the completion that it loses.
+        let seeds = 3 * SHOWN;
+        let summary = faults(&parsed(&format!("weft sim faults --seed 1 --seeds {seeds} --jobs 2")), &loses_one);
         let text = render::Text::text(&summary);
         let (commands, traces) = (after(&text, "again:"), after(&text, "trace:"));
-        assert_eq!((summary.failed, commands.len(), traces.len()), (count, count, SHOWN), "{text}");
+        assert!(summary.failed > SHOWN, "{text}");
+        assert_eq!((commands.len(), traces.len()), (summary.failed, SHOWN), "{text}");
         assert!(!after(&text, "smaller:").is_empty(), "{text}");
         for (n, command) in commands.iter().enumerate() {
             let again = faults(&FaultOptions { no_shrink: true, ..parsed(command) }, &loses_one);

@@ -321,10 +321,18 @@ impl<N: Nic> Engine<N> {
         events
     }
 
-    /// Sends messages of links and closes links. Returns whether any work was done.
+    /// Sends messages of links, closes links, and advances collectives. Returns whether any work was done.
+    ///
+    /// Links that end are closed first. A transfer of a collective may need the room of a registration that is no
+    /// longer used here, while a peer still uses its memory over such a link.
     pub(crate) fn run_links(&mut self) -> bool {
+        let closed = self.run_link_work();
         self.run_queries();
         self.run_collectives();
+        self.run_link_work() || closed
+    }
+
+    fn run_link_work(&mut self) -> bool {
         let mut work = std::mem::take(&mut self.state.links.work);
         let before = work.len();
         let nic = &mut self.nic;
