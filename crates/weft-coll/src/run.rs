@@ -28,12 +28,12 @@ use crate::types::Types;
 pub(crate) const SLOTS: u32 = 256;
 /// Polls without a completion after which the MPI library makes progress.
 const IDLE_POLLS: u32 = 32;
+/// The same if ranks share processors. The members that are waited for may need this one.
+const CROWDED_POLLS: u32 = 8;
 /// Polls without a completion after which another process may run, if each rank has a processor. Otherwise it may run
 /// whenever the MPI library makes progress.
 const YIELD_POLLS: u32 = 4096;
 
-/// Bytes from which a non-blocking operation inside a host takes longer than the wake-up of the provider's thread.
-const LONG_BYTES: usize = 128 << 10;
 /// Groups that are kept for later communicators.
 const MAX_IDLE: usize = 16;
 
@@ -67,8 +67,8 @@ pub(crate) struct Parts {
     pub(crate) keyval: c_int,
     /// Whether each rank of this host has a processor.
     pub(crate) is_alone: bool,
-    /// Whether all ranks are on this host.
-    pub(crate) is_one_host: bool,
+    /// Bytes from which the provider's thread is worth its wake-up for a non-blocking operation.
+    pub(crate) hand_over_bytes: usize,
 }
 
 /// The part under the lock.
@@ -378,10 +378,11 @@ impl Runtime {
 
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
     pub(crate) fn wait(&self, mut done: impl FnMut() -> bool) {
+        let most = if self.is_alone { IDLE_POLLS } else { CROWDED_POLLS };
         let mut idle = 0;
         while !done() {
             idle = if self.progress() { 0 } else { idle + 1 };
-            if idle % IDLE_POLLS == IDLE_POLLS - 1 {
+            if idle % most == most - 1 {
                 self.pmpi.progress(self.own);
                 if !self.is_alone || idle % YIELD_POLLS == YIELD_POLLS - 1 {
                     std::thread::yield_now();
@@ -415,7 +416,7 @@ fn accept(runtime: &Runtime, call: &Call, blocking: bool) -> Option<Result<Op, c
     let Parts { pmpi, types, own, .. } = &**runtime;
     let shape = decide(call, &Context { pmpi, types, member })?;
     let prepared = shape.prepare(pmpi, *own).ok_or_else(|| pmpi.fail(comm));
-    let takes_long = shape.bytes() >= LONG_BYTES || !runtime.is_one_host;
+    let takes_long = shape.bytes() >= runtime.hand_over_bytes;
     Some(prepared.map(|(call, staged)| Op { takes_long, ..Op::new(call, group, comm, staged) }))
 }
 

@@ -55,6 +55,9 @@ fn text(card: &[u8]) -> &[u8] {
     &card[HOST.end..HOST.end + usize::from(card[1])]
 }
 
+/// Bytes from which an operation inside a host takes longer than the wake-up of the provider's thread.
+const LONG_BYTES: usize = 128 << 10;
+
 /// The number of ranks on the host of rank `own`.
 fn ranks_beside(own: usize, cards: &[&[u8]]) -> usize {
     cards.iter().filter(|card| card[HOST] == cards[own][HOST]).count()
@@ -117,12 +120,28 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let types = Types::of(&pmpi);
     let beside = pmpi.rank(own).map_or(ranks, |rank| ranks_beside(rank, &cards));
     let is_alone = std::thread::available_parallelism().is_ok_and(|processors| beside <= processors.get());
-    let is_one_host = beside == ranks;
-    let runtime = Runtime::new(Parts { pmpi, types, own, world, addresses, keyval, is_alone, is_one_host }, endpoint);
+    let hand_over_bytes = hand_over_bytes(beside, ranks);
+    let parts = Parts { pmpi, types, own, world, addresses, keyval, is_alone, hand_over_bytes };
+    let runtime = Runtime::new(parts, endpoint);
     if let Some(runtime) = run::install(runtime) {
         runtime.communicator(pmpi.constants.world, true);
     }
     Ok(())
+}
+
+/// Bytes from which the provider's thread is worth its wake-up, with `beside` of `ranks` on this host.
+///
+/// Inside a host the processor moves the data. A thread that shares it with the program only adds its switches.
+fn hand_over_bytes(beside: usize, ranks: usize) -> usize {
+    if beside < ranks {
+        return 0;
+    }
+    // SAFETY: the call has no preconditions.
+    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    let may_move = std::thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
+    let has_spare = may_move && usize::try_from(online).is_ok_and(|online| online > beside);
+    let placed = std::env::var_os("FI_WEFT_PROGRESS_AFFINITY").is_some();
+    if has_spare || placed { LONG_BYTES } else { usize::MAX }
 }
 
 /// Opens this rank's endpoint. The error is a reason for users; an empty one is not worth a line.
