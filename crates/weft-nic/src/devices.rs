@@ -158,6 +158,8 @@ pub struct Devices {
     /// forked child must not have one.
     epoll: Unshared,
     fallbacks: u64,
+    /// Number of next polls that need only find out whether a peer has published something by shared memory.
+    quiet_polls: u32,
 }
 
 impl Devices {
@@ -218,7 +220,7 @@ impl Devices {
     #[inline(never)] // The devices, before they are boxed again, are on the stack.
     fn join(shm: Option<Box<Shm>>, tcp: Option<Box<Tcp>>, name: EpName, epoll: Unshared) -> Box<Self> {
         let (shm, tcp) = (shm.map(|shm| *shm), tcp.map(|tcp| *tcp));
-        Box::new(Self { shm, tcp, table: Table::default(), name, epoll, fallbacks: 0 })
+        Box::new(Self { shm, tcp, table: Table::default(), name, epoll, fallbacks: 0, quiet_polls: 0 })
     }
 
     /// The socket at which TCP listens. If TCP is disabled, the socket at which it would.
@@ -269,8 +271,44 @@ impl Devices {
         }
     }
 
+    /// Confines the next polls to shared memory, as long as all else is certain to find nothing.
+    fn be_quiet(&mut self) {
+        let Some(shm) = &mut self.shm else { return };
+        let polls = shm.rest().min(self.tcp.as_ref().map_or(u32::MAX, Tcp::rest));
+        if polls > 0 {
+            shm.skip(polls);
+            self.tcp.iter_mut().for_each(|tcp| tcp.skip(polls));
+            self.quiet_polls = polls;
+        }
+    }
+
+    /// A poll of everything.
+    #[inline(never)]
+    fn poll_all<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let mut calls = 0;
+        if let Some(shm) = &mut self.shm {
+            calls = shm.poll(&mut Relay { table: &mut self.table, via: Via::Shm, sink });
+            if calls > 0
+                && let Some(tcp) = &mut self.tcp
+            {
+                tcp.other_device_delivered();
+            }
+            if self.table.has_fallbacks() {
+                self.fall_back(sink);
+            }
+        }
+        if let Some(tcp) = &mut self.tcp {
+            calls += tcp.poll(&mut Relay { table: &mut self.table, via: Via::Tcp, sink });
+        }
+        if calls == 0 {
+            self.be_quiet();
+        }
+        calls
+    }
+
     #[inline(never)]
     fn send_by_tcp(&mut self, via: Via, inner: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        self.quiet_polls = 0;
         match &mut self.tcp {
             Some(tcp) if via == Via::Tcp => tcp.send(inner, head, body),
             _ => Err(Full),
@@ -306,6 +344,7 @@ impl Nic for Devices {
     }
 
     fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
+        self.quiet_polls = 0;
         let may_tcp = peer.tcp() && self.tcp.is_some();
         let near = peer.shm() && self.shm.is_some() && self.is_near(peer);
         let attempt = Attempt { peer: *peer, may_fall_back: may_tcp };
@@ -342,13 +381,20 @@ impl Nic for Devices {
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm) {
-            (Via::Shm, Some(shm)) => shm.send(inner, head, body),
+            (Via::Shm, Some(shm)) => {
+                let result = shm.send(inner, head, body);
+                if result.is_err() {
+                    self.quiet_polls = 0;
+                }
+                result
+            }
             // A function of its own, because its stack frame would otherwise be set up for shared memory, too.
             _ => self.send_by_tcp(via, inner, head, body),
         }
     }
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
+        self.quiet_polls = 0;
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.push(inner, window, offset, src, ctx),
@@ -358,6 +404,7 @@ impl Nic for Devices {
     }
 
     fn announce(&mut self, link: LinkId, head: &[u8], window: u64, src: &[Iov], ctx: u64) -> Result<bool, Full> {
+        self.quiet_polls = 0;
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.announce(inner, head, window, src, ctx),
@@ -374,6 +421,7 @@ impl Nic for Devices {
         sharing: Sharing,
         ctx: u64,
     ) -> Result<Option<Share>, Full> {
+        self.quiet_polls = 0;
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, sharing, ctx),
@@ -390,6 +438,7 @@ impl Nic for Devices {
         sharing: Sharing,
         ctx: u64,
     ) -> Result<Option<Share>, Full> {
+        self.quiet_polls = 0;
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, sharing, ctx),
@@ -407,6 +456,7 @@ impl Nic for Devices {
         remote: &[RemoteIov],
         ctx: u64,
     ) -> Result<(), Full> {
+        self.quiet_polls = 0;
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.assist(inner, share, put, local, remote, ctx),
@@ -417,6 +467,9 @@ impl Nic for Devices {
 
     #[inline]
     fn flush(&mut self) {
+        if self.quiet_polls > 0 {
+            return;
+        }
         if let Some(shm) = &mut self.shm {
             shm.flush();
         }
@@ -427,22 +480,21 @@ impl Nic for Devices {
 
     #[inline(always)]
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
-        let mut calls = 0;
-        if let Some(shm) = &mut self.shm {
-            calls = shm.poll(&mut Relay { table: &mut self.table, via: Via::Shm, sink });
-            if calls > 0
-                && let Some(tcp) = &mut self.tcp
-            {
+        if self.quiet_polls > 0
+            && let Some(shm) = &mut self.shm
+        {
+            let calls = shm.poll_published(&mut Relay { table: &mut self.table, via: Via::Shm, sink });
+            if calls == 0 {
+                self.quiet_polls -= 1;
+                return 0;
+            }
+            self.quiet_polls = 0;
+            if let Some(tcp) = &mut self.tcp {
                 tcp.other_device_delivered();
             }
-            if self.table.has_fallbacks() {
-                self.fall_back(sink);
-            }
+            return calls;
         }
-        if let Some(tcp) = &mut self.tcp {
-            calls += tcp.poll(&mut Relay { table: &mut self.table, via: Via::Tcp, sink });
-        }
-        calls
+        self.poll_all(sink)
     }
 
     fn make_board(&mut self, bytes: usize) -> Option<Board> {
@@ -509,6 +561,7 @@ impl Nic for Devices {
     }
 
     fn close(&mut self, link: LinkId) {
+        self.quiet_polls = 0;
         let Route { via, inner, .. } = self.table.remove(link.0);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.close(inner),
@@ -518,6 +571,7 @@ impl Nic for Devices {
     }
 
     fn discard(&mut self, link: LinkId) {
+        self.quiet_polls = 0;
         match (self.table.way(link), &mut self.tcp) {
             ((Via::Tcp, inner), Some(tcp)) => {
                 self.table.remove(link.0);

@@ -27,6 +27,7 @@ impl Device for Devices {
     }
 
     fn park(&mut self) -> bool {
+        self.quiet_polls = 0;
         if self.table.has_fallbacks() {
             return false;
         }
@@ -35,10 +36,12 @@ impl Device for Devices {
     }
 
     fn arm(&mut self) -> bool {
+        self.quiet_polls = 0;
         !self.table.has_fallbacks() && self.tcp.as_mut().is_none_or(Tcp::park) && self.shm.as_mut().is_none_or(Shm::arm)
     }
 
     fn wake_listener(&mut self) {
+        self.quiet_polls = 0;
         if let Some(tcp) = &mut self.tcp {
             tcp.wake();
         }
@@ -48,6 +51,7 @@ impl Device for Devices {
     }
 
     fn wake(&mut self) {
+        self.quiet_polls = 0;
         if let Some(tcp) = &mut self.tcp {
             tcp.wake();
         }
@@ -73,6 +77,7 @@ impl Device for Devices {
     }
 
     fn drain(&mut self) -> bool {
+        self.quiet_polls = 0;
         self.tcp.as_mut().is_none_or(Tcp::drain)
     }
 

@@ -44,10 +44,10 @@ const SCAN_LINKS: usize = 8;
 /// Number of early checks of the sockets after a step of a handshake, whose next frame is due within
 /// microseconds. The limit bounds the delay by a peer that computes and does not answer.
 pub(super) const EARLY_CHECKS: u32 = 512;
-/// Numbers of unsuccessful and of successful polls between two readings of the clock, approximately. Powers
-/// of two.
-const EMPTY_POLLS_PER_CLOCK_READ: u32 = 8;
-const POLLS_PER_CLOCK_READ: u64 = 64;
+/// Number of successful polls between two readings of the clock.
+pub(super) const POLLS_PER_CLOCK_READ: u32 = 64;
+/// Successful polls for which an unsuccessful one counts.
+const EMPTY_POLL: u32 = 8;
 /// Time after which a sleeping device retries a connection that waits for room in a backlog, in ns.
 const RETRY_NS: u64 = 2_000_000;
 /// Time after which a sleeping device accepts again, if foreign users or lack of descriptors have prevented
@@ -159,17 +159,31 @@ impl Shm {
     /// Whether to check the sockets after a poll that made `calls` sink calls.
     #[inline(always)]
     pub(super) fn control_is_due(&mut self, calls: usize) -> bool {
-        let clock_is_due = if calls == 0 {
-            self.empty_polls += 1;
-            self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_CLOCK_READ)
+        if calls == 0 {
+            self.skip_clock(1);
         } else {
-            // The polls are no longer consecutive, but still count towards the next reading of the clock.
-            self.empty_polls %= EMPTY_POLLS_PER_CLOCK_READ;
-            self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
-        };
+            self.empty_polls = 0;
+            self.clock_in = self.clock_in.saturating_sub(1);
+        }
+        let clock_is_due = self.clock_in == 0;
+        if clock_is_due {
+            self.clock_in = POLLS_PER_CLOCK_READ;
+        }
         self.control_due
             || (clock_is_due
                 && (self.early_checks > 0 || self.empty_polls >= 512 || coarse_ns() != self.control.now_ns))
+    }
+
+    /// Number of unsuccessful polls before the one that reads the clock.
+    pub(super) fn polls_before_clock(&self) -> u32 {
+        self.clock_in / EMPTY_POLL
+    }
+
+    /// Counts unsuccessful polls.
+    #[inline(always)]
+    pub(super) fn skip_clock(&mut self, polls: u32) {
+        self.empty_polls += polls;
+        self.clock_in = self.clock_in.saturating_sub(polls * EMPTY_POLL);
     }
 
     /// Checks the sockets, the clock and some of the cold links. Returns the number of sink calls.

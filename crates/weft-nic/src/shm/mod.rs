@@ -190,6 +190,8 @@ pub struct Shm {
     polls: u64,
     /// Number of consecutive polls that found nothing.
     empty_polls: u32,
+    /// The next reading of the clock, in units of successful polls.
+    clock_in: u32,
     /// Links with pushes or transfers in progress. The first one is next.
     busy: VecDeque<u32>,
     /// Links that have hung up and are being drained.
@@ -243,6 +245,7 @@ impl Shm {
             door: Door::new()?,
             polls: 0,
             empty_polls: 0,
+            clock_in: control::POLLS_PER_CLOCK_READ,
             busy: VecDeque::new(),
             dying: Vec::new(),
             events: VecDeque::new(),
@@ -288,6 +291,41 @@ impl Shm {
         })
     }
 
+    /// Number of next polls that will find nothing but records that peers publish.
+    pub(crate) fn rest(&self) -> u32 {
+        let due = self.sleep_level != SleepLevel::Awake || self.control_due || self.early_checks > 0;
+        if due || !self.busy.is_empty() || !self.dying.is_empty() || !self.events.is_empty() {
+            return 0;
+        }
+        self.polls_before_clock()
+    }
+
+    /// Counts polls that only take what peers publish, at most [`Self::rest`].
+    pub(crate) fn skip(&mut self, polls: u32) {
+        self.skip_clock(polls);
+    }
+
+    /// The part of a poll that takes what peers have published. Returns the number of sink calls.
+    #[inline(always)]
+    pub(crate) fn poll_published<S: Sink>(&mut self, sink: &mut S) -> usize {
+        self.polls += 1;
+        let mut calls = 0;
+        // The loop uses an index, because a link may leave the list while it is polled.
+        let mut at = 0;
+        while let Some(&id) = self.hot.get(at) {
+            if let Some(Slot::Up(link)) = self.links.get(id as usize)
+                && link.ready()
+            {
+                calls += self.poll_link(id, sink);
+            }
+            at += 1;
+        }
+        if self.door.page().is_rung() {
+            calls += self.poll_rung_slots(sink);
+        }
+        calls
+    }
+
     /// Polls one link, and updates the state of the device accordingly. Returns the number of sink calls.
     #[inline]
     fn poll_link<S: Sink>(&mut self, id: u32, sink: &mut S) -> usize {
@@ -299,7 +337,9 @@ impl Shm {
         }
         if let Some(why) = polled.error {
             self.fail(id, why);
-        } else if !polled.drained && !self.is_hot(id) {
+            return polled.calls + 1; // The next poll reports the end.
+        }
+        if !polled.drained && !self.is_hot(id) {
             // A later poll takes the remaining records. Unless the link is hot, this side rings its own
             // doorbell.
             self.door.wake();
@@ -473,24 +513,10 @@ impl Nic for Shm {
 
     #[inline(always)]
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
-        self.polls += 1;
-        let mut calls = 0;
         if self.sleep_level == SleepLevel::Parked {
             self.wake();
         }
-        // The loop uses an index, because a link may leave the list while it is polled.
-        let mut at = 0;
-        while let Some(&id) = self.hot.get(at) {
-            if let Some(Slot::Up(link)) = self.links.get(id as usize)
-                && link.ready()
-            {
-                calls += self.poll_link(id, sink);
-            }
-            at += 1;
-        }
-        if self.door.page().is_rung() {
-            calls += self.poll_rung_slots(sink);
-        }
+        let mut calls = self.poll_published(sink);
         if !self.busy.is_empty() {
             calls += self.bulk(sink);
         }

@@ -277,6 +277,16 @@ impl Tcp {
         true
     }
 
+    /// Number of next polls that need no system call.
+    pub(crate) fn rest(&self) -> u32 {
+        if self.parked || self.has_work() { 0 } else { self.pace.rest() }
+    }
+
+    /// Counts polls that were skipped, at most [`Self::rest`].
+    pub(crate) fn skip(&mut self, polls: u32) {
+        self.pace.skip(polls);
+    }
+
     /// Whether a poll has work before anything arrives.
     pub(crate) fn has_work(&self) -> bool {
         !(self.agenda.is_empty(Task::Flush)

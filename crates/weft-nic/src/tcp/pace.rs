@@ -20,7 +20,7 @@ const IDLE_INTERVAL: u32 = 64;
 /// The longest interval in calls without connections. A message that arrives over shared memory during a system call
 /// waits until the call returns.
 const MAX_IDLE_INTERVAL: u32 = 2048;
-/// The interval between two reads of the clock in calls, a power of two.
+/// The interval between two reads of the clock in calls.
 const CALLS_PER_LOOK: u32 = 8;
 /// The number of fruitful polls of the other device, without one of TCP between them, that double the interval.
 const PATIENCE: u32 = 16;
@@ -33,6 +33,8 @@ pub(super) struct Pace {
     idle_interval: u32,
     /// Calls until the next real poll.
     left: u32,
+    /// Calls until the next one that reads the clock.
+    look_in: u32,
     /// Fruitful polls of the other device since the last one of TCP.
     other_polls: u32,
     /// The other device delivered something in this round.
@@ -42,22 +44,37 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self { interval: 1, idle_interval: IDLE_INTERVAL, left: 0, other_polls: 0, other_now: false, last_tick_ms: 0 }
+        Self { interval: 1, idle_interval: IDLE_INTERVAL, left: 0, look_in: 0, other_polls: 0, other_now: false, last_tick_ms: 0 }
     }
 
     /// Whether this call can be skipped without reading the clock.
     #[inline]
     pub(super) fn pass(&mut self) -> bool {
         let delivered = std::mem::take(&mut self.other_now);
-        let passed = self.left > 1 && (delivered || !self.left.is_multiple_of(CALLS_PER_LOOK));
-        self.left -= u32::from(passed);
+        let passed = self.left > 1 && (delivered || self.look_in > 0);
+        if passed {
+            self.skip(1);
+        }
         passed
+    }
+
+    /// Number of next calls that need not be real, even if the clock has advanced meanwhile.
+    pub(super) fn rest(&self) -> u32 {
+        self.left.saturating_sub(1)
+    }
+
+    /// Counts calls that were not made, at most [`Self::rest`].
+    #[inline(always)]
+    pub(super) fn skip(&mut self, calls: u32) {
+        self.left -= calls;
+        self.look_in = self.look_in.saturating_sub(calls);
     }
 
     /// Whether this call must be a real poll. `busy`: there are connections.
     #[inline]
     pub(super) fn due(&mut self, busy: bool, now_ms: u64) -> bool {
         self.left = self.left.saturating_sub(1);
+        self.look_in = CALLS_PER_LOOK - 1;
         if self.left > 0 && now_ms == self.last_tick_ms {
             return false;
         }
@@ -129,7 +146,8 @@ mod tests {
         }
         assert_eq!(passed, MAX_INTERVAL - 1);
         assert!(pace.due(true, 1));
-        assert!(!pace.pass(), "the other device delivered nothing, and the clock is due");
+        let passed = (0..CALLS_PER_LOOK).take_while(|_| pace.pass()).count();
+        assert_eq!(passed, CALLS_PER_LOOK as usize - 1, "the clock is read in the next round");
         assert!(!pace.due(true, 1));
         assert!(pace.pass(), "the clock was read in the previous round");
     }
