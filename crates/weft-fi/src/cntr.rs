@@ -185,7 +185,7 @@ impl Cntr {
     #[inline]
     unsafe fn poll<D: Device>(&self) {
         // SAFETY: the caller's promise.
-        let done = unsafe { self.sources.progress_on::<D>() };
+        let done = unsafe { self.sources.progress_on::<D>(None) };
         self.sources.note_empty_read(done, || self.waker());
     }
 
@@ -347,7 +347,7 @@ impl Cntr {
         let errors = self.errors();
         let ready = || self.value() >= threshold || self.errors() != errors;
         // SAFETY: the caller's promise.
-        let progress = |sources: &Sources| unsafe { sources.progress_on::<D>() };
+        let progress = |sources: &Sources| unsafe { sources.progress_on::<D>(None) };
         let waiter = Waiter { cntr: self, threshold, ready, progress };
         match poll::wait(&waiter, Deadline::after_ms(timeout_ms)) {
             // Without an error the threshold was reached, even if the client has set another value since.

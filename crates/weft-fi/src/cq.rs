@@ -27,7 +27,7 @@ use weft_nic::{Device, NicError};
 use crate::abi::errno::Errno;
 use crate::abi::noop;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
-use crate::cq::ring::{Entry, Failure, Format, Ring, TakeError};
+use crate::cq::ring::{Entry, Failure, Format, ReadBuffer, Ring, TakeError};
 use crate::cq::signal::Signal;
 use crate::domain::Domain;
 use crate::sleep::lock::{Guard, Guarded};
@@ -158,6 +158,20 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
     Ok(queue)
 }
 
+/// A read of an empty queue, which takes entries directly as long as the queue stays empty.
+pub(crate) struct Reading<'a> {
+    cq: &'a Cq,
+    buffer: ReadBuffer,
+}
+
+impl Reading<'_> {
+    /// The buffer for entries of `cq`, unless earlier ones are in the queue. The caller is inside the endpoint.
+    #[inline(always)]
+    pub(crate) fn buffer_for(&mut self, cq: &Cq) -> Option<&mut ReadBuffer> {
+        (std::ptr::eq(self.cq, cq) && cq.is_empty()).then_some(&mut self.buffer)
+    }
+}
+
 /// Appends entries under one lock. The drop publishes them and wakes waiting readers.
 pub(crate) struct Appender<'a> {
     cq: &'a Cq,
@@ -263,7 +277,15 @@ impl Cq {
     unsafe fn read_some<D: Device>(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
         if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
             // SAFETY: the caller's promise.
-            let done = unsafe { self.sources.progress_on::<D>() };
+            let buffer = unsafe { ReadBuffer::new(self.format, out.cast(), count, src) };
+            let mut reading = Reading { cq: self, buffer };
+            // SAFETY: the caller's promise.
+            let done = unsafe { self.sources.progress_on::<D>(Some(&mut reading)) };
+            let taken = count - reading.buffer.room();
+            if taken > 0 {
+                self.sources.note_read();
+                return taken.cast_signed();
+            }
             if self.len.load(Ordering::Relaxed) == 0 {
                 self.sources.note_empty_read(done, || self.waker());
                 return Errno::AGAIN.size();
@@ -314,7 +336,7 @@ impl Cq {
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
         let deadline = Deadline::after_ms(timeout_ms);
         // SAFETY: the caller's promise.
-        let progress = |sources: &Sources| unsafe { sources.progress_on::<D>() };
+        let progress = |sources: &Sources| unsafe { sources.progress_on::<D>(None) };
         loop {
             let waited = poll::wait(&Reader { cq: self, wanted, progress }, deadline);
             if waited != Waited::Ready && self.len.load(Ordering::Relaxed) == 0 {

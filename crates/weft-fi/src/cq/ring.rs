@@ -46,6 +46,8 @@ const _: () = {
     assert!(offset_of!(Entry, tag) == offset_of!(sys::fi_cq_tagged_entry, tag));
     assert!(offset_of!(Entry, src) == size_of::<sys::fi_cq_tagged_entry>());
     assert!(offset_of!(sys::fi_cq_data_entry, data) == offset_of!(Entry, data));
+    assert!(size_of::<sys::fi_cq_entry>() == 8 && size_of::<sys::fi_cq_msg_entry>() == 24);
+    assert!(size_of::<sys::fi_cq_data_entry>() == 40 && size_of::<sys::fi_cq_tagged_entry>() == 48);
     assert!(offset_of!(sys::fi_cq_msg_entry, len) == offset_of!(Entry, len));
 };
 
@@ -62,8 +64,8 @@ pub(crate) struct Failure {
     pub(crate) data: Vec<u8>,
 }
 
-/// The layout in which a client reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The layout in which a client reads, from the shortest to the longest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub(crate) enum Format {
     /// `fi_cq_entry`, also for FI_CQ_FORMAT_UNSPEC.
     Context,
@@ -85,6 +87,65 @@ impl Format {
             sys::FI_CQ_FORMAT_DATA => Some(Self::Data),
             sys::FI_CQ_FORMAT_TAGGED => Some(Self::Tagged),
             _ => None,
+        }
+    }
+}
+
+/// The rest of the client's buffer in one read, which takes entries without the ring.
+pub(crate) struct ReadBuffer {
+    format: Format,
+    room: usize,
+    out: *mut u64,
+    src: *mut sys::fi_addr_t,
+}
+
+impl ReadBuffer {
+    /// # Safety
+    /// While the buffer exists, `out` is writable for `count` entries of `format`, and `src` is null or writable for
+    /// `count` addresses.
+    #[inline(always)]
+    pub(crate) unsafe fn new(format: Format, out: *mut u8, count: usize, src: *mut sys::fi_addr_t) -> Self {
+        Self { format, room: count, out: out.cast(), src }
+    }
+
+    /// The number of entries for which there is room.
+    #[inline(always)]
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Writes the entry of a successful operation, if there is room. Always inlined, like [`Ring::push`].
+    #[inline(always)]
+    pub(crate) fn put(&mut self, entry: Entry) {
+        if self.room == 0 {
+            return;
+        }
+        self.room -= 1;
+        // Every format is a prefix of the next one.
+        self.put_words([entry.context as u64]);
+        if self.format > Format::Context {
+            self.put_words([entry.flags, entry.len as u64]);
+        }
+        if self.format > Format::Msg {
+            self.put_words([entry.buf as u64, entry.data]);
+        }
+        if self.format > Format::Data {
+            self.put_words([entry.tag]);
+        }
+        if !self.src.is_null() {
+            // SAFETY: there is room for this address, as for its entry.
+            unsafe { self.src.write(entry.src) };
+            self.src = self.src.wrapping_add(1);
+        }
+    }
+
+    /// Writes words of an entry for which there is room.
+    #[inline(always)]
+    fn put_words<const WORDS: usize>(&mut self, words: [u64; WORDS]) {
+        for word in words {
+            // SAFETY: the entry has this word in the format of the buffer.
+            unsafe { self.out.write_unaligned(word) };
+            self.out = self.out.wrapping_add(1);
         }
     }
 }
@@ -359,12 +420,27 @@ mod tests {
         (words, src)
     }
 
+    /// As [`read_two`], without the ring, and with one entry more than there is room for.
+    fn put_three(format: Format) -> (Vec<u64>, [u64; 2]) {
+        let mut words = vec![0xeeee; 14];
+        let mut src = [0; 2];
+        // SAFETY: 14 words hold two entries of the largest format.
+        let mut buffer = unsafe { ReadBuffer::new(format, words.as_mut_ptr().cast(), 2, src.as_mut_ptr()) };
+        let rooms = [10, 20, 30].map(|n| {
+            buffer.put(entry(n));
+            buffer.room()
+        });
+        assert_eq!(rooms, [1, 0, 0]);
+        (words, src)
+    }
+
     #[test]
     fn every_format_is_written_packed_and_in_bounds() {
         let flags = sys::FI_RECV | sys::FI_TAGGED;
         let full = |n: u64| [n, flags, n + 1, n + 2, n + 3, n + 4];
         for (format, fields) in [(Format::Context, 1), (Format::Msg, 3), (Format::Data, 5), (Format::Tagged, 6)] {
             let (words, src) = read_two(format);
+            assert_eq!(put_three(format), (words.clone(), src));
             let expected: Vec<u64> = full(10)[..fields].iter().chain(&full(20)[..fields]).copied().collect();
             assert_eq!(words[..2 * fields], expected);
             assert!(words[2 * fields..].iter().all(|&word| word == 0xeeee), "{format:?} wrote too much");

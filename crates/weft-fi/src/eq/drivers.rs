@@ -37,7 +37,7 @@ pub(crate) trait Driver: Send + Sync {
 
 impl<D: Device> Driver for EndpointCell<D> {
     fn progress(&self) -> usize {
-        Self::progress(self)
+        Self::progress(self, None)
     }
 
     fn park(&self, waker: &Waker, sleep: Sleep) -> bool {

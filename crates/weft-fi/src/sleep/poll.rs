@@ -27,8 +27,9 @@ use rustix::time::ClockId;
 use weft_nic::Device;
 
 use crate::abi::errno::Errno;
+use crate::cq::Reading;
 use crate::domain::Domain;
-use crate::endpoint::cell::{CellRef, DrivenCells, EndpointCell, Sleep};
+use crate::endpoint::cell::{CellRef, DrivenCells, Sleep};
 use crate::eq::drivers::Driver;
 use crate::sleep::lock::Guarded;
 use crate::sleep::poll::presence::Presence;
@@ -163,16 +164,17 @@ impl Sources {
         list.iter().map(|cell| cell.progress()).sum()
     }
 
-    /// As [`Self::progress`], for endpoints on devices of type `D`.
+    /// As [`Self::progress`], for endpoints on devices of type `D`. The read of an empty queue takes its entries
+    /// directly.
     ///
     /// # Safety
     /// The domain was opened by the functions for `D`.
     #[inline(never)] // One function, into which the whole of a fruitless round is inlined.
-    pub(crate) unsafe fn progress_on<D: Device>(&self) -> usize {
+    pub(crate) unsafe fn progress_on<D: Device>(&self, mut reading: Option<&mut Reading<'_>>) -> usize {
         self.outside.wake(this_thread, Sleep::Outside);
         let Some(list) = self.list.try_lock() else { return 0 };
         // SAFETY: the endpoints of the domain are on devices of that type, by the caller's promise.
-        unsafe { list.on_device::<D>() }.map(EndpointCell::progress).sum()
+        unsafe { list.on_device::<D>() }.map(|cell| cell.progress(reading.as_deref_mut())).sum()
     }
 
     /// Notes that a non-blocking read found nothing after a round of progress that returned `done`. Lets

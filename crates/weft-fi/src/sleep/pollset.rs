@@ -148,7 +148,7 @@ impl PollSet {
             let open = member.watched.open();
             let is_open = open.is_some();
             // SAFETY: the caller's promise.
-            rounds.extend(open.map(|open| (unsafe { open.sources().progress_on::<D>() }, open)));
+            rounds.extend(open.map(|open| (unsafe { open.sources().progress_on::<D>(None) }, open)));
             is_open
         });
         let mut named = 0;

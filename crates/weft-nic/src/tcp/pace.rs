@@ -44,7 +44,15 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self { interval: 1, idle_interval: IDLE_INTERVAL, left: 0, look_in: 0, other_polls: 0, other_now: false, last_tick_ms: 0 }
+        Self {
+            interval: 1,
+            idle_interval: IDLE_INTERVAL,
+            left: 0,
+            look_in: 0,
+            other_polls: 0,
+            other_now: false,
+            last_tick_ms: 0,
+        }
     }
 
     /// Whether this call can be skipped without reading the clock.

@@ -79,7 +79,7 @@ impl<D: Device> EndpointCell<D> {
             Err(error) => engine.completions().push(op.ended(Fault::Refused(error))),
             Ok(()) => {}
         }
-        let _ = routes.deliver(engine);
+        let _ = routes.deliver(engine, None);
         // Programs that are stalled in the other lane may have room now. They are left to the next round:
         // otherwise two full lanes could keep the caller here as long as messages arrive.
         *programs_due |= room || (started && *programs_stalled);

@@ -202,7 +202,7 @@ impl<D: Device> State<D> {
     /// which there may be room now.
     pub(super) fn deliver(&mut self) {
         if let Some(engine) = &mut self.engine {
-            self.programs_due |= self.routes.deliver(engine) || self.programs_stalled;
+            self.programs_due |= self.routes.deliver(engine, None) || self.programs_stalled;
         }
     }
 }

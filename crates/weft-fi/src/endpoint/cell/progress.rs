@@ -11,6 +11,7 @@ use std::time::Duration;
 use weft_nic::Device;
 
 use super::{AnyCell, EndpointCell, State};
+use crate::cq::Reading;
 use crate::observe::publish::{CellCounters, INTERVAL, ROUNDS_PER_CHECK};
 use crate::sleep::lock::Guard;
 use crate::sleep::wait::Waker;
@@ -24,9 +25,10 @@ const ROUNDS_PER_CPU: u64 = 64;
 const _: () = assert!(ROUNDS_PER_CHECK.is_multiple_of(ROUNDS_PER_CPU));
 
 impl<D: Device> EndpointCell<D> {
-    /// Makes one round of progress for a thread of the client. Returns 0 when nothing happened.
+    /// Makes one round of progress for a thread of the client, in a read of a queue or otherwise. Returns 0 when nothing
+    /// happened.
     #[inline(always)]
-    pub(crate) fn progress(&self) -> usize {
+    pub(crate) fn progress(&self, reading: Option<&mut Reading<'_>>) -> usize {
         let mut state = self.state.lock();
         // Written under the lock only.
         let rounds = self.rounds.load(Ordering::Relaxed).wrapping_add(1);
@@ -34,7 +36,7 @@ impl<D: Device> EndpointCell<D> {
         if rounds.is_multiple_of(ROUNDS_PER_CPU) {
             self.update_cpu(&mut state, rounds);
         }
-        let done = state.round();
+        let done = state.round(reading);
         if state.parking.concerns_rounds() {
             self.progress_beside_sleepers(&mut state);
         }
@@ -132,15 +134,15 @@ impl<D: Device> Drop for Visit<'_, D> {
 }
 
 impl<D: Device> State<D> {
-    /// Makes one round of progress and delivers its completions.
+    /// Makes one round of progress and delivers its completions, some of them directly to a read.
     #[inline(always)]
-    pub(super) fn round(&mut self) -> usize {
+    pub(super) fn round(&mut self, reading: Option<&mut Reading<'_>>) -> usize {
         let Self { engine: Some(engine), routes, programs_due, programs_stalled, .. } = self else { return 0 };
         if routes.flooded() {
             return 0;
         }
         let done = engine.progress();
-        if routes.deliver(engine) || (*programs_stalled && done > 0) {
+        if routes.deliver(engine, reading) || (*programs_stalled && done > 0) {
             *programs_due = true;
         }
         done
@@ -150,7 +152,7 @@ impl<D: Device> State<D> {
     /// nothing.
     pub(crate) fn progress_until_idle(&mut self) -> bool {
         let mut rounds = 0;
-        while rounds < IDLE_ROUNDS && self.round() > 0 {
+        while rounds < IDLE_ROUNDS && self.round(None) > 0 {
             rounds += 1;
         }
         rounds == 0
@@ -167,7 +169,7 @@ impl<D: Device> State<D> {
     pub(super) fn make_room(&mut self) -> bool {
         let Self { engine: Some(engine), routes, programs_stalled, .. } = self else { return false };
         let moved = engine.progress() > 0;
-        let mut released = routes.deliver(engine) || (moved && *programs_stalled);
+        let mut released = routes.deliver(engine, None) || (moved && *programs_stalled);
         if self.parking.has_outside() {
             self.park_again();
             released |= self.programs_due;

@@ -57,7 +57,7 @@ impl<D: Device> EndpointCell<D> {
         let absent = state.parking.collective_started();
         if state.parking.is_listener_parked() {
             // The thread need not be woken for the rest of the first step.
-            state.round();
+            state.round(None);
         }
         let released = released || state.programs_due;
         self.finish_call(state, released);
@@ -179,7 +179,7 @@ impl<D: Device> State<D> {
         if result == Err(Error::Again) {
             return self.submit_again(start);
         }
-        let released = routes.deliver(engine);
+        let released = routes.deliver(engine, None);
         (returned(routes, result), released)
     }
 
@@ -188,7 +188,7 @@ impl<D: Device> State<D> {
         let room = self.make_room();
         let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
         let result = start(engine);
-        let released = routes.deliver(engine);
+        let released = routes.deliver(engine, None);
         (returned(routes, result), room || released)
     }
 }

@@ -14,7 +14,7 @@ use super::works::Verdict;
 use super::{RegionCounters, Routes};
 use crate::abi::errno::Errno;
 use crate::cq::ring::{Entry, Failure};
-use crate::cq::{Appender, Cq, fault};
+use crate::cq::{Appender, Cq, Reading, fault};
 
 /// The effects of delivered completions.
 #[derive(Clone, Copy, Default)]
@@ -30,15 +30,19 @@ impl Routes {
     /// continue ([`Cntr::add`](crate::cntr::Cntr::add)).
     #[inline]
     #[must_use]
-    pub(in crate::endpoint) fn deliver<D: Device>(&self, engine: &mut Engine<D>) -> bool {
-        !engine.completions().is_empty() && self.deliver_some(engine)
+    pub(in crate::endpoint) fn deliver<D: Device>(
+        &self,
+        engine: &mut Engine<D>,
+        reading: Option<&mut Reading<'_>>,
+    ) -> bool {
+        !engine.completions().is_empty() && self.deliver_some(engine, reading)
     }
 
     /// Delivers the completions of receives for an endpoint that closes, and discards the others. Returns whether
     /// programs can continue.
     pub(in crate::endpoint) fn deliver_received<D: Device>(&self, engine: &mut Engine<D>) -> bool {
         engine.completions().retain(|completion| completion.kind == Kind::Recv);
-        self.deliver(engine)
+        self.deliver(engine, None)
     }
 
     /// Delivers a send that was complete when the call into the engine returned. Returns whether programs can continue.
@@ -58,11 +62,11 @@ impl Routes {
     }
 
     #[inline(never)]
-    fn deliver_some<D: Device>(&self, engine: &mut Engine<D>) -> bool {
+    fn deliver_some<D: Device>(&self, engine: &mut Engine<D>, mut reading: Option<&mut Reading<'_>>) -> bool {
         let completions = engine.completions();
-        let done = self.deliver_run(completions);
+        let done = self.deliver_run(completions, reading.as_deref_mut());
         if done < completions.len() {
-            return self.deliver_rest(engine, done);
+            return self.deliver_rest(engine, done, reading);
         }
         completions.clear();
         false
@@ -71,7 +75,7 @@ impl Routes {
     /// Delivers the first completions, as far as they are of one kind and need only an entry: most often these
     /// are all. Returns their number.
     #[inline(always)]
-    fn deliver_run(&self, completions: &[Completion]) -> usize {
+    fn deliver_run(&self, completions: &[Completion], reading: Option<&mut Reading<'_>>) -> usize {
         let Some(kind) = completions.first().map(|completion| completion.kind) else { return 0 };
         let cq = match kind {
             Kind::RemoteWrite | Kind::RemoteRead | Kind::Connection | Kind::Joined => return 0,
@@ -85,18 +89,28 @@ impl Routes {
                 && !completion.flags.intersects(CompletionFlags::RELEASED.union(CompletionFlags::POOLED))
                 && User::of(completion.ctx).is_plain()
         };
-        if completions.first().is_none_or(|completion| !plain(&completion)) {
-            return 0;
-        }
-        let mut appender = cq.appender(self.visited);
-        let mut done = 0;
-        for completion in completions.iter().take_while(plain) {
+        let entry = |completion: &Completion| {
             let user = User::of(completion.ctx);
             if kind == Kind::Recv {
-                appender.push(received(completion, completion.ctx.ptr, user.flags()));
+                received(completion, completion.ctx.ptr, user.flags())
             } else {
-                appender.push(transmitted(completion.ctx.ptr, user));
+                transmitted(completion.ctx.ptr, user)
             }
+        };
+        let mut done = 0;
+        if let Some(buffer) = reading.and_then(|reading| reading.buffer_for(cq)) {
+            for completion in completions.iter().take(buffer.room()).take_while(plain) {
+                buffer.put(entry(completion));
+                done += 1;
+            }
+        }
+        let rest = completions.get(done..).unwrap_or_default();
+        if rest.first().is_none_or(|completion| !plain(&completion)) {
+            return done;
+        }
+        let mut appender = cq.appender(self.visited);
+        for completion in rest.iter().take_while(plain) {
+            appender.push(entry(completion));
             done += 1;
         }
         done
@@ -104,11 +118,11 @@ impl Routes {
 
     /// Delivers the completions behind the first `done`, and empties the list. Returns whether programs can continue.
     #[inline(never)]
-    fn deliver_rest<D: Device>(&self, engine: &mut Engine<D>, done: usize) -> bool {
+    fn deliver_rest<D: Device>(&self, engine: &mut Engine<D>, done: usize, reading: Option<&mut Reading<'_>>) -> bool {
         let (completions, peers, releases) = engine.outcome();
         let rest = completions.get_mut(done..).unwrap_or_default();
         let delivered = if releases.is_empty() {
-            self.deliver_all(rest, peers)
+            self.deliver_all(rest, peers, reading)
         } else {
             self.deliver_pooled(rest, peers, releases)
         };
@@ -135,7 +149,7 @@ impl Routes {
                 .contains(CompletionFlags::POOLED)
                 .then(|| releases.next(&mut completion.flags))
                 .flatten();
-            let one = self.deliver_all(std::slice::from_ref(completion), peers);
+            let one = self.deliver_all(std::slice::from_ref(completion), peers, None);
             drop(left);
             sum.released |= one.released;
             sum.connection |= one.connection;
@@ -144,7 +158,12 @@ impl Routes {
     }
 
     #[inline(always)]
-    fn deliver_all(&self, completions: &[Completion], peers: PeerNames<'_>) -> Delivered {
+    fn deliver_all(
+        &self,
+        completions: &[Completion],
+        peers: PeerNames<'_>,
+        mut reading: Option<&mut Reading<'_>>,
+    ) -> Delivered {
         let mut delivered = Delivered::default();
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
@@ -191,32 +210,40 @@ impl Routes {
             }
             let wanted = wanted || completion.fault.is_some_and(is_failure);
             if let Some(cq) = cq.as_deref().filter(|_| wanted) {
-                self.append(&mut open, cq, completion, peers);
+                self.append(&mut open, reading.as_deref_mut(), cq, completion, peers);
             }
         }
         delivered
     }
 
-    /// Appends the entry of a completion to its queue. `open` is the queue of the last entry.
+    /// Hands the entry of a completion to the read of its queue, or appends it. `open` is the queue of the last entry
+    /// that was appended.
     #[inline(always)]
     fn append<'a>(
         &'a self,
         open: &mut Option<Appender<'a>>,
+        reading: Option<&mut Reading<'_>>,
         cq: &'a Cq,
         completion: &Completion,
         peers: PeerNames<'_>,
     ) {
-        let appender = match open {
-            Some(appender) if appender.is_for(cq) => appender,
-            other => {
-                drop(other.take());
-                other.insert(cq.appender(self.visited))
-            }
-        };
         let mut entry = self.entry(completion);
         if let Some(table) = &self.user_ids {
             entry.src = table.user_id(entry.src);
         }
+        let appender = match open {
+            Some(appender) if appender.is_for(cq) => appender,
+            other => {
+                if completion.fault.is_none()
+                    && let Some(buffer) = reading.and_then(|reading| reading.buffer_for(cq))
+                    && buffer.room() > 0
+                {
+                    return buffer.put(entry);
+                }
+                drop(other.take());
+                other.insert(cq.appender(self.visited))
+            }
+        };
         match completion.fault {
             None => appender.push(entry),
             Some(fault) => {
