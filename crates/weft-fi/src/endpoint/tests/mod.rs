@@ -111,6 +111,38 @@ fn selective_completion_reports_requested_entries_only() {
     assert_eq!(unsafe { sendmsg(a.ep, &raw const msg, 0) }, -22, "more pieces than the limit");
 }
 
+/// Entries leave in the order of the messages, whether a read takes them directly or from the queue.
+#[test]
+fn short_reads_keep_the_order_of_entries() {
+    const FAILS: usize = 3;
+    let (a, b, to_b, _) = pair(Options { tx_selective: true, ..Options::default() });
+    let mut buffers = [[0_u8; 8]; 8];
+    for round in 0..20 {
+        for (tag, buffer) in buffers.iter_mut().enumerate() {
+            let len = if tag == FAILS { 2 } else { 8 };
+            assert_eq!(b.trecv(&mut buffer[..len], u64::MAX, tag as u64, 0, tag), 0);
+        }
+        for tag in 0..buffers.len() as u64 {
+            until(|| match a.tsend(b"four", to_b, tag, 0) {
+                0 => Some(()),
+                _ => a.cq_read(0).err().and(None),
+            });
+        }
+        let mut order = Vec::new();
+        until(|| {
+            let _ = a.cq_read(0);
+            match b.cq_read(1 + round % 3) {
+                Ok(entries) => order.extend(entries.iter().map(|(entry, _)| (entry.op_context as usize, true))),
+                Err(-259) => order.push((b.error().base.op_context as usize, false)),
+                Err(error) => assert_eq!(error, -11),
+            }
+            (order.len() == buffers.len()).then_some(())
+        });
+        let expected: Vec<_> = (0..buffers.len()).map(|tag| (tag, tag != FAILS)).collect();
+        assert_eq!(order, expected);
+    }
+}
+
 #[test]
 fn failures_make_error_entries() {
     let (a, b, to_b, _) = pair(Options { tx_selective: true, rx_selective: true, ..Options::default() });
