@@ -162,7 +162,11 @@ impl<D: Device> Ep<D> {
     }
 
     /// Starts an RMA write.
-    #[inline]
+    ///
+    /// Always inlined, like the other starts, so that the arguments stay in registers. Otherwise they would be stored by
+    /// words and loaded by pairs. Such a load has to wait until all earlier stores have left the processor, including
+    /// those to a peer's ring.
+    #[inline(always)]
     pub(crate) fn start_write(&self, rma: &Rma<'_>) -> isize {
         let op = self.write_op(rma);
         if op.flags.contains(OpFlags::TRIGGER) {
@@ -172,13 +176,13 @@ impl<D: Device> Ep<D> {
     }
 
     /// The engine's operation of a write.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
         self.rma_op(rma, rma.mode.ops, Class::Write, sys::FI_RMA | sys::FI_WRITE)
     }
 
     /// Starts an RMA read.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start_read(&self, rma: &Rma<'_>) -> isize {
         let op = self.read_op(rma);
         if op.flags.contains(OpFlags::TRIGGER) {
@@ -188,7 +192,7 @@ impl<D: Device> Ep<D> {
     }
 
     /// The engine's operation of a read.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
         // A read completes when its data has arrived, for every completion level, and carries no data of its own.
         let flags = rma.mode.ops & (OpFlags::FENCE | OpFlags::TRIGGER);
@@ -196,7 +200,7 @@ impl<D: Device> Ep<D> {
     }
 
     /// Starts an atomic operation.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start_atomic(&self, atomic: &Atomic<'_>) -> isize {
         let op = self.atomic_op(atomic);
         if op.flags.contains(OpFlags::TRIGGER) {
@@ -206,7 +210,7 @@ impl<D: Device> Ep<D> {
     }
 
     /// The engine's operation of an atomic.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn atomic_op<'a>(&self, atomic: &Atomic<'a>) -> AtomicOp<'a> {
         let mut flags = atomic.mode.ops;
         let (class, completion) = if atomic.amo.fetches() {
@@ -230,7 +234,7 @@ impl<D: Device> Ep<D> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn rma_op<'a>(&self, rma: &Rma<'a>, mut flags: OpFlags, class: Class, completion: u64) -> RmaOp<'a> {
         flags |= self.completion_policy(rma.entry, class);
         let user = User::new(completion, rma.entry).word();
