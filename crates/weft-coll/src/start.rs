@@ -36,6 +36,8 @@ export! {
 const CARD_BYTES: usize = 256;
 /// The place of the host: the random name of the running system.
 const HOST: std::ops::Range<usize> = 2..38;
+/// Bytes from which an operation inside a host takes longer than the wake-up of the provider's thread.
+const LONG_BYTES: usize = 128 << 10;
 
 fn card(endpoint: &Result<Endpoint, String>) -> [u8; CARD_BYTES] {
     let mut card = [0; CARD_BYTES];
@@ -54,9 +56,6 @@ fn card(endpoint: &Result<Endpoint, String>) -> [u8; CARD_BYTES] {
 fn text(card: &[u8]) -> &[u8] {
     &card[HOST.end..HOST.end + usize::from(card[1])]
 }
-
-/// Bytes from which an operation inside a host takes longer than the wake-up of the provider's thread.
-const LONG_BYTES: usize = 128 << 10;
 
 /// The number of ranks on the host of rank `own`.
 fn ranks_beside(own: usize, cards: &[&[u8]]) -> usize {

@@ -9,8 +9,9 @@
 //! identity that two hosts share by accident, therefore costs a detour and never a connection.
 //!
 //! Invariants: each link of a device that is up belongs to exactly one link of this module, and vice versa, except
-//! while an attempt changes the device. Every poll polls shared memory. TCP decides by itself how often it polls the
-//! kernel, and is notified when shared memory delivered something.
+//! while an attempt changes the device. Every poll looks at what peers have published in shared memory. After a poll that
+//! found nothing, some polls look at nothing else. TCP decides by itself how often it polls the kernel, and is notified
+//! when shared memory delivered something.
 //!
 //! Errors: [`NicError`] from [`Devices::new`]. If one device cannot be set up, the endpoint works with the other one,
 //! and a warning is logged. If a service was requested, TCP is required.
@@ -158,7 +159,8 @@ pub struct Devices {
     /// forked child must not have one.
     epoll: Unshared,
     fallbacks: u64,
-    /// Number of next polls that need only find out whether a peer has published something by shared memory.
+    /// Number of next polls that look only at what peers have published in shared memory. A call that may give the
+    /// devices other work sets it to 0.
     quiet_polls: u32,
 }
 
@@ -271,10 +273,10 @@ impl Devices {
         }
     }
 
-    /// Confines the next polls to shared memory, as long as all else is certain to find nothing.
-    fn be_quiet(&mut self) {
+    /// Confines the next polls to what peers publish in shared memory, while all else has no work.
+    fn confine_polls(&mut self) {
         let Some(shm) = &mut self.shm else { return };
-        let polls = shm.rest().min(self.tcp.as_ref().map_or(u32::MAX, Tcp::rest));
+        let polls = shm.quiet_polls().min(self.tcp.as_ref().map_or(u32::MAX, Tcp::quiet_polls));
         if polls > 0 {
             shm.skip(polls);
             self.tcp.iter_mut().for_each(|tcp| tcp.skip(polls));
@@ -301,7 +303,7 @@ impl Devices {
             calls += tcp.poll(&mut Relay { table: &mut self.table, via: Via::Tcp, sink });
         }
         if calls == 0 {
-            self.be_quiet();
+            self.confine_polls();
         }
         calls
     }

@@ -292,7 +292,7 @@ impl Shm {
     }
 
     /// Number of next polls that will find nothing but records that peers publish.
-    pub(crate) fn rest(&self) -> u32 {
+    pub(crate) fn quiet_polls(&self) -> u32 {
         let due = self.sleep_level != SleepLevel::Awake || self.control_due || self.early_checks > 0;
         if due || !self.busy.is_empty() || !self.dying.is_empty() || !self.events.is_empty() {
             return 0;
@@ -300,7 +300,7 @@ impl Shm {
         self.polls_before_clock()
     }
 
-    /// Counts polls that only take what peers publish, at most [`Self::rest`].
+    /// Counts polls that only take what peers publish, at most [`Self::quiet_polls`].
     pub(crate) fn skip(&mut self, polls: u32) {
         self.skip_clock(polls);
     }

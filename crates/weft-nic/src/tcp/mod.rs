@@ -278,11 +278,11 @@ impl Tcp {
     }
 
     /// Number of next polls that need no system call.
-    pub(crate) fn rest(&self) -> u32 {
-        if self.parked || self.has_work() { 0 } else { self.pace.rest() }
+    pub(crate) fn quiet_polls(&self) -> u32 {
+        if self.parked || self.has_work() { 0 } else { self.pace.quiet_calls() }
     }
 
-    /// Counts polls that were skipped, at most [`Self::rest`].
+    /// Counts polls that were skipped, at most [`Self::quiet_polls`].
     pub(crate) fn skip(&mut self, polls: u32) {
         self.pace.skip(polls);
     }

@@ -67,11 +67,11 @@ impl Pace {
     }
 
     /// Number of next calls that need not be real, even if the clock has advanced meanwhile.
-    pub(super) fn rest(&self) -> u32 {
+    pub(super) fn quiet_calls(&self) -> u32 {
         self.left.saturating_sub(1)
     }
 
-    /// Counts calls that were not made, at most [`Self::rest`].
+    /// Counts calls that were not made, at most [`Self::quiet_calls`].
     #[inline(always)]
     pub(super) fn skip(&mut self, calls: u32) {
         self.left -= calls;
