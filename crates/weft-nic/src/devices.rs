@@ -9,9 +9,9 @@
 //! identity that two hosts share by accident, therefore costs a detour and never a connection.
 //!
 //! Invariants: each link of a device that is up belongs to exactly one link of this module, and vice versa, except
-//! while an attempt changes the device. Every poll looks at what peers have published in shared memory. After a poll that
-//! found nothing, some polls look at nothing else. TCP decides by itself how often it polls the kernel, and is notified
-//! when shared memory delivered something.
+//! while an attempt changes the device. Every poll looks at what peers have published in shared memory. After a poll
+//! that found nothing, some polls look at nothing else. TCP decides by itself how often it polls the kernel, and is
+//! notified when shared memory delivered something.
 //!
 //! Errors: [`NicError`] from [`Devices::new`]. If one device cannot be set up, the endpoint works with the other one,
 //! and a warning is logged. If a service was requested, TCP is required.

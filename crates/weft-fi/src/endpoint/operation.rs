@@ -163,9 +163,9 @@ impl<D: Device> Ep<D> {
 
     /// Starts an RMA write.
     ///
-    /// Always inlined, like the other starts, so that the arguments stay in registers. Otherwise they would be stored by
-    /// words and loaded by pairs. Such a load has to wait until all earlier stores have left the processor, including
-    /// those to a peer's ring.
+    /// Always inlined, like the other starts, so that the arguments stay in registers. Otherwise they would be stored
+    /// by words and loaded by pairs. Such a load has to wait until all earlier stores have left the processor,
+    /// including those to a peer's ring.
     #[inline(always)]
     pub(crate) fn start_write(&self, rma: &Rma<'_>) -> isize {
         let op = self.write_op(rma);

@@ -25,8 +25,8 @@ const ROUNDS_PER_CPU: u64 = 64;
 const _: () = assert!(ROUNDS_PER_CHECK.is_multiple_of(ROUNDS_PER_CPU));
 
 impl<D: Device> EndpointCell<D> {
-    /// Makes one round of progress for a thread of the client, in a read of a queue or otherwise. Returns 0 when nothing
-    /// happened.
+    /// Makes one round of progress for a thread of the client, in a read of a queue or otherwise. Returns 0 when
+    /// nothing happened.
     #[inline(always)]
     pub(crate) fn progress(&self, reading: Option<&mut Reading<'_>>) -> usize {
         let mut state = self.state.lock();
