@@ -148,14 +148,17 @@ impl<'a> Many<'a> {
         self.side.insert(&other.name)
     }
 
-    /// Opens the first contexts again with these attributes.
+    /// Opens the first contexts again with these attributes, one after the other: while one is open, no other program
+    /// can take the endpoint's port.
     fn reopen(&mut self, tx: *mut fi_tx_attr, rx: *mut fi_rx_attr) {
-        assert_eq!((close(self.tx[0].ep), close(self.rx[0].ep)), (0, 0));
+        let enable =
+            |Context { ep, cq }, flags| assert_eq!((bind(ep, cq, flags), control(ep, FI_ENABLE, null_mut())), (0, 0));
+        assert_eq!(close(self.tx[0].ep), 0);
         self.tx[0].ep = tx_context_with(self.sep, 0, tx).unwrap();
+        enable(self.tx[0], FI_TRANSMIT);
+        assert_eq!(close(self.rx[0].ep), 0);
         self.rx[0].ep = rx_context_with(self.sep, 0, rx).unwrap();
-        for (Context { ep, cq }, flags) in [(self.tx[0], FI_TRANSMIT), (self.rx[0], FI_RECV)] {
-            assert_eq!((bind(ep, cq, flags), control(ep, FI_ENABLE, null_mut())), (0, 0));
-        }
+        enable(self.rx[0], FI_RECV);
     }
 }
 
