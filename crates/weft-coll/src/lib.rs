@@ -28,6 +28,7 @@ mod completions;
 mod exports;
 mod groups;
 mod mpi;
+mod places;
 mod plan;
 mod pmpi;
 mod requests;

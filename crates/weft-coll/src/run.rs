@@ -4,8 +4,9 @@
 //! completions. An operation that finds no room waits in a queue, and all later ones behind it, so that the order of a
 //! group's operations is kept.
 //!
-//! The provider has automatic progress: operations advance while the program computes. A member that waits here polls
-//! the provider, and also lets the MPI library make progress: other members may need that before they join in.
+//! The provider has automatic progress: operations advance while the program computes. Only where ranks share
+//! processors do they advance in calls alone ([`crate::places`]). A member that waits here polls the provider, and
+//! also lets the MPI library make progress: other members may need that before they join in.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -27,12 +28,11 @@ use crate::types::Types;
 /// Operations that the provider has at a time.
 pub(crate) const SLOTS: u32 = 256;
 /// Polls without a completion after which the MPI library makes progress.
-const IDLE_POLLS: u32 = 32;
-/// The same if ranks share processors. The members that are waited for may need this one.
-const CROWDED_POLLS: u32 = 8;
-/// Polls without a completion after which another process may run, if each rank has a processor. Otherwise it may run
-/// whenever the MPI library makes progress.
+const IDLE_POLLS: u32 = 16;
+/// Polls without a completion after which another process may run.
 const YIELD_POLLS: u32 = 4096;
+/// The same if ranks share processors. The members that are waited for may need this one.
+const CROWDED_POLLS: u32 = 2;
 
 /// Groups that are kept for later communicators.
 const MAX_IDLE: usize = 16;
@@ -65,8 +65,8 @@ pub(crate) struct Parts {
     pub(crate) addresses: Vec<Address>,
     /// The key of the attribute by which this library notices that a communicator is freed.
     pub(crate) keyval: c_int,
-    /// Whether each rank of this host has a processor.
-    pub(crate) is_alone: bool,
+    /// Whether there are more ranks than processors for them.
+    pub(crate) is_crowded: bool,
     /// Bytes from which the provider's thread is worth its wake-up for a non-blocking operation.
     pub(crate) hand_over_bytes: usize,
 }
@@ -378,15 +378,15 @@ impl Runtime {
 
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
     pub(crate) fn wait(&self, mut done: impl FnMut() -> bool) {
-        let most = if self.is_alone { IDLE_POLLS } else { CROWDED_POLLS };
+        let yield_polls = if self.is_crowded { CROWDED_POLLS } else { YIELD_POLLS };
         let mut idle = 0;
         while !done() {
             idle = if self.progress() { 0 } else { idle + 1 };
-            if idle % most == most - 1 {
+            if idle % IDLE_POLLS == IDLE_POLLS - 1 {
                 self.pmpi.progress(self.own);
-                if !self.is_alone || idle % YIELD_POLLS == YIELD_POLLS - 1 {
-                    std::thread::yield_now();
-                }
+            }
+            if idle % yield_polls == yield_polls - 1 {
+                std::thread::yield_now();
             }
         }
     }

@@ -14,6 +14,7 @@ use weft_client::{Caps, Domain, Endpoint, Library, Progress, Requirements};
 use crate::exports::export;
 use crate::groups;
 use crate::mpi::{self, Handle, SUCCESS};
+use crate::places::{self, PLACE_BYTES, Surroundings};
 use crate::pmpi::{Constants, Pmpi};
 use crate::run::{self, BY_LIBRARY, BY_WEFT, Parts, Runtime, SLOTS};
 use crate::types::Types;
@@ -31,35 +32,25 @@ export! {
     |library| { finish(); library() }
 }
 
-/// A rank's part in the exchange of names: whether it has an endpoint, the length of the text, the host, and the text:
-/// the endpoint's name or the reason of the failure.
+/// A rank's part in the exchange of names: whether it has an endpoint, the length of the text, and the text: the
+/// endpoint's name or the reason of the failure.
 const CARD_BYTES: usize = 256;
-/// The place of the host: the random name of the running system.
-const HOST: std::ops::Range<usize> = 2..38;
-/// Bytes from which an operation inside a host takes longer than the wake-up of the provider's thread.
-const LONG_BYTES: usize = 128 << 10;
+/// The place of the text.
+const TEXT_AT: usize = 2;
 
 fn card(endpoint: &Result<Endpoint, String>) -> [u8; CARD_BYTES] {
     let mut card = [0; CARD_BYTES];
     let text = endpoint.as_ref().map_or_else(|reason| reason.as_bytes(), |endpoint| endpoint.name());
-    let len = text.len().min(CARD_BYTES - HOST.end);
+    let len = text.len().min(CARD_BYTES - TEXT_AT);
     card[0] = u8::from(endpoint.is_ok());
     card[1] = u8::try_from(len).unwrap_or(u8::MAX);
-    let host = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let host = &host[..host.len().min(HOST.len())];
-    card[HOST][..host.len()].copy_from_slice(host);
-    card[HOST.end..HOST.end + len].copy_from_slice(&text[..len]);
+    card[TEXT_AT..TEXT_AT + len].copy_from_slice(&text[..len]);
     card
 }
 
 /// The text of a card.
 fn text(card: &[u8]) -> &[u8] {
-    &card[HOST.end..HOST.end + usize::from(card[1])]
-}
-
-/// The number of ranks on the host of rank `own`.
-fn ranks_beside(own: usize, cards: &[&[u8]]) -> usize {
-    cards.iter().filter(|card| card[HOST] == cards[own][HOST]).count()
+    &card[TEXT_AT..TEXT_AT + usize::from(card[1])]
 }
 
 /// Starts the runtime after a successful start of the MPI library. Returns `code`.
@@ -98,7 +89,10 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     if ranks < 2 {
         return Err(String::new());
     }
-    let endpoint = open(pmpi, own, ranks);
+    let places = pmpi.gather_bytes(own, &places::own(), ranks).ok_or(LOST)?;
+    let places: Vec<&[u8]> = places.chunks_exact(PLACE_BYTES).collect();
+    let surroundings = pmpi.rank(own).map(|rank| Surroundings::of(rank, &places)).ok_or(LOST)?;
+    let endpoint = open(pmpi, own, ranks, surroundings.progress());
     let cards = pmpi.gather_bytes(own, &card(&endpoint), ranks).ok_or(LOST)?;
     let cards: Vec<&[u8]> = cards.chunks_exact(CARD_BYTES).collect();
     if let Some(rank) = cards.iter().position(|card| card[0] == 0) {
@@ -117,10 +111,8 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     }
     let (Ok(addresses), Some(world), Some(keyval)) = (addresses, world, keyval) else { return Err(LOST.to_owned()) };
     let types = Types::of(&pmpi);
-    let beside = pmpi.rank(own).map_or(ranks, |rank| ranks_beside(rank, &cards));
-    let is_alone = std::thread::available_parallelism().is_ok_and(|processors| beside <= processors.get());
-    let hand_over_bytes = hand_over_bytes(beside, ranks);
-    let parts = Parts { pmpi, types, own, world, addresses, keyval, is_alone, hand_over_bytes };
+    let (is_crowded, hand_over_bytes) = (surroundings.is_crowded(), surroundings.hand_over_bytes());
+    let parts = Parts { pmpi, types, own, world, addresses, keyval, is_crowded, hand_over_bytes };
     let runtime = Runtime::new(parts, endpoint);
     if let Some(runtime) = run::install(runtime) {
         runtime.communicator(pmpi.constants.world, true);
@@ -128,23 +120,8 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes from which the provider's thread is worth its wake-up, with `beside` of `ranks` on this host.
-///
-/// Inside a host the processor moves the data. A thread that shares it with the program only adds its switches.
-fn hand_over_bytes(beside: usize, ranks: usize) -> usize {
-    if beside < ranks {
-        return 0;
-    }
-    // SAFETY: the call has no preconditions.
-    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    let may_move = std::thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
-    let has_spare = may_move && usize::try_from(online).is_ok_and(|online| online > beside);
-    let placed = std::env::var_os("FI_WEFT_PROGRESS_AFFINITY").is_some();
-    if has_spare || placed { LONG_BYTES } else { usize::MAX }
-}
-
 /// Opens this rank's endpoint. The error is a reason for users; an empty one is not worth a line.
-fn open(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<Endpoint, String> {
+fn open(pmpi: Pmpi, own: Handle, ranks: usize, progress: Progress) -> Result<Endpoint, String> {
     if std::env::var_os("FI_WEFT_COLL").is_some_and(|value| value == "0") {
         return Err(String::new());
     }
@@ -152,15 +129,15 @@ fn open(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<Endpoint, String> {
         return Err("the MPI library packs data in a form of its own".to_owned());
     }
     name_provider_path();
-    let domain = open_domain()?;
+    let domain = open_domain(progress)?;
     Endpoint::open(&domain, 0, SLOTS, ranks).map_err(|error| error.to_string())
 }
 
-fn open_domain() -> Result<Domain, String> {
+fn open_domain(progress: Progress) -> Result<Domain, String> {
     let requirements = Requirements {
         provider: "weft".to_owned(),
         caps: Caps { collective: true, ..Caps::default() },
-        progress: Some(Progress::Auto),
+        progress: Some(progress),
         can_sleep: true, // The queue's wait object makes the provider take over early, see `Runtime::leave_to_provider`.
         ..Requirements::default()
     };
