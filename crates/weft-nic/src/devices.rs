@@ -274,6 +274,7 @@ impl Devices {
     }
 
     /// Confines the next polls to what peers publish in shared memory, while all else has no work.
+    #[inline(never)]
     fn confine_polls(&mut self) {
         let Some(shm) = &mut self.shm else { return };
         let polls = shm.quiet_polls().min(self.tcp.as_ref().map_or(u32::MAX, Tcp::quiet_polls));
@@ -285,7 +286,7 @@ impl Devices {
     }
 
     /// A poll of everything.
-    #[inline(never)]
+    #[inline(always)] // A frame of its own would be on the client's stack.
     fn poll_all<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         if let Some(shm) = &mut self.shm {
