@@ -346,19 +346,24 @@ impl<N: Nic> Engine<N> {
         }
         if self.state.peers.has_active() {
             events += self.run_active();
-            // Bulk operations that the device has just accepted can move in this round.
             if std::mem::take(&mut self.state.bulk_started) {
-                events += self.poll_nic();
-                if self.state.links.has_work() {
-                    // Links that end are closed before the memory of their transfers is released.
-                    events += usize::from(self.run_links());
-                }
-                events += self.run_active();
+                events += self.progress_bulk();
             }
         }
         self.settle();
         self.nic.flush();
         events
+    }
+
+    /// Moves bulk operations that the device has just accepted, in the same round.
+    #[inline(never)] // A second copy of the poll would be in each caller.
+    fn progress_bulk(&mut self) -> usize {
+        let mut events = self.poll_nic();
+        if self.state.links.has_work() {
+            // Links that end are closed before the memory of their transfers is released.
+            events += usize::from(self.run_links());
+        }
+        events + self.run_active()
     }
 
     /// Polls the device, and sends the answers that cannot wait.
