@@ -160,7 +160,7 @@ impl Shm {
     #[inline(always)]
     pub(super) fn control_is_due(&mut self, calls: usize) -> bool {
         if calls == 0 {
-            self.skip_clock(1);
+            self.skip(1);
         } else {
             self.empty_polls = 0;
             self.clock_in = self.clock_in.saturating_sub(1);
@@ -179,9 +179,9 @@ impl Shm {
         self.clock_in / EMPTY_POLL
     }
 
-    /// Counts unsuccessful polls.
+    /// Counts unsuccessful polls, or polls that only take what peers publish.
     #[inline(always)]
-    pub(super) fn skip_clock(&mut self, polls: u32) {
+    pub(crate) fn skip(&mut self, polls: u32) {
         self.empty_polls += polls;
         self.clock_in = self.clock_in.saturating_sub(polls * EMPTY_POLL);
     }

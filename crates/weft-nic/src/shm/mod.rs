@@ -300,11 +300,6 @@ impl Shm {
         self.polls_before_clock()
     }
 
-    /// Counts polls that only take what peers publish, at most [`Self::quiet_polls`].
-    pub(crate) fn skip(&mut self, polls: u32) {
-        self.skip_clock(polls);
-    }
-
     /// The part of a poll that takes what peers have published. Returns the number of sink calls.
     #[inline(always)]
     pub(crate) fn poll_published<S: Sink>(&mut self, sink: &mut S) -> usize {
