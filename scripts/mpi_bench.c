@@ -7,6 +7,7 @@
  *     bandwidth  a message from rank 0 to rank 1; WINDOW messages are pending and acknowledged together
  *     allreduce  one call, sum of doubles, all ranks
  *     barrier    one call, all ranks (its size is not used)
+ *     put, get   one call and its MPI_Win_flush, from rank 0 to rank 1's window, locked once
  * Received data is compared with the sent data. A difference ends the job. Every measurement takes about
  * MILLISECONDS. The default kinds are pingpong and allreduce, 8 B to 1 MiB.
  */
@@ -20,6 +21,8 @@ enum { WINDOW = 64 };
 static unsigned char out_bytes[MAX_BYTES], in_bytes[MAX_BYTES];
 static double out_values[MAX_BYTES / 8], in_values[MAX_BYTES / 8];
 static int rank, ranks;
+static MPI_Win window;
+static unsigned char *shared_bytes;
 
 static void fail(const char *what, int bytes) {
     fprintf(stderr, "mpi_bench: rank %d: %s of %d bytes returned wrong data\n", rank, what, bytes);
@@ -71,16 +74,37 @@ static double allreduce(int bytes, long count) {
     return MPI_Wtime() - start;
 }
 
+/* Rank 1 waits in a barrier, so it makes progress while rank 0 measures. */
+static double remote(int bytes, long count, int puts) {
+    double start = MPI_Wtime();
+    for (long i = 0; i < count && rank == 0; i++) {
+        if (puts)
+            MPI_Put(out_bytes, bytes, MPI_BYTE, 1, 0, bytes, MPI_BYTE, window);
+        else
+            MPI_Get(in_bytes, bytes, MPI_BYTE, 1, 0, bytes, MPI_BYTE, window);
+        MPI_Win_flush(1, window);
+    }
+    double spent = MPI_Wtime() - start;
+    MPI_Barrier(MPI_COMM_WORLD);
+    return spent;
+}
+
+static double put(int bytes, long count) { return remote(bytes, count, 1); }
+
+static double get(int bytes, long count) { return remote(bytes, count, 0); }
+
 static void check(const char *kind, int bytes) {
     if (strcmp(kind, "allreduce") == 0) {
         for (int i = 0; i < bytes / 8; i++)
             if (in_values[i] != (double)i * ranks + ranks * (ranks - 1) / 2) fail(kind, bytes);
         return;
     }
-    int receives = rank == 1 || (rank == 0 && strcmp(kind, "pingpong") == 0);
+    int gets = strcmp(kind, "get") == 0;
+    int receives = gets ? rank == 0 : rank == 1 || (rank == 0 && strcmp(kind, "pingpong") == 0);
     if (!receives || strcmp(kind, "barrier") == 0) return;
+    const unsigned char *bytes_in = strcmp(kind, "put") == 0 ? shared_bytes : in_bytes;
     for (int i = 0; i < bytes; i++)
-        if (in_bytes[i] != (unsigned char)(i * 31 + (1 - rank) * 7 + bytes)) fail(kind, bytes);
+        if (bytes_in[i] != (unsigned char)(i * 31 + (1 - rank) * 7 + bytes)) fail(kind, bytes);
 }
 
 static void measure(const char *kind, double (*run)(int, long), int bytes, double budget_s) {
@@ -88,6 +112,7 @@ static void measure(const char *kind, double (*run)(int, long), int bytes, doubl
     for (int i = 0; i < bytes / 8; i++) out_values[i] = i + rank;
     memset(in_bytes, 0, sizeof in_bytes);
     memset(in_values, 0, sizeof in_values);
+    memcpy(shared_bytes, out_bytes, strcmp(kind, "get") == 0 ? bytes : 0);
     MPI_Barrier(MPI_COMM_WORLD);
     run(bytes, 1);
     check(kind, bytes);
@@ -107,11 +132,11 @@ static void measure(const char *kind, double (*run)(int, long), int bytes, doubl
 static const struct {
     const char *name;
     double (*run)(int, long);
-} kinds[] = {{"pingpong", pingpong}, {"bandwidth", bandwidth}, {"allreduce", allreduce}, {"barrier", barrier}};
+} kinds[] = {{"pingpong", pingpong}, {"bandwidth", bandwidth}, {"allreduce", allreduce}, {"barrier", barrier}, {"put", put}, {"get", get}};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static void usage(const char *word) {
-    fprintf(stderr, "mpi_bench: `%s`: KIND:BYTES,... with pingpong, bandwidth, allreduce or barrier; at most %d bytes\n", word, MAX_BYTES);
+    fprintf(stderr, "mpi_bench: `%s`: KIND:BYTES,... with pingpong, bandwidth, allreduce, barrier, put or get; at most %d bytes\n", word, MAX_BYTES);
     MPI_Abort(MPI_COMM_WORLD, 2);
 }
 
@@ -141,11 +166,15 @@ int main(int argc, char **argv) {
         fprintf(stderr, "mpi_bench: needs two ranks or more\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
+    MPI_Win_allocate(MAX_BYTES, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &shared_bytes, &window);
+    MPI_Win_lock_all(0, window);
     for (int at = 2; at < argc; at++) measure_all(argv[at], budget_s);
     if (argc <= 2) {
         measure_all("pingpong:8,64,512,4096,16384,65536,262144,1048576", budget_s);
         measure_all("allreduce:8,64,512,4096,16384,65536,262144,1048576", budget_s);
     }
+    MPI_Win_unlock_all(window);
+    MPI_Win_free(&window);
     MPI_Finalize();
     return 0;
 }

@@ -53,6 +53,10 @@ bugs! {
     UnexpectedOverlooked,
     /// The delivery is acknowledged on arrival.
     AckBeforeMatch,
+    /// Requests that the peer has not executed count as confirmed.
+    ConfirmedEarly,
+    /// A confirmation overtakes the refusal of a request.
+    RefusalOvertaken,
     /// The length of a truncated rest is one byte short.
     TruncationOffByOne,
     /// A truncated message is received without an error.

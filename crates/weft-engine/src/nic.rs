@@ -61,6 +61,9 @@ pub struct NicCaps {
     /// because they are in memory that the peer shares. Otherwise only the peer's answer proves that anything
     /// has arrived.
     pub survives: bool,
+    /// Each side can confirm by a number, without a message, how many messages its engine has executed
+    /// ([`Nic::confirm`]). Only where `ordered`.
+    pub confirms: bool,
     /// `get` and `put` reach only memory that its own side has registered ([`Registrar`]), on both sides.
     /// `push` copies through the device's own memory, and serves where memory cannot be registered.
     pub registered: bool,
@@ -380,6 +383,10 @@ pub trait Nic: Registrar {
         ctx: u64,
     ) -> Result<(), Full>;
 
+    /// Passes a number to the peer's engine, which counts executed messages. A later number may replace it on its
+    /// way. It arrives after all messages that were sent before it. Only where `caps.confirms`.
+    fn confirm(&mut self, _link: LinkId, _number: u32) {}
+
     /// Starts the transmission of all messages that `send` has gathered. Called at the end of each progress
     /// round.
     fn flush(&mut self);
@@ -488,6 +495,8 @@ pub trait Sink {
     fn down(&mut self, link: LinkId, why: LinkError);
     /// One complete message. The slice may be in memory that the peer can still write: read every byte once.
     fn message(&mut self, link: LinkId, bytes: &[u8]);
+    /// The peer's engine has called [`Nic::confirm`] with this number. All messages that it sent before were delivered.
+    fn confirmed(&mut self, _link: LinkId, _number: u32) {}
     /// Asks for memory for a push: up to `len` bytes at `offset` of the window are arriving. `None`: the
     /// device discards them. If the memory is shorter than `len`, the device discards the rest. The device
     /// calls `placed` before its `poll` returns, and does not use the memory afterwards; it asks again for

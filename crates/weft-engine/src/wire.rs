@@ -94,6 +94,10 @@ pub(crate) const F_FOLLOWS: u8 = 128;
 /// In place of an operation number: the sender does not wait for the success of this write.
 pub(crate) const NO_OP: u32 = u32::MAX;
 
+/// The window of a FIN that refuses a short write. Where the target confirms by position, the confirmation of the
+/// write follows.
+pub(crate) const CONFIRMED_FIN: u64 = 1;
+
 /// Maximum number of memory pieces in one RTS, WRITE_RTS or READ_BULK.
 pub(crate) const MAX_REMOTE_IOV: usize = 32;
 

@@ -562,3 +562,61 @@ fn a_large_queue_asks_no_more_than_a_peer_answers() {
     }
     assert!(case.engine.at_rest() && !case.is_cut());
 }
+
+/// A write for which the target confirms that it was executed.
+fn delivered_write(case: &mut Case, memory: &mut Owned, ptr: usize) {
+    let remote = [RmaIov { addr: 0, len: 100, key: 7 }];
+    let ctx = Context { ptr, user: 0 };
+    let op = RmaOp { dest: 0, iov: &[memory.iov()], remote: &remote, data: 0, ctx, flags: OpFlags::DELIVERY };
+    case.engine.write(&op).unwrap();
+}
+
+/// A confirmation by position ends exactly the requests before it. A refused one ends with its error.
+#[test]
+fn a_confirmation_ends_the_requests_before_it() {
+    let mut case = Case::new(NicCaps { confirms: true, ..CAPS }, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![1; 100]);
+    let link = case.link;
+    for ptr in 1..=3 {
+        delivered_write(&mut case, &mut memory, ptr);
+    }
+    let first = u32_at(&case.engine.nic().sent[case.engine.nic().sent.len() - 3].1, 4);
+    let second = u32_at(&case.engine.nic().sent[case.engine.nic().sent.len() - 2].1, 8);
+    case.tell(Event::Confirmed(link, first));
+    assert!(case.done().is_empty(), "the first message is not included");
+    case.tell(Event::Confirmed(link, first + 1));
+    assert_eq!(case.done().iter().map(|end| end.ctx.ptr).collect::<Vec<_>>(), [1]);
+    case.say(FIN, 0, &words(&[pair(second.into(), 1), 1]));
+    assert!(case.done().is_empty(), "the confirmation follows the refusal");
+    case.tell(Event::Confirmed(link, first + 3));
+    let ends = case.done();
+    assert_eq!(ends.iter().map(|end| (end.ctx.ptr, end.fault.is_some())).collect::<Vec<_>>(), [(2, true), (3, false)]);
+    assert!(!case.is_cut() && case.engine.at_rest());
+    case.tell(Event::Confirmed(link, first + 4));
+    assert!(case.is_cut(), "the message does not exist yet");
+}
+
+/// The target confirms what it has executed, after the refusals have left.
+#[test]
+fn a_refusal_leaves_before_the_confirmation() {
+    let mut case = Case::new(NicCaps { confirms: true, ..CAPS }, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![0; 8]);
+    let access = Access { read: false, write: true };
+    let iov = IovList::from_slice(&[memory.iov()]);
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true }).unwrap();
+    let taken = case.seq;
+    case.say(WRITE, 0, &words(&[3, 7, 0, 0, 77]));
+    assert_eq!(case.engine.nic().confirmed.last().map(|&(number, _)| number), Some(taken + 1));
+    case.engine.nic_mut().room = 0;
+    case.say(WRITE, 0, &words(&[4, 8, 0, 0, 77]));
+    case.say(WRITE, 0, &words(&[5, 7, 0, 0, 78]));
+    assert_eq!(case.engine.nic().confirmed.len(), 1, "the refusal waits for room");
+    let sent = case.engine.nic().sent.len();
+    case.engine.nic_mut().room = usize::MAX;
+    case.run();
+    assert_eq!(case.engine.nic().confirmed[1..], [(taken + 3, sent + 1)]);
+    assert_eq!(case.sent(FIN)[16..24], 1_u64.to_le_bytes());
+    assert!(!case.is_cut());
+}

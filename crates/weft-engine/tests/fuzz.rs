@@ -65,6 +65,7 @@ struct ScriptedDevice {
 enum Event {
     Message(Vec<u8>),
     Push { window: u64, offset: u64, bytes: Vec<u8> },
+    Confirmed(u32),
 }
 
 const LINK: LinkId = LinkId(0);
@@ -111,6 +112,7 @@ impl Nic for ScriptedDevice {
         }
         match self.events.pop_front() {
             Some(Event::Message(bytes)) => sink.message(LINK, &bytes),
+            Some(Event::Confirmed(number)) => sink.confirmed(LINK, number),
             Some(Event::Push { window, offset, bytes }) => {
                 let placed = sink.place(LINK, window, offset, bytes.len());
                 mem::scatter(placed.as_deref().unwrap_or_default(), 0, &bytes);
@@ -197,6 +199,7 @@ fn scripted(input: &mut Reader<'_>) -> ScriptedDevice {
         ordered: options & 4 == 0,
         push_follows: options & 12 == 0,
         survives: false,
+        confirms: options & 20 == 0,
         registered: false,
     };
     let mut events = VecDeque::new();
@@ -211,6 +214,8 @@ fn scripted(input: &mut Reader<'_>) -> ScriptedDevice {
                 continue;
             }
             Event::Push { window, offset, bytes }
+        } else if kind & 3 == 2 {
+            Event::Confirmed(u32::try_from(len).unwrap())
         } else {
             Event::Message(input.bytes(len).to_vec())
         });

@@ -88,6 +88,11 @@ impl<S: Sink> Sink for Relay<'_, S> {
     }
 
     #[inline]
+    fn confirmed(&mut self, link: LinkId, number: u32) {
+        self.sink.confirmed(self.table.ours(self.via, link), number);
+    }
+
+    #[inline]
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
         self.sink.place(self.table.ours(self.via, link), window, offset, len)
     }
@@ -393,6 +398,14 @@ impl Nic for Devices {
             }
             // A function of its own, because its stack frame would otherwise be set up for shared memory, too.
             _ => self.send_by_tcp(via, inner, head, body),
+        }
+    }
+
+    #[inline]
+    fn confirm(&mut self, link: LinkId, number: u32) {
+        let (via, inner) = self.table.way(link);
+        if let Some(shm) = self.shm.as_mut().filter(|_| via == Via::Shm) {
+            shm.confirm(inner, number);
         }
     }
 

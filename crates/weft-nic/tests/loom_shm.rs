@@ -406,6 +406,8 @@ fn a_wake_up_that_fails_leaves_the_others() {
 struct Side {
     polled: AtomicU32,
     wants_space: AtomicU32,
+    /// The word of the other side: the number of messages that it has sent and confirmed.
+    confirmed: AtomicU32,
 }
 
 /// A device with one link: an end of each of its two rings.
@@ -420,6 +422,7 @@ struct Device {
     /// A send found no room.
     waiting: bool,
     taken: Vec<u8>,
+    confirmed: u32,
 }
 
 /// The slot of the link.
@@ -445,6 +448,7 @@ impl Device {
             tx,
             waiting: false,
             taken: Vec::new(),
+            confirmed: 0,
         };
         (device, far, other)
     }
@@ -458,10 +462,18 @@ impl Device {
 
     /// Models `Link::poll`, without the report of released space.
     fn poll_link(&mut self) {
+        let confirmed = self.side.confirmed.load(Ordering::Acquire);
         while let Some(bytes) = self.rx.peek_line() {
             self.taken.extend_from_slice(bytes);
             self.rx.advance(1);
         }
+        self.confirmed = confirmed;
+        assert!(self.taken.len() >= confirmed as usize, "a confirmation overtook a message");
+    }
+
+    /// Models `Link::ready`.
+    fn ready(&self) -> bool {
+        self.rx.ready() || self.side.confirmed.load(Ordering::Relaxed) != self.confirmed
     }
 
     /// Models `Shm::poll`, with a check of the sockets.
@@ -547,7 +559,7 @@ impl Sleeper for Device {
     }
 
     fn has_work(&mut self) -> bool {
-        if self.hot && self.rx.ready() {
+        if self.hot && self.ready() {
             return true;
         }
         let freed = self.waiting && self.tx.has_space(1);
@@ -615,6 +627,27 @@ fn a_device_that_sleeps_loses_nothing() {
         }
         producer.join().unwrap();
         assert_eq!(device.taken, [0, 1]);
+    });
+}
+
+/// A device that sleeps gets the confirmation, after the messages that were sent before it. Models `Link::confirm`.
+#[test]
+fn a_device_that_sleeps_loses_no_confirmation() {
+    check_fences(|must_fence| {
+        let (mut device, mut tx, _rx) = Device::new();
+        let (ringer, side) = (device.door.ringer(), Arc::clone(&device.side));
+        let peer = loom::thread::spawn(move || {
+            tx.send(&[0], &[]).unwrap();
+            side.confirmed.store(1, Ordering::Release);
+            if !sleep_protocol::is_set(&side.polled, must_fence) {
+                ringer.ring(SLOT);
+            }
+        });
+        while device.confirmed == 0 {
+            device.sleep();
+            device.poll();
+        }
+        peer.join().unwrap();
     });
 }
 

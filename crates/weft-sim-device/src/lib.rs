@@ -278,6 +278,11 @@ impl Nic for SimDevice {
         nic.assist(link, share, put, local, remote, ctx)
     }
 
+    fn confirm(&mut self, link: LinkId, number: u32) {
+        let (nic, _guard) = self.nic();
+        nic.confirm(link, number);
+    }
+
     fn flush(&mut self) {
         let (nic, _guard) = self.nic();
         nic.flush();

@@ -121,6 +121,7 @@ impl FabricConfig {
                 ordered: true,
                 push_follows: true,
                 survives: false,
+                confirms: true,
                 registered: false,
             },
             latency_ns: 1000,
@@ -151,7 +152,14 @@ impl FabricConfig {
     #[must_use]
     pub fn unimem(seed: u64) -> Self {
         let mut config = Self::new(seed);
-        let caps = NicCaps { mailbox_bytes: 256, inline_bytes: 24, eager_bytes: 0, push_follows: false, ..config.caps };
+        let caps = NicCaps {
+            mailbox_bytes: 256,
+            inline_bytes: 24,
+            eager_bytes: 0,
+            push_follows: false,
+            confirms: false,
+            ..config.caps
+        };
         let demands = Demands { cost_ns: 10_000, align_bytes: 1, regions: 1024, bytes: u64::MAX };
         config.registration = Some(Registration { demands, end_ns: 10_000, observed: true });
         (config.caps, config.latency_ns, config.ps_per_byte, config.copy_ps_per_byte) = (caps, 900, 1000, 887);
@@ -186,8 +194,11 @@ impl FabricConfig {
             ordered,
             push_follows: rng.chance(500) && ordered,
             survives: rng.chance(500),
+            confirms: false,
             registered: false,
         };
+        // As in shared memory. No draw of its own, so that the other values of a seed stay the same.
+        config.caps.confirms = ordered && config.caps.survives;
         config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
         config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);
         config.ps_per_byte = *rng.pick(&[0, 100, 1000, 8000]);

@@ -22,6 +22,8 @@ pub(crate) enum Event {
     Message { to: EndId, bytes: Vec<u8> },
     /// A piece of a push arrives.
     Segment { to: EndId, window: u64, offset: u64, bytes: Vec<u8> },
+    /// A confirmation of executed messages arrives.
+    Confirm { to: EndId, number: u32 },
     /// A board arrives, or a report that there is none.
     Board { to: EndId, key: u64, board: Option<Board> },
     /// A word of a board has changed.

@@ -371,6 +371,7 @@ impl State {
             Event::Up { to }
             | Event::Message { to, .. }
             | Event::Segment { to, .. }
+            | Event::Confirm { to, .. }
             | Event::Board { to, .. }
             | Event::WakeUp { to } => self.arrive(to, event),
             Event::Chain { ep } => {

@@ -52,6 +52,7 @@ enum Handover {
     Nothing,
     Up(LinkId, LinkUp),
     Message(LinkId, Vec<u8>),
+    Confirm(LinkId, u32),
     Segment { link: LinkId, window: u64, offset: u64, bytes: Vec<u8>, short_permille: u32 },
     Down { link: LinkId, why: LinkError, dones: Vec<(u64, Result<(), LinkError>)> },
     Done(LinkId, u64, Result<(), LinkError>),
@@ -87,6 +88,10 @@ impl SimNic {
             }
             Handover::Message(link, bytes) => {
                 sink.message(link, &bytes);
+                1
+            }
+            Handover::Confirm(link, number) => {
+                sink.confirmed(link, number);
                 1
             }
             Handover::Segment { link, window, offset, bytes, short_permille } => {
@@ -232,6 +237,18 @@ impl Nic for SimNic {
         self.state.borrow_mut().start(self.ep, link, kind, local, ctx).map(|_| ())
     }
 
+    fn confirm(&mut self, link: LinkId, number: u32) {
+        let mut state = self.state.borrow_mut();
+        let Some(id) = state.usable(self.ep, link) else { return };
+        if !state.config.caps.confirms {
+            state.violation(self.ep, "a confirmation that the device does not offer");
+        }
+        for bytes in std::mem::take(&mut state.end(id).gathered) {
+            state.depart(id, bytes);
+        }
+        state.notify(id, Event::Confirm { to: id.other(), number });
+    }
+
     fn flush(&mut self) {
         self.state.borrow_mut().flush(self.ep);
     }
@@ -356,6 +373,10 @@ impl State {
             Event::Up { to } => self.take_up(to),
             Event::Message { to, bytes } => self.take_message(to, bytes),
             Event::Segment { to, window, offset, bytes } => self.take_segment(to, window, offset, bytes),
+            Event::Confirm { to, number } => match self.link_of(to) {
+                Some(link) => Handover::Confirm(link, number),
+                None => Handover::Nothing,
+            },
             Event::Board { to, key, board } => match self.link_of(to) {
                 Some(link) => Handover::Board(link, key, board),
                 None => Handover::Nothing,

@@ -23,8 +23,7 @@ use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::TxOp;
-use crate::engine::peer::Direction;
-use crate::engine::peer::Peer;
+use crate::engine::peer::{Direction, PathFlags, Peer};
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
 use crate::engine::state::Violation;
@@ -246,7 +245,12 @@ impl<N: Nic> Engine<N> {
         peer.begin_ops(1);
         peer.begin_accesses(1);
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
-        self.state.outgoing.push(peer, || TxOp::sent_atomic(op, peer_id, iov, remote.len));
+        let seq = peer.tx_seq().wrapping_sub(1);
+        let confirms = peer.has(PathFlags::CONFIRMS) && !op.amo.fetches();
+        let index = self.state.outgoing.push(peer, || TxOp::sent_atomic(op, peer_id, iov, remote.len));
+        if confirms {
+            self.state.peers.queues(peer_id).await_confirmation(seq, index);
+        }
         true
     }
 
@@ -294,7 +298,11 @@ impl<N: Nic> Engine<N> {
         if self.nic.send(link, request.bytes(), &body).is_err() {
             return Started::Blocked;
         }
+        let (seq, peer_id) = (peer.tx_seq(), op.peer());
         peer.begin_fetch(cost);
+        if !amo.fetches() && peer.has(PathFlags::CONFIRMS) {
+            self.state.peers.queues(peer_id).await_confirmation(seq, index);
+        }
         Started::Sent
     }
 
@@ -393,6 +401,9 @@ impl State {
             Err(status) => {
                 self.part_failed(parts);
                 self.queue_fin(peer_id, id.op.get(), status, id.part.get().into());
+                if !amo.fetches() {
+                    self.request_refused(peer_id, id.op.get());
+                }
                 return Ok(());
             }
         };
@@ -411,9 +422,7 @@ impl State {
         } else {
             amo.execute(&target, request.sources, None);
             planted!(Bug::AtomicTwice, amo.execute(&target, request.sources, None));
-            if id.op.get() != NO_OP {
-                self.queue_ack(peer_id, id.op.get());
-            }
+            self.request_executed(peer_id, id.op.get());
             Kind::RemoteWrite
         };
         self.part_done(peer_id, parts, &RemoteAccess::atomic(kind, family, key, request.data, len));

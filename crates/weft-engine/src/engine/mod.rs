@@ -546,6 +546,7 @@ impl<N: Nic> Engine<N> {
         const BATCH: usize = 48;
         let peer = &mut self.state.peers[peer_id];
         let (Some(link), Some(queues)) = (peer.link(), peer.queues()) else { return false };
+        let confirmation_due = queues.is_confirmation_due();
         let (mut sent, mut messages) = (0, 0);
         for batch in queues.acks().chunks(BATCH) {
             let mut w =
@@ -563,7 +564,7 @@ impl<N: Nic> Engine<N> {
         if let Some(queues) = peer.queues_mut() {
             queues.acks_sent(sent);
         }
-        sent > 0
+        (confirmation_due && self.confirm_executed(peer_id)) || sent > 0
     }
 
     fn run_tx(&mut self, peer_id: PeerId) -> bool {

@@ -111,6 +111,12 @@ pub(crate) enum Answer {
     Received,
 }
 
+/// Whether message `a` precedes message `b` of a stream, whose numbers wrap around.
+#[inline(always)]
+pub(crate) fn is_before(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() < 0
+}
+
 bitflags::bitflags! {
     /// The properties of the same names in [`NicCaps`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +130,8 @@ bitflags::bitflags! {
         const SURVIVES = 1 << 4;
         /// Gets and puts reach only registered memory.
         const REGISTERED = 1 << 5;
+        /// Short writes and atomics are confirmed by position. Set only if messages are ordered.
+        const CONFIRMS = 1 << 6;
     }
 }
 
@@ -160,6 +168,7 @@ impl PathFlags {
         flags.set(Self::PUSH_FOLLOWS, caps.push_follows && caps.ordered);
         flags.set(Self::SURVIVES, caps.survives);
         flags.set(Self::REGISTERED, caps.registered);
+        flags.set(Self::CONFIRMS, caps.confirms && caps.ordered);
         flags
     }
 }
@@ -338,7 +347,7 @@ impl Peer {
         self.credit_owed = used.saturating_sub(self.rx_used);
         self.rx_used = used;
         if let Some(queues) = &mut self.queues {
-            queues.forget_announced();
+            queues.forget_link();
         }
     }
 

@@ -10,6 +10,7 @@
 use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
+use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
@@ -30,12 +31,22 @@ pub(crate) struct Prompts {
     bytes: Vec<u8>,
     /// The peer of each message, and the position of its first byte. `None`: the peer has failed meanwhile.
     list: Vec<(Option<PeerId>, usize)>,
+    /// Peers whose requests were executed and are confirmed by position.
+    executed: Vec<PeerId>,
 }
 
 impl Prompts {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.list.is_empty() && self.executed.is_empty()
+    }
+
+    /// Notes that a request of a peer was executed, or refused, that the peer wants confirmed.
+    #[inline]
+    pub(crate) fn confirm(&mut self, peer_id: PeerId) {
+        if self.executed.last() != Some(&peer_id) {
+            self.executed.push(peer_id);
+        }
     }
 
     /// Begins an answer to a peer's operation. The caller appends its payload, of at most [`PROMPT_BYTES`].
@@ -52,6 +63,7 @@ impl Prompts {
         for (peer, _) in &mut self.list {
             *peer = peer.filter(|peer| *peer != peer_id);
         }
+        self.executed.retain(|peer| *peer != peer_id);
     }
 
     /// A message by its place in the list, without its number.
@@ -64,6 +76,7 @@ impl Prompts {
     fn clear(&mut self) {
         self.bytes.clear();
         self.list.clear();
+        self.executed.clear();
     }
 }
 
@@ -105,8 +118,31 @@ impl<N: Nic> Engine<N> {
                 self.state.peers.activate(peer_id);
             }
         }
+        for &peer_id in &prompts.executed {
+            self.confirm_executed(peer_id);
+        }
+        let confirmed = prompts.executed.len();
         prompts.clear();
         self.state.prompts = prompts;
-        count
+        count + confirmed
+    }
+
+    /// Confirms all messages that were taken from a peer. Refusals of requests leave before. Returns whether the
+    /// confirmation has left, too.
+    #[inline]
+    pub(crate) fn confirm_executed(&mut self, peer_id: PeerId) -> bool {
+        let peer = &mut self.state.peers[peer_id];
+        let (Some(link), number) = (peer.link(), peer.rx_seq()) else { return false };
+        let refusals = peer.queues().is_some_and(|queues| queues.has_deferred());
+        let waits = planted!(Bug::RefusalOvertaken, refusals, false);
+        if waits {
+            self.state.peers.activate(peer_id);
+        } else {
+            self.nic.confirm(link, number);
+        }
+        if let Some(queues) = self.state.peers[peer_id].queues_mut() {
+            queues.set_confirmation_due(waits);
+        }
+        !waits
     }
 }

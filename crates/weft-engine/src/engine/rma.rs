@@ -222,9 +222,13 @@ impl<N: Nic> Engine<N> {
             }
             return true;
         }
+        let seq = peer.tx_seq().wrapping_sub(1);
         peer.begin_ops(1);
         peer.begin_accesses(1);
-        state.outgoing.push(peer, || TxOp::sent_write(op, peer_id, len));
+        let index = state.outgoing.push(peer, || TxOp::sent_write(op, peer_id, len));
+        if peer.has(PathFlags::CONFIRMS) {
+            state.peers.queues(peer_id).await_confirmation(seq, index);
+        }
         true
     }
 
@@ -341,7 +345,13 @@ impl<N: Nic> Engine<N> {
         let iov = part_iov(op, part, remote.len);
         let bits = part_flags(op.flags(), last);
         let sent = if remote.len <= u64::from(peer.rma_bytes()) {
-            self.nic.send(link, write_head(index.get(), part, bits, op.data(), remote).with_seq(peer.tx_seq()), &iov)
+            let (peer_id, seq, confirms) = (op.peer(), peer.tx_seq(), peer.has(PathFlags::CONFIRMS));
+            let mut head = write_head(index.get(), part, bits, op.data(), remote);
+            let sent = self.nic.send(link, head.with_seq(seq), &iov);
+            if sent.is_ok() && confirms {
+                self.state.peers.queues(peer_id).await_confirmation(seq, index);
+            }
+            sent
         } else {
             let holder = Holder::Part { op: index, part };
             let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
@@ -482,16 +492,33 @@ impl State {
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
                 self.part_done(peer_id, parts, &RemoteAccess::write(head.key.get(), data, payload.len()));
-                if op != wire::NO_OP {
-                    self.queue_ack(peer_id, op);
-                }
+                self.request_executed(peer_id, op);
             }
             Err(status) => {
                 self.part_failed(parts);
-                self.queue_fin(peer_id, op, status, 0);
+                self.queue_fin(peer_id, op, status, wire::CONFIRMED_FIN);
+                self.request_refused(peer_id, op);
             }
         }
         Ok(())
+    }
+
+    /// Acknowledges a short write, or an atomic without a result, unless its number is [`wire::NO_OP`].
+    #[inline]
+    pub(crate) fn request_executed(&mut self, peer_id: PeerId, op: u32) {
+        if op == wire::NO_OP {
+        } else if self.peers[peer_id].has(PathFlags::CONFIRMS) {
+            self.prompts.confirm(peer_id);
+        } else {
+            self.queue_ack(peer_id, op);
+        }
+    }
+
+    /// Notes that such a request was refused by FIN. A confirmation by position includes it.
+    pub(crate) fn request_refused(&mut self, peer_id: PeerId, op: u32) {
+        if op != wire::NO_OP && self.peers[peer_id].has(PathFlags::CONFIRMS) {
+            self.prompts.confirm(peer_id);
+        }
     }
 
     pub(crate) fn on_write_rts(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {

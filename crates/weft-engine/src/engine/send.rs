@@ -18,7 +18,7 @@ use crate::engine::State;
 use crate::engine::connection::Role;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::{Phase, TxOp};
-use crate::engine::peer::{Answer, Direction, PathFlags};
+use crate::engine::peer::{self, Answer, Direction, PathFlags};
 use crate::engine::registrations::Holder;
 use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
@@ -365,11 +365,42 @@ impl State {
         if op.kind() == Kind::Read {
             return self.read_ended(peer_id, index, window, status);
         }
-        op.answered();
         if let Some(fault) = status.fault() {
             op.fail(fault);
         }
+        let confirmed = match op.kind() {
+            Kind::Write => window == wire::CONFIRMED_FIN,
+            kind => kind == Kind::Atomic && status != Status::Ok,
+        };
+        if confirmed && self.peers[peer_id].has(PathFlags::CONFIRMS) {
+            // The confirmation follows.
+            return Ok(());
+        }
+        self.request_ended(index);
+        Ok(())
+    }
+
+    fn request_ended(&mut self, index: OpId) {
+        if let Some(op) = self.outgoing.op_mut(index) {
+            op.answered();
+        }
         self.finish_op(index);
+    }
+
+    /// Notes that the peer has executed, or refused, all messages before message `number`.
+    pub(crate) fn requests_confirmed(&mut self, peer_id: PeerId, number: u32) -> Result<(), Violation> {
+        let peer = &self.peers[peer_id];
+        if !peer.has(PathFlags::CONFIRMS) || peer::is_before(peer.tx_seq(), number) {
+            return Err(Violation);
+        }
+        while let Some(index) = self.peers[peer_id].queues_mut().and_then(|queues| queues.take_confirmed(number)) {
+            let op = self.op_of(peer_id, index)?;
+            if op.pending() == 0 || !matches!(op.kind(), Kind::Write | Kind::Atomic) {
+                return Err(Violation);
+            }
+            self.request_ended(index);
+        }
+        self.peers.return_queues(peer_id);
         Ok(())
     }
 

@@ -384,6 +384,14 @@ impl Sink for State {
         }
     }
 
+    fn confirmed(&mut self, link: LinkId, number: u32) {
+        if let Some(peer_id) = self.links.carried_by(link)
+            && self.requests_confirmed(peer_id, number).is_err()
+        {
+            self.violated(link);
+        }
+    }
+
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
         // The engine may have dropped the link. The device learns it after this poll, and the link is not
         // closed twice.

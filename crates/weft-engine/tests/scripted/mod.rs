@@ -40,6 +40,7 @@ pub const CAPS: NicCaps = NicCaps {
     ordered: true,
     push_follows: false,
     survives: false,
+    confirms: false,
     registered: false,
 };
 
@@ -57,6 +58,8 @@ pub enum Event {
     /// The peer has closed the link in an orderly way.
     Closed(LinkId),
     Message(LinkId, Vec<u8>),
+    /// The peer confirms this number of executed messages.
+    Confirmed(LinkId, u32),
     Push {
         link: LinkId,
         window: u64,
@@ -83,6 +86,8 @@ pub struct ScriptedDevice {
     pub events: VecDeque<Event>,
     /// Messages that the engine has sent.
     pub sent: Vec<(LinkId, Vec<u8>)>,
+    /// The numbers of executed messages that the engine has confirmed, and of messages sent before each.
+    pub confirmed: Vec<(u32, usize)>,
     /// Number of further messages that the device accepts.
     pub room: usize,
     /// Transfers in progress, of which the device accepts `depth` at a time.
@@ -109,6 +114,7 @@ impl ScriptedDevice {
             caps,
             events: VecDeque::new(),
             sent: Vec::new(),
+            confirmed: Vec::new(),
             room: usize::MAX,
             busy: VecDeque::new(),
             depth: 64,
@@ -169,6 +175,10 @@ impl Nic for ScriptedDevice {
         );
         self.sent.push((link, bytes));
         Ok(())
+    }
+    fn confirm(&mut self, link: LinkId, number: u32) {
+        assert!(self.open.contains(&link) && self.caps.confirms, "a confirmation that the device does not offer");
+        self.confirmed.push((number, self.sent.len()));
     }
     fn push(&mut self, link: LinkId, _: u64, _: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
         self.take(link, src, ctx, false)
@@ -251,6 +261,7 @@ impl ScriptedDevice {
                 sink.down(link, LinkError::Closed);
             }
             Event::Message(link, bytes) if self.open.contains(&link) => sink.message(link, &bytes),
+            Event::Confirmed(link, number) if self.open.contains(&link) => sink.confirmed(link, number),
             Event::Push { link, window, offset, bytes } if self.open.contains(&link) => {
                 let placed = sink.place(link, window, offset, bytes.len());
                 mem::scatter(placed.as_deref().unwrap_or_default(), 0, &bytes);

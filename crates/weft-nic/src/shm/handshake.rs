@@ -53,7 +53,7 @@ use super::segment::{Mapping, Role, segment_bytes};
 
 pub(super) const MAGIC: [u8; 8] = *b"weft-shm";
 /// Incremented with every change of the frames, the segment, the rings or the doorbell page.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Maximum number of connections that wait to be accepted; the system limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 /// Maximum number of descriptors in a frame.

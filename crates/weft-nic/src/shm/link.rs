@@ -125,6 +125,8 @@ pub(super) struct Link {
     bulk: Option<Box<Bulk>>,
     /// The lap of the last shared transfer while `bulk` is `None`.
     lap: u16,
+    /// The number of executed messages that the peer has confirmed last.
+    confirmed: u32,
     /// The peer broke the rules of shared transfers.
     violated: bool,
     /// Size of a send in bytes that found no room.
@@ -171,6 +173,7 @@ impl Link {
             direct: parts.direct,
             bulk: None,
             lap: 0,
+            confirmed: 0,
             violated: false,
             refused_bytes: None,
             hot: false,
@@ -317,10 +320,17 @@ impl Link {
         })
     }
 
-    /// Whether the peer has published a record that was not taken.
+    /// Whether the peer has published a record that was not taken, or a confirmation.
     #[inline(always)]
     pub(super) fn ready(&self) -> bool {
-        self.rx.ready()
+        self.rx.ready() || self.peer_side().confirmed.0.load(Ordering::Relaxed) != self.confirmed
+    }
+
+    /// Publishes the number of messages that this side has executed.
+    #[inline(always)]
+    pub(super) fn confirm(&mut self, number: u32) {
+        self.map.side(self.role).confirmed.0.store(number, Ordering::Release);
+        self.notify_peer();
     }
 
     /// Takes records that have arrived, in a bounded portion.
@@ -328,6 +338,8 @@ impl Link {
     pub(super) fn poll<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Polled {
         let mut polled = Polled { calls: 0, drained: false, error: None };
         let mut taken_bytes = 0;
+        // Read before the ring, so that all messages from before the confirmation are taken before it.
+        let confirmed = self.peer_side().confirmed.0.load(Ordering::Acquire);
         while taken_bytes < BATCH_BYTES {
             if let Some(message) = self.rx.peek_line() {
                 taken_bytes += RECORD_BYTES;
@@ -366,6 +378,11 @@ impl Link {
                 }
             };
             self.rx.advance(need);
+        }
+        if polled.drained && confirmed != self.confirmed {
+            self.confirmed = confirmed;
+            polled.calls += 1;
+            sink.confirmed(id, confirmed);
         }
         self.rx.release();
         if self.rx.take_released() && sleep_protocol::is_set(&self.peer_side().wants_space.0, self.must_fence) {

@@ -117,6 +117,7 @@ pub fn caps(eager_bytes: Option<usize>, direct: bool) -> NicCaps {
         push_follows: true,
         // Messages are in the ring, which the peer drains before it reports the end of the link.
         survives: true,
+        confirms: true,
         registered: false,
     }
 }
@@ -458,6 +459,13 @@ impl Nic for Shm {
             self.refused(link);
         }
         result
+    }
+
+    #[inline]
+    fn confirm(&mut self, link: LinkId, number: u32) {
+        if let Some(up) = self.link(link) {
+            up.confirm(number);
+        }
     }
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {

@@ -4,7 +4,7 @@
 //!
 //! Layout of a pair's segment (offsets in bytes, `L` lines of 64 bytes per ring):
 //! ```text
-//!  0            512          1024          2048        3072    4096           4096 + 64·L     4096 + 128·L
+//!  0            640          1280          2304        3328    4096           4096 + 64·L     4096 + 128·L
 //!  | initiator's | acceptor's | initiator's | acceptor's | unused | ring         | ring         |
 //!  | SideBlock   | SideBlock  | share slots | share slots|        | init. → acc. | acc. → init. |
 //! ```
@@ -42,7 +42,7 @@ pub(super) const LINE_BYTES: usize = 64;
 /// Offset of the rings. It is a page, so that the control words share no page with payload.
 const RINGS_AT: usize = 4096;
 /// Distance between the side blocks.
-const SIDE_BYTES: usize = 512;
+const SIDE_BYTES: usize = 640;
 /// Offset of the slots of shared transfers, of which the initiator's come first (`share.rs`).
 const SHARES_AT: usize = 2 * SIDE_BYTES;
 const SHARES_BYTES: usize = share::SLOTS as usize * size_of::<Slot>();
@@ -61,6 +61,8 @@ pub(super) struct SideBlock {
     pub(super) wants_space: Padded<AtomicU32>,
     /// 1: this side has closed the link in an orderly way. 2: the link has failed on this side.
     pub(super) closed: Padded<AtomicU32>,
+    /// Number of messages that this side has executed, modulo 2^32, as last confirmed.
+    pub(super) confirmed: Padded<AtomicU32>,
 }
 
 const _: () = {
@@ -69,6 +71,7 @@ const _: () = {
     assert!(std::mem::offset_of!(SideBlock, polled) == 128);
     assert!(std::mem::offset_of!(SideBlock, wants_space) == 256);
     assert!(std::mem::offset_of!(SideBlock, closed) == 384);
+    assert!(std::mem::offset_of!(SideBlock, confirmed) == 512);
 };
 const _: () = assert!(2 * SIDE_BYTES <= SHARES_AT && SHARES_AT + 2 * SHARES_BYTES <= RINGS_AT);
 const _: () = assert!(size_of::<Slot>() == 128 && SHARES_BYTES == 1024);

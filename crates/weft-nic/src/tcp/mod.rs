@@ -110,6 +110,7 @@ pub fn caps(eager_bytes: usize) -> NicCaps {
         put: false,
         ordered: true,
         push_follows: true,
+        confirms: false,
         // Accepted bytes may still be in a buffer of the device or of this system.
         survives: false,
         registered: false,

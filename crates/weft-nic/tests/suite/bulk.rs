@@ -118,6 +118,29 @@ pub fn pushes_follow_messages<D: Device>() {
     assert_eq!(world.nodes[1].take_messages(far).len(), PUSHES as usize);
 }
 
+/// If the device promises it, the last confirmation arrives, and none overtakes a message that was sent before it.
+pub fn confirmations_follow_messages<D: Device>() {
+    let mut world = World::new::<D>(2);
+    let (near, far) = world.join_and_greet(0, 1);
+    if !world.nodes[0].inbox.up[&near].caps.confirms {
+        return;
+    }
+    let mut random = Random(4712);
+    for number in 1..=2000 {
+        let head = pattern(number, 1 + random.below(200));
+        world.until("room", |nodes| nodes[0].send(near, 1, &head).is_ok());
+        if random.below(3) == 0 || number == 2000 {
+            world.nodes[0].nic.confirm(near, number as u32);
+        }
+        // Some confirmations are replaced by later ones before they are seen.
+        if random.below(4) == 0 {
+            world.rounds(random.below(3));
+        }
+    }
+    world.until("the last one", |nodes| nodes[1].inbox.confirmed.get(&far) == Some(&2000));
+    assert_eq!(world.nodes[1].take_messages(far).len(), 2000);
+}
+
 pub fn a_queue_of_pushes_is_bounded<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, _) = world.join_and_greet(0, 1);

@@ -106,6 +106,8 @@ pub struct Inbox {
     pub down: Vec<(LinkId, LinkError)>,
     /// Messages that the test has not taken.
     pub messages: VecDeque<(LinkId, Vec<u8>)>,
+    /// The number that the peer has confirmed last, by link.
+    pub confirmed: HashMap<LinkId, u32>,
     /// Windows for pushes.
     pub windows: HashMap<u64, Window>,
     /// Peers may break the protocol: segments without a window are refused, as engines do, and are not the
@@ -141,6 +143,12 @@ impl Sink for Inbox {
         self.messages.push_back((link, bytes.to_vec()));
     }
 
+    fn confirmed(&mut self, link: LinkId, number: u32) {
+        assert!(self.up[&link].caps.confirms, "a confirmation on {link:?}");
+        self.confirmed.insert(link, number);
+        assert!(self.messages.len() >= number as usize, "a confirmation overtook a message");
+    }
+
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
         assert!(self.up.contains_key(&link) && len > 0);
         assert!(self.piece.is_none(), "`placed` is missing");
@@ -173,7 +181,7 @@ impl Sink for Inbox {
 fn check_caps(caps: &NicCaps) {
     assert!(caps.mailbox_bytes >= 256 && caps.inline_bytes <= caps.mailbox_bytes, "{caps:?}");
     assert!(caps.eager_bytes + 128 <= caps.mailbox_bytes, "{caps:?}");
-    assert!(caps.ordered || !caps.push_follows, "{caps:?}");
+    assert!(caps.ordered || !(caps.push_follows || caps.confirms), "{caps:?}");
 }
 
 /// An endpoint and its recorded events.

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use super::{DEFERRED_LIMIT, PROMPT_REPLY_BYTES, Peer, REPLY_WINDOW_BYTES, REQUEST_LIMIT, UNMATCHED_LIMIT, reply_cost};
+use crate::bugs::planted;
 use crate::engine::atomic::FetchResults;
 use crate::engine::ids::{OpId, TransferId};
 use crate::engine::state::Violation;
@@ -83,6 +84,10 @@ pub(crate) struct PeerQueues {
     matched: usize,
     /// Successful operations of the peer that must be acknowledged.
     acks: Vec<u32>,
+    /// Whether the executed messages of the peer must be confirmed after `deferred` has left.
+    confirmation_due: bool,
+    /// Requests that the peer confirms by position, oldest first: the number of the message, and the operation.
+    unconfirmed: VecDeque<(u32, OpId)>,
     /// Results of the peer's atomics.
     results: Option<Box<FetchResults>>,
     /// Windows that the peer has announced and not filled, oldest first: the number of the announcement and its
@@ -102,7 +107,7 @@ impl PeerQueues {
     pub(crate) fn kinds(&self) -> QueueKinds {
         let mut kinds = QueueKinds::empty();
         kinds.set(QueueKinds::DEFERRED, !self.deferred.is_empty());
-        kinds.set(QueueKinds::ACKS, !self.acks.is_empty());
+        kinds.set(QueueKinds::ACKS, !self.acks.is_empty() || self.confirmation_due);
         kinds.set(QueueKinds::RESULTS, self.results.as_ref().is_some_and(|results| results.wait()));
         kinds.set(QueueKinds::BULK, !self.bulk.is_empty());
         kinds.set(QueueKinds::TX, !self.tx.is_empty());
@@ -197,6 +202,36 @@ impl PeerQueues {
         self.acks.drain(..sent);
     }
 
+    /// Whether messages wait to be sent before a confirmation.
+    #[inline]
+    pub(crate) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    #[inline]
+    pub(crate) fn is_confirmation_due(&self) -> bool {
+        self.confirmation_due
+    }
+
+    #[inline]
+    pub(crate) fn set_confirmation_due(&mut self, due: bool) {
+        self.confirmation_due = due;
+    }
+
+    /// Notes that the peer will confirm message `number`, a request of an operation.
+    #[inline]
+    pub(crate) fn await_confirmation(&mut self, number: u32, op: OpId) {
+        self.unconfirmed.push_back((number, op));
+    }
+
+    /// Takes the oldest request, if its message precedes message `number`.
+    #[inline]
+    pub(crate) fn take_confirmed(&mut self, number: u32) -> Option<OpId> {
+        let (message, op) = *self.unconfirmed.front()?;
+        let reached = planted!(Bug::ConfirmedEarly, super::is_before(message, number), true);
+        if reached { self.unconfirmed.pop_front().map(|_| op) } else { None }
+    }
+
     pub(crate) fn results(&self) -> Option<&FetchResults> {
         self.results.as_deref()
     }
@@ -287,6 +322,7 @@ impl PeerQueues {
     #[inline]
     pub(crate) fn to_send(&self) -> bool {
         !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
+            || self.confirmation_due
             || self.results.as_ref().is_some_and(|results| results.wait())
     }
 
@@ -339,20 +375,22 @@ impl PeerQueues {
         }
     }
 
-    /// Forgets the windows of an earlier link.
-    pub(crate) fn forget_announced(&mut self) {
+    /// Forgets the windows and confirmations of an earlier link.
+    pub(crate) fn forget_link(&mut self) {
         self.announced.clear();
+        self.unconfirmed.clear();
+        self.confirmation_due = false;
     }
 
     /// Whether no work of any kind is queued.
     pub(crate) fn is_empty(&self) -> bool {
         let expects_none = self.parts.is_none() && self.standby.is_none() && self.announced.is_empty();
-        !self.to_send() && expects_none && self.early.is_empty()
+        !self.to_send() && expects_none && self.early.is_empty() && self.unconfirmed.is_empty()
     }
 
     /// Whether the memory of the empty queues is worth keeping for another peer.
     fn is_small(&self) -> bool {
-        let numbers = self.acks.capacity().max(self.announced.capacity());
+        let numbers = self.acks.capacity().max(self.announced.capacity()).max(self.unconfirmed.capacity());
         self.tx.capacity().max(self.deferred.capacity()).max(self.bulk.capacity()).max(numbers) <= KEPT_ELEMENTS
     }
 }

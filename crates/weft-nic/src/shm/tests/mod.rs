@@ -34,6 +34,7 @@ struct Inbox {
     window: Option<Iov>,
     /// The segment of a push for which `place` was called last.
     asked: Option<(LinkId, u64, u64, usize)>,
+    confirmed: u32,
 }
 
 impl Sink for Inbox {
@@ -45,6 +46,9 @@ impl Sink for Inbox {
     }
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
         self.messages.push((link, bytes.to_vec()));
+    }
+    fn confirmed(&mut self, _: LinkId, number: u32) {
+        self.confirmed = number;
     }
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
         self.asked = Some((link, window, offset, len));

@@ -55,6 +55,25 @@ fn a_parked_endpoint_sleeps_until_rung() {
     assert!(!sleep(&b, 20));
 }
 
+#[test]
+fn a_confirmation_wakes_a_sleeper() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, _) = join(&mut a, &mut b);
+    while !b.nic.park() {
+        b.poll();
+    }
+    assert!(!sleep(&b, 20), "nothing is there");
+    a.nic.confirm(near, 7);
+    assert!(sleep(&b, 5000));
+    b.nic.wake();
+    b.poll();
+    assert_eq!(b.inbox.confirmed, 7);
+    a.nic.confirm(near, 8);
+    assert!(!b.nic.park(), "something is there");
+    b.poll();
+    assert_eq!(b.inbox.confirmed, 8);
+}
+
 /// A peer sends a wake-up on a link that this side has just closed. The wake-up is lost, but the peer sends
 /// another one on its other link.
 #[test]
