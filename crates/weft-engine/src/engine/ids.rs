@@ -171,6 +171,12 @@ impl DeviceContext {
     }
 }
 
+/// Whether message `a` precedes message `b` of a stream, whose numbers wrap around.
+#[inline(always)]
+pub(crate) fn is_before(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() < 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

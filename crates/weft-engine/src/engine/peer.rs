@@ -111,12 +111,6 @@ pub(crate) enum Answer {
     Received,
 }
 
-/// Whether message `a` precedes message `b` of a stream, whose numbers wrap around.
-#[inline(always)]
-pub(crate) fn is_before(a: u32, b: u32) -> bool {
-    a.wrapping_sub(b).cast_signed() < 0
-}
-
 bitflags::bitflags! {
     /// The properties of the same names in [`NicCaps`].
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

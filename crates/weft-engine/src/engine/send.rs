@@ -16,9 +16,9 @@ use crate::api::{Addr, Completion, CompletionFlags, Error, Fault, Kind, OpFlags,
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::connection::Role;
-use crate::engine::ids::{OpId, PeerId};
+use crate::engine::ids::{OpId, PeerId, is_before};
 use crate::engine::ops::{Phase, TxOp};
-use crate::engine::peer::{self, Answer, Direction, PathFlags};
+use crate::engine::peer::{Answer, Direction, PathFlags};
 use crate::engine::registrations::Holder;
 use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
@@ -390,7 +390,7 @@ impl State {
     /// Notes that the peer has executed, or refused, all messages before message `number`.
     pub(crate) fn requests_confirmed(&mut self, peer_id: PeerId, number: u32) -> Result<(), Violation> {
         let peer = &self.peers[peer_id];
-        if !peer.has(PathFlags::CONFIRMS) || peer::is_before(peer.tx_seq(), number) {
+        if !peer.has(PathFlags::CONFIRMS) || is_before(peer.tx_seq(), number) {
             return Err(Violation);
         }
         while let Some(index) = self.peers[peer_id].queues_mut().and_then(|queues| queues.take_confirmed(number)) {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{DEFERRED_LIMIT, PROMPT_REPLY_BYTES, Peer, REPLY_WINDOW_BYTES, REQUEST_LIMIT, UNMATCHED_LIMIT, reply_cost};
 use crate::bugs::planted;
 use crate::engine::atomic::FetchResults;
-use crate::engine::ids::{OpId, TransferId};
+use crate::engine::ids::{OpId, TransferId, is_before};
 use crate::engine::state::Violation;
 use crate::mem::{self, IovList, Owned};
 use crate::nic::{LinkId, RemoteIov, Share};
@@ -228,7 +228,7 @@ impl PeerQueues {
     #[inline]
     pub(crate) fn take_confirmed(&mut self, number: u32) -> Option<OpId> {
         let (message, op) = *self.unconfirmed.front()?;
-        let reached = planted!(Bug::ConfirmedEarly, super::is_before(message, number), true);
+        let reached = planted!(Bug::ConfirmedEarly, is_before(message, number), true);
         if reached { self.unconfirmed.pop_front().map(|_| op) } else { None }
     }
 
