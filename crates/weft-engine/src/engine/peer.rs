@@ -60,12 +60,10 @@ pub(crate) const UNMATCHED_LIMIT: usize = 1 << 20;
 /// never hold back a collective.
 pub(crate) const COLLECTIVE_SENDS: usize = 1 << 17;
 
-/// Number of unanswered requests per peer that an engine may always have, however small its client's transmit
-/// queue is.
+/// Number of unanswered requests per peer that an engine may always have, even with a short transmit queue.
 const FEWEST_REQUESTS: usize = 64;
 
-/// Limit of answers to the peer's requests that wait to be sent, and of transfers that its requests have
-/// started.
+/// Limit of waiting answers to the peer's requests, and of transfers that its requests have started.
 pub(crate) const DEFERRED_LIMIT: usize = 2 * REQUEST_LIMIT;
 
 /// Bytes of a mailbox that are reserved for the longest header.
@@ -124,7 +122,7 @@ bitflags::bitflags! {
         const SURVIVES = 1 << 4;
         /// Gets and puts reach only registered memory.
         const REGISTERED = 1 << 5;
-        /// Short writes and atomics are confirmed by position. Set only if messages are ordered.
+        /// Set only if messages are ordered.
         const CONFIRMS = 1 << 6;
     }
 }
