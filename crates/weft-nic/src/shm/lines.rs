@@ -118,7 +118,7 @@ unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
 }
 
 /// The processor's clock, read when all earlier instructions have completed.
-fn cycles() -> u64 {
+pub(super) fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_mm_lfence, _rdtsc};

@@ -20,7 +20,8 @@ use weft_os::Unshared;
 
 use super::cma::Span;
 use super::doorbell::Bell;
-use super::lines::Lines;
+use super::lag::{Lag, low_bits};
+use super::lines::{Lines, cycles};
 use super::ring::{PIECE_BYTES, Record, Rx, Tx};
 use super::segment::{Mapping, Role};
 use super::share::SHARE_BYTES;
@@ -65,6 +66,8 @@ pub(super) struct Polled {
     pub(super) calls: usize,
     /// The ring is empty.
     pub(super) drained: bool,
+    /// A record was a piece of a push, or longer than `RECORD_BYTES`.
+    pub(super) long: bool,
     /// The peer broke the protocol.
     pub(super) error: Option<LinkError>,
 }
@@ -137,8 +140,9 @@ pub(super) struct Link {
     pub(super) busy: bool,
     /// Whether the link is in the device's list of links that wait for space.
     pub(super) waiting: bool,
-    /// Number of the last poll that found a record.
-    pub(super) last_active: u64,
+    /// The low bits of the number of the last poll that found a record.
+    last_active: u32,
+    lag: Lag,
     /// The peer has hung up. The ring is drained before `down`.
     pub(super) hung_up: bool,
 }
@@ -180,6 +184,7 @@ impl Link {
             busy: false,
             waiting: false,
             last_active: 0,
+            lag: Lag::default(),
             hung_up: false,
         }
     }
@@ -242,6 +247,7 @@ impl Link {
     pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         match self.tx.send(head, body) {
             Ok(()) => {
+                self.lag.answered();
                 self.notify_peer();
                 Ok(())
             }
@@ -326,9 +332,35 @@ impl Link {
         self.rx.ready() || self.peer_side().confirmed.0.load(Ordering::Relaxed) != self.confirmed
     }
 
+    /// Whether this side leaves its ring alone for a moment.
+    #[inline(always)]
+    pub(super) fn pauses(&mut self) -> bool {
+        self.lag.pauses(cycles)
+    }
+
+    /// Number of polls until poll number `poll`, modulo 2^32, since the last one that found a record.
+    #[inline]
+    pub(super) fn quiet_polls(&self, poll: u64) -> u32 {
+        low_bits(poll).wrapping_sub(self.last_active)
+    }
+
+    /// Makes poll number `poll` the last that found a record.
+    pub(super) fn touch(&mut self, poll: u64) {
+        self.last_active = low_bits(poll);
+    }
+
+    /// Notes the outcome of poll number `poll`, which has found something.
+    #[inline]
+    pub(super) fn found(&mut self, poll: u64, polled: &Polled) {
+        let short_records = if polled.long { 0 } else { polled.calls };
+        self.lag.found(short_records, polled.drained, self.quiet_polls(poll), cycles);
+        self.touch(poll);
+    }
+
     /// Publishes the number of messages that this side has executed.
     #[inline(always)]
     pub(super) fn confirm(&mut self, number: u32) {
+        self.lag.answered();
         self.map.side(self.role).confirmed.0.store(number, Ordering::Release);
         self.notify_peer();
     }
@@ -336,7 +368,7 @@ impl Link {
     /// Takes records that have arrived, in a bounded portion.
     #[inline(never)]
     pub(super) fn poll<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Polled {
-        let mut polled = Polled { calls: 0, drained: false, error: None };
+        let mut polled = Polled { calls: 0, drained: false, long: false, error: None };
         let mut taken_bytes = 0;
         // Read before the ring, so that all messages from before the confirmation are taken before it.
         let confirmed = self.peer_side().confirmed.0.load(Ordering::Acquire);
@@ -355,12 +387,14 @@ impl Link {
             let need = match self.rx.peek() {
                 Ok(Some((Record::Message(message), need))) => {
                     taken_bytes += message.len().max(RECORD_BYTES);
+                    polled.long |= message.len() > RECORD_BYTES;
                     polled.calls += 1;
                     sink.message(id, message);
                     need
                 }
                 Ok(Some((Record::Push { window, offset, data }, need))) => {
                     taken_bytes += data.len().max(RECORD_BYTES);
+                    polled.long = true;
                     polled.calls += 2;
                     if let Some(to) = sink.place(id, window, offset, data.len()) {
                         mem::scatter(&to, 0, data);

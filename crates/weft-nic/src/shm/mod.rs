@@ -11,6 +11,7 @@
 //! - `accept.rs`, `handshake.rs`: how a link is made; `rights.rs`: protection against descriptors of foreign
 //!   users; `control.rs`: sockets, time-outs, and the ends of links.
 //! - `board.rs`: memory that the members of a group share, passed over life lines.
+//! - `lag.rs`: pauses of a consumer that keeps up with a streaming producer.
 //! - `link.rs`: one end of a link; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both
 //!   sides copy together; `probe.rs`: the facilities of the system.
 //!
@@ -36,6 +37,7 @@ mod cma;
 mod control;
 mod doorbell;
 mod handshake;
+mod lag;
 mod lines;
 mod link;
 mod page;
@@ -309,7 +311,8 @@ impl Shm {
         // The loop uses an index, because a link may leave the list while it is polled.
         let mut at = 0;
         while let Some(&id) = self.hot.get(at) {
-            if let Some(Slot::Up(link)) = self.links.get(id as usize)
+            if let Some(Slot::Up(link)) = self.links.get_mut(id as usize)
+                && !link.pauses()
                 && link.ready()
             {
                 calls += self.poll_link(id, sink);
@@ -329,7 +332,7 @@ impl Shm {
         let Some(link) = self.link(LinkId(id)) else { return 0 };
         let polled = link.poll(LinkId(id), sink);
         if polled.calls > 0 {
-            link.last_active = polls;
+            link.found(polls, &polled);
         }
         if let Some(why) = polled.error {
             self.fail(id, why);

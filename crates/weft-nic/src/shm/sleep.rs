@@ -22,7 +22,7 @@ use super::sleep_protocol::{self, SleepLevel, Sleeper};
 use super::{HOT_LINKS, Shm, Slot, page};
 
 /// Number of quiet polls after which a hot link may be replaced by another.
-const QUIET_POLLS: u64 = 4096;
+const QUIET_POLLS: u32 = 4096;
 /// Number of polls between two such replacements. Each costs a membarrier of some microseconds.
 const DEMOTION_POLLS: u64 = 1024;
 
@@ -132,7 +132,7 @@ impl Shm {
         let polled = self.sleep_level == SleepLevel::Awake;
         if let Some(link) = self.link(LinkId(id)) {
             link.hot = true;
-            link.last_active = polls;
+            link.touch(polls);
             link.set_polled(polled);
             self.hot.push(id);
         }
@@ -145,12 +145,12 @@ impl Shm {
             return false;
         }
         self.next_demotion = self.polls + DEMOTION_POLLS;
-        let age = |id: &u32| match &self.links[*id as usize] {
-            Slot::Up(link) => link.last_active,
-            _ => 0,
+        let quiet = |id: &u32| match &self.links[*id as usize] {
+            Slot::Up(link) => link.quiet_polls(self.polls),
+            _ => u32::MAX,
         };
-        let Some(&quietest) = self.hot.iter().min_by_key(|id| age(id)) else { return true };
-        if self.polls - age(&quietest) < QUIET_POLLS {
+        let Some(&quietest) = self.hot.iter().max_by_key(|id| quiet(id)) else { return true };
+        if quiet(&quietest) < QUIET_POLLS {
             return false;
         }
         let Some(Slot::Up(link)) = self.links.get(quietest as usize) else { return false };
