@@ -66,8 +66,6 @@ pub(super) struct Polled {
     pub(super) calls: usize,
     /// The ring is empty.
     pub(super) drained: bool,
-    /// A record was a piece of a push, or longer than `RECORD_BYTES`.
-    pub(super) long: bool,
     /// The peer broke the protocol.
     pub(super) error: Option<LinkError>,
 }
@@ -247,7 +245,7 @@ impl Link {
     pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         match self.tx.send(head, body) {
             Ok(()) => {
-                self.lag.answered();
+                self.lag.reset();
                 self.notify_peer();
                 Ok(())
             }
@@ -332,12 +330,6 @@ impl Link {
         self.rx.ready() || self.peer_side().confirmed.0.load(Ordering::Relaxed) != self.confirmed
     }
 
-    /// Whether this side leaves its ring alone for a moment.
-    #[inline(always)]
-    pub(super) fn pauses(&mut self) -> bool {
-        self.lag.pauses(cycles)
-    }
-
     /// Number of polls until poll number `poll`, modulo 2^32, since the last one that found a record.
     #[inline]
     pub(super) fn quiet_polls(&self, poll: u64) -> u32 {
@@ -349,18 +341,10 @@ impl Link {
         self.last_active = low_bits(poll);
     }
 
-    /// Notes the outcome of poll number `poll`, which has found something.
-    #[inline]
-    pub(super) fn found(&mut self, poll: u64, polled: &Polled) {
-        let short_records = if polled.long { 0 } else { polled.calls };
-        self.lag.found(short_records, polled.drained, self.quiet_polls(poll), cycles);
-        self.touch(poll);
-    }
-
     /// Publishes the number of messages that this side has executed.
     #[inline(always)]
     pub(super) fn confirm(&mut self, number: u32) {
-        self.lag.answered();
+        self.lag.reset();
         self.map.side(self.role).confirmed.0.store(number, Ordering::Release);
         self.notify_peer();
     }
@@ -368,7 +352,10 @@ impl Link {
     /// Takes records that have arrived, in a bounded portion.
     #[inline(never)]
     pub(super) fn poll<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Polled {
-        let mut polled = Polled { calls: 0, drained: false, long: false, error: None };
+        let mut polled = Polled { calls: 0, drained: false, error: None };
+        if self.lag.pauses(cycles) {
+            return polled;
+        }
         let mut taken_bytes = 0;
         // Read before the ring, so that all messages from before the confirmation are taken before it.
         let confirmed = self.peer_side().confirmed.0.load(Ordering::Acquire);
@@ -387,14 +374,16 @@ impl Link {
             let need = match self.rx.peek() {
                 Ok(Some((Record::Message(message), need))) => {
                     taken_bytes += message.len().max(RECORD_BYTES);
-                    polled.long |= message.len() > RECORD_BYTES;
+                    if message.len() > RECORD_BYTES {
+                        self.lag.reset();
+                    }
                     polled.calls += 1;
                     sink.message(id, message);
                     need
                 }
                 Ok(Some((Record::Push { window, offset, data }, need))) => {
                     taken_bytes += data.len().max(RECORD_BYTES);
-                    polled.long = true;
+                    self.lag.reset();
                     polled.calls += 2;
                     if let Some(to) = sink.place(id, window, offset, data.len()) {
                         mem::scatter(&to, 0, data);
@@ -417,6 +406,11 @@ impl Link {
             self.confirmed = confirmed;
             polled.calls += 1;
             sink.confirmed(id, confirmed);
+        }
+        if !polled.drained {
+            self.lag.lags();
+        } else if polled.calls > 0 {
+            self.lag.caught_up(polled.calls, cycles);
         }
         self.rx.release();
         if self.rx.take_released() && sleep_protocol::is_set(&self.peer_side().wants_space.0, self.must_fence) {

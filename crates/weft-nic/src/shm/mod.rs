@@ -311,8 +311,7 @@ impl Shm {
         // The loop uses an index, because a link may leave the list while it is polled.
         let mut at = 0;
         while let Some(&id) = self.hot.get(at) {
-            if let Some(Slot::Up(link)) = self.links.get_mut(id as usize)
-                && !link.pauses()
+            if let Some(Slot::Up(link)) = self.links.get(id as usize)
                 && link.ready()
             {
                 calls += self.poll_link(id, sink);
@@ -332,7 +331,7 @@ impl Shm {
         let Some(link) = self.link(LinkId(id)) else { return 0 };
         let polled = link.poll(LinkId(id), sink);
         if polled.calls > 0 {
-            link.found(polls, &polled);
+            link.touch(polls);
         }
         if let Some(why) = polled.error {
             self.fail(id, why);
