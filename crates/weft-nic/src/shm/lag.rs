@@ -5,8 +5,8 @@
 //!
 //! A consumer that takes each record at once reads, and prefetches, lines that the producer is about to write. Each
 //! write must then fetch its line back from the consumer's core. So after a few records without an answer, the
-//! consumer leaves the ring alone for a moment, and then takes many records together. Writes of 8 bytes, in millions per
-//! second, without pauses and with them: 6.5 and 23 between far cores, 23.6 and 27 between near ones.
+//! consumer leaves the ring alone for a moment, and then takes many records together. Writes of 8 bytes, in millions
+//! per second, without pauses and with them: 6.5 and 23 between far cores, 23.6 and 27 between near ones.
 //!
 //! A pause that gains too few records is wasted, because the producer is slow for other reasons. Then there is none for
 //! a while. An answer ends a pause: its receiver may send the next record at once.
