@@ -57,6 +57,8 @@ pub struct NicCaps {
     /// No byte of a push arrives before the messages that were sent on the link before the push was started.
     /// A push may therefore follow its announcement at once. Only where `ordered`.
     pub push_follows: bool,
+    /// A push of up to [`PUSH_BYTES`] is faster than a `get` or `put`, and needs no help of the peer to leave.
+    pub pushes: bool,
     /// Accepted messages and finished pushes reach the peer's engine even if this process ends at once,
     /// because they are in memory that the peer shares. Otherwise only the peer's answer proves that anything
     /// has arrived.
@@ -68,6 +70,9 @@ pub struct NicCaps {
     /// `push` copies through the device's own memory, and serves where memory cannot be registered.
     pub registered: bool,
 }
+
+/// The longest payload in bytes that is pushed rather than moved by `get` or `put`, where [`NicCaps::pushes`].
+pub const PUSH_BYTES: u64 = 128 << 10;
 
 /// The longest payloads in bytes that travel within a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

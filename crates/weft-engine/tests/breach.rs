@@ -11,7 +11,7 @@ use weft_engine::api::{
     ADDR_NONE, Access, AtomicOp, Config, Context, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
 };
 use weft_engine::mem::{self, Iov, IovList, Owned};
-use weft_engine::nic::{LinkId, NicCaps};
+use weft_engine::nic::{LinkId, NicCaps, PUSH_BYTES};
 
 const OPEN: u8 = 0;
 const OPEN_OK: u8 = 1;
@@ -619,4 +619,22 @@ fn a_refusal_leaves_before_the_confirmation() {
     assert_eq!(case.engine.nic().confirmed[1..], [(taken + 3, sent + 1)]);
     assert_eq!(case.sent(FIN)[16..24], 1_u64.to_le_bytes());
     assert!(!case.is_cut());
+}
+
+/// Where pushes are the faster way for a limited length, messages up to it are pushed behind their announcement, and
+/// longer ones leave their memory to the peer.
+#[test]
+fn messages_are_pushed_up_to_a_length() {
+    let caps = NicCaps { get: true, push_follows: true, pushes: true, ..CAPS };
+    for (len, pushed) in [(PUSH_BYTES, true), (PUSH_BYTES + 1, false)] {
+        let mut case = Case::new(caps, Config::default());
+        case.connect(0, 2);
+        let mut memory = Owned::new(vec![1; len as usize]);
+        let iov = [memory.iov()];
+        let send = SendOp { dest: 0, iov: &iov, tag: 0, data: 0, ctx: Context::default(), flags: OpFlags::empty() };
+        case.engine.send(&send).unwrap();
+        let announced = case.sent(RTS);
+        assert_eq!((announced[1] & 128 != 0, u32_at(&announced, 12)), (pushed, u32::from(!pushed)), "{len} bytes");
+        assert_eq!(case.engine.nic().busy.len(), usize::from(pushed));
+    }
 }

@@ -200,6 +200,7 @@ fn scripted(input: &mut Reader<'_>) -> ScriptedDevice {
         push_follows: options & 12 == 0,
         survives: false,
         confirms: options & 20 == 0,
+        pushes: options & 32 != 0,
         registered: false,
     };
     let mut events = VecDeque::new();

@@ -233,7 +233,7 @@ params! {
     tcp: bool = "yes", "yes/no", "TCP",
         "Use TCP to endpoints that shared memory does not reach.";
     cma: bool = "yes", "yes/no", "CMA",
-        "Copy large messages inside a host once, by process_vm_readv(2), where the kernel permits it.";
+        "Copy messages of more than 128 KiB inside a host once, by process_vm_readv(2), where the kernel permits it.";
     connect_timeout_ms: u64 = "10000", "ms", "CONNECT_TIMEOUT_MS",
         "Longest time on each device for a connection to a peer, and then for each of the peer's two answers. Operations to the peer fail after it. A process that may be computing has an hour for an answer if its address is complete: one on the same host, or one that accepts connections.",
         0 to DAY_MS;

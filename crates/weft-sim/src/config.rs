@@ -122,6 +122,7 @@ impl FabricConfig {
                 push_follows: true,
                 survives: false,
                 confirms: true,
+                pushes: false,
                 registered: false,
             },
             latency_ns: 1000,
@@ -195,10 +196,12 @@ impl FabricConfig {
             push_follows: rng.chance(500) && ordered,
             survives: rng.chance(500),
             confirms: false,
+            pushes: false,
             registered: false,
         };
-        // As in shared memory. No draw of its own, so that the other values of a seed stay the same.
+        // As in shared memory. No draws of their own, so that the other values of a seed stay the same.
         config.caps.confirms = ordered && config.caps.survives;
+        config.caps.pushes = config.caps.push_follows && config.caps.survives;
         config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
         config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);
         config.ps_per_byte = *rng.pick(&[0, 100, 1000, 8000]);

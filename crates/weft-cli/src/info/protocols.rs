@@ -5,7 +5,7 @@
 //! rendezvous below the threshold.
 
 use serde::Serialize;
-use weft_engine::nic::NicCaps;
+use weft_engine::nic::{NicCaps, PUSH_BYTES};
 use weft_fi::params::Params;
 use weft_nic::{TcpConfig, shm, tcp};
 
@@ -43,11 +43,12 @@ pub(crate) fn protocols(params: &Params, attach: bool) -> Vec<Protocol> {
             "the data passes through the ring in pieces, copied twice"
         };
         let eager = "copied into the ring beside the header, and out of it";
+        let pushed = "the data passes through the ring in pieces, copied twice";
         protocols.extend(of_path(
             params,
             &caps,
             params.shm_eager_bytes.map(|_| "FI_WEFT_SHM_EAGER_BYTES"),
-            [eager, bulk],
+            [eager, pushed, bulk],
         ));
     }
     if params.tcp {
@@ -58,13 +59,13 @@ pub(crate) fn protocols(params: &Params, attach: bool) -> Vec<Protocol> {
             params,
             &caps,
             params.tcp_eager_bytes.map(|_| "FI_WEFT_TCP_EAGER_BYTES"),
-            [eager, bulk],
+            [eager, bulk, bulk],
         ));
     }
     protocols
 }
 
-fn of_path(params: &Params, caps: &NicCaps, set_by: Option<&'static str>, how: [&'static str; 2]) -> [Protocol; 4] {
+fn of_path(params: &Params, caps: &NicCaps, set_by: Option<&'static str>, how: [&'static str; 3]) -> Vec<Protocol> {
     let thresholds = caps.thresholds(params.eager_bytes);
     let set_by = if params.eager_bytes.is_some() { "FI_WEFT_EAGER_BYTES" } else { set_by.unwrap_or_default() };
     let row = |operation, from_bytes, to_bytes, protocol, how| Protocol {
@@ -77,12 +78,20 @@ fn of_path(params: &Params, caps: &NicCaps, set_by: Option<&'static str>, how: [
         set_by,
     };
     let (message, access) = (thresholds.eager_bytes, thresholds.access_bytes);
-    [
-        row("message", 0, Some(message), "eager", how[0]),
-        row("message", message + 1, None, "rendezvous", how[1]),
-        row("read, write", 0, Some(access), "in a message", how[0]),
-        row("read, write", access + 1, None, "in bulk", how[1]),
-    ]
+    let mut rows = Vec::new();
+    for (operation, threshold, short, long) in
+        [("message", message, "eager", "rendezvous"), ("read, write", access, "in a message", "in bulk")]
+    {
+        rows.push(row(operation, 0, Some(threshold), short, how[0]));
+        let pushed = usize::try_from(PUSH_BYTES).unwrap_or(usize::MAX);
+        let mut next = threshold + 1;
+        if caps.pushes && caps.get && threshold < pushed {
+            rows.push(row(operation, next, Some(pushed), "pushed", how[1]));
+            next = pushed + 1;
+        }
+        rows.push(row(operation, next, None, long, how[2]));
+    }
+    rows
 }
 
 /// The limits that users meet most.
@@ -124,8 +133,12 @@ mod tests {
 
     #[test]
     fn ranges_of_sizes_follow_one_another() {
-        for pair in protocols(&Params::default(), false).chunks(2) {
-            assert_eq!(pair[0].to_bytes.map(|bytes| bytes + 1), Some(pair[1].from_bytes), "{pair:?}");
+        for (attach, rows) in [(false, 2), (true, 3)] {
+            let all = protocols(&Params { tcp: false, ..Params::default() }, attach);
+            for rows in all.chunks(rows) {
+                let next = rows[1..].iter().map(|row| Some(row.from_bytes));
+                assert!(rows.iter().map(|row| row.to_bytes.map(|bytes| bytes + 1)).eq(next.chain([None])), "{rows:?}");
+            }
         }
     }
 }

@@ -10,10 +10,13 @@
 //! ([`QueuePool`]).
 
 mod counters;
+mod path;
 mod queues;
 mod window;
 
 pub(crate) use counters::{Direction, WaitEvent};
+use path::PathCaps;
+pub(crate) use path::{Answer, PathFlags};
 pub(crate) use queues::{BulkOp, Deferred, PeerQueues, QueueKinds, QueuePool};
 
 use std::collections::VecDeque;
@@ -69,10 +72,6 @@ pub(crate) const DEFERRED_LIMIT: usize = 2 * REQUEST_LIMIT;
 /// Bytes of a mailbox that are reserved for the longest header.
 pub(crate) const HEADER_BYTES: usize = 128;
 
-/// Sends with one of these flags need more than one step.
-const SLOW_SENDS: OpFlags =
-    OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::AFTER_ACCESSES).union(OpFlags::TRIGGER);
-
 /// State of the link to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerState {
@@ -96,87 +95,6 @@ enum Phase {
     Greeting,
     Up,
     Vacant,
-}
-
-/// The answer that completes a send, after the message has left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// None (FI_INJECT_COMPLETE).
-    Nothing,
-    /// The peer's engine has the message (FI_TRANSMIT_COMPLETE).
-    Arrived,
-    /// The message is in the receiver's buffer, or was dropped (FI_DELIVERY_COMPLETE).
-    Received,
-}
-
-bitflags::bitflags! {
-    /// The properties of the same names in [`NicCaps`].
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct PathFlags: u8 {
-        const GET = 1;
-        const PUT = 1 << 1;
-        const ORDERED = 1 << 2;
-        /// Set only if messages are ordered.
-        const PUSH_FOLLOWS = 1 << 3;
-        /// A message that has left counts as arrived (FI_TRANSMIT_COMPLETE needs no answer).
-        const SURVIVES = 1 << 4;
-        /// Gets and puts reach only registered memory.
-        const REGISTERED = 1 << 5;
-        /// Set only if messages are ordered.
-        const CONFIRMS = 1 << 6;
-    }
-}
-
-/// The properties of a peer's device that every message needs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PathCaps {
-    /// Length limit of an eager message's payload.
-    eager_bytes: u32,
-    /// Length limit of a read's or write's part that travels within a message.
-    rma_bytes: u32,
-    mailbox_bytes: u32,
-    /// Sends with any of these do not take the fast path.
-    slow_sends: OpFlags,
-}
-
-impl PathFlags {
-    /// The answer that completes a send of this level.
-    #[inline]
-    pub(crate) fn answer_to(self, flags: OpFlags) -> Answer {
-        if flags.contains(OpFlags::DELIVERY) {
-            Answer::Received
-        } else if flags.contains(OpFlags::TRANSMIT) && !self.contains(Self::SURVIVES) {
-            Answer::Arrived
-        } else {
-            Answer::Nothing
-        }
-    }
-
-    fn new(caps: &NicCaps) -> Self {
-        let mut flags = Self::empty();
-        flags.set(Self::GET, caps.get);
-        flags.set(Self::PUT, caps.put);
-        flags.set(Self::ORDERED, caps.ordered);
-        flags.set(Self::PUSH_FOLLOWS, caps.push_follows && caps.ordered);
-        flags.set(Self::SURVIVES, caps.survives);
-        flags.set(Self::REGISTERED, caps.registered);
-        flags.set(Self::CONFIRMS, caps.confirms && caps.ordered);
-        flags
-    }
-}
-
-impl PathCaps {
-    /// `eager` overrides the device's own threshold.
-    fn new(caps: &NicCaps, eager: Option<usize>) -> Self {
-        let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let thresholds = caps.thresholds(eager);
-        Self {
-            eager_bytes: clamp(thresholds.eager_bytes),
-            rma_bytes: clamp(thresholds.access_bytes),
-            mailbox_bytes: clamp(caps.mailbox_bytes),
-            slow_sends: if caps.survives { SLOW_SENDS } else { SLOW_SENDS.union(OpFlags::TRANSMIT) },
-        }
-    }
 }
 
 /// One peer.
@@ -278,7 +196,7 @@ impl Peer {
             addr: ADDR_NONE,
             phase: Phase::Idle,
             link: LinkId(u32::MAX),
-            caps: PathCaps { eager_bytes: 0, rma_bytes: 0, mailbox_bytes: 0, slow_sends: SLOW_SENDS },
+            caps: PathCaps::NONE,
             path: PathFlags::ORDERED,
             active: false,
             connect_failure: None,
@@ -376,23 +294,23 @@ impl Peer {
 
     #[inline(always)]
     pub(crate) fn eager_bytes(&self) -> u32 {
-        self.caps.eager_bytes
+        self.caps.eager_bytes()
     }
 
     #[inline(always)]
     pub(crate) fn rma_bytes(&self) -> u32 {
-        self.caps.rma_bytes
+        self.caps.rma_bytes()
     }
 
     #[inline(always)]
     pub(crate) fn mailbox_bytes(&self) -> u32 {
-        self.caps.mailbox_bytes
+        self.caps.mailbox_bytes()
     }
 
     /// Sends with any of these flags do not take the fast path.
     #[inline(always)]
     pub(crate) fn slow_sends(&self) -> OpFlags {
-        self.caps.slow_sends
+        self.caps.slow_sends()
     }
 
     /// Whether the link's device has one of these properties.
@@ -409,6 +327,11 @@ impl Peer {
     /// Notes that the link's device lacks a property that it has announced.
     pub(crate) fn lose(&mut self, property: PathFlags) {
         self.path.remove(property);
+    }
+
+    /// Whether `len` bytes are pushed although the device could get or put them.
+    pub(crate) fn pushes(&self, len: u64) -> bool {
+        self.path.pushes(len)
     }
 
     /// The answer that completes a send of this level.

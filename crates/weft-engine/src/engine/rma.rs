@@ -354,7 +354,8 @@ impl<N: Nic> Engine<N> {
             sent
         } else {
             let holder = Holder::Part { op: index, part };
-            let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
+            let direct =
+                !peer.pushes(remote.len) && reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
             let source = if direct { wire_iov(&iov, peer.mailbox_bytes() as usize) } else { SmallVec::new() };
             let follows = source.is_empty() && peer.has(PathFlags::PUSH_FOLLOWS);
             let head = rma_head(index.get(), part, op.data(), remote);
@@ -393,7 +394,8 @@ impl<N: Nic> Engine<N> {
         }
         let iov = part_iov(op, part, remote.len);
         let holder = Holder::Part { op: index, part };
-        let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
+        let direct =
+            !peer.pushes(remote.len) && reachable(&mut self.nic, &mut self.state.registrations, peer, holder, &iov);
         let home = if direct { wire_iov(&iov, peer.mailbox_bytes() as usize) } else { SmallVec::new() };
         let len = remote.len;
         let head = rma_head(index.get(), part, 0, remote);

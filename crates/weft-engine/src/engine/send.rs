@@ -216,8 +216,10 @@ impl<N: Nic> Engine<N> {
         } else {
             let holder = Holder::Part { op: index, part: 0 };
             let (peer_id, len) = (op.peer(), op.len());
-            let direct = reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
-            if !direct && peer.has(PathFlags::PUSH_FOLLOWS) && cost <= peer.tx_credit() && op.kind() == Kind::Send {
+            let follows = peer.has(PathFlags::PUSH_FOLLOWS) && cost <= peer.tx_credit() && op.kind() == Kind::Send;
+            let direct = !(follows && peer.pushes(len))
+                && reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
+            if !direct && follows {
                 return self.send_followed(index, peer_id, link, ack.is_some());
             }
             let (mailbox_bytes, seq) = (peer.mailbox_bytes() as usize, peer.tx_seq());

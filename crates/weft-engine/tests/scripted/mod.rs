@@ -41,6 +41,7 @@ pub const CAPS: NicCaps = NicCaps {
     push_follows: false,
     survives: false,
     confirms: false,
+    pushes: false,
     registered: false,
 };
 

@@ -52,6 +52,28 @@ struct Push {
     ctx: u64,
 }
 
+impl Push {
+    /// Sends up to about `budget` bytes as far as the ring has room. Returns their number.
+    fn advance(&mut self, tx: &mut Tx, budget: usize) -> usize {
+        let mut moved = 0;
+        while moved < budget && !self.is_over() {
+            let len = (self.total_bytes - self.sent_bytes).min(PIECE_BYTES);
+            let from = mem::slice(&self.src, self.sent_bytes, len);
+            let at = self.offset.wrapping_add(self.sent_bytes as u64);
+            if tx.push(self.window, at, &from, len).is_err() {
+                break;
+            }
+            self.sent_bytes += len;
+            moved += len;
+        }
+        moved
+    }
+
+    fn is_over(&self) -> bool {
+        self.sent_bytes == self.total_bytes
+    }
+}
+
 /// The state of a transfer by address after its start.
 pub(super) enum Started {
     /// The transfer is queued. The peer may help with it.
@@ -257,15 +279,23 @@ impl Link {
         }
     }
 
-    /// Queues a push.
-    pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
-        let pushes = &mut self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap))).pushes;
-        if pushes.len() >= QUEUE_DEPTH {
+    /// Starts a push: sends what has room in the ring, unless others wait, and queues the rest. Returns whether all
+    /// has left.
+    pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<bool, Full> {
+        let waiting = self.bulk.as_ref().map_or(0, |bulk| bulk.pushes.len());
+        if waiting >= QUEUE_DEPTH {
             return Err(Full);
         }
         let total_bytes = mem::total_len(src);
-        pushes.push_back(Push { window, offset, src: src.into(), sent_bytes: 0, total_bytes, ctx });
-        Ok(())
+        let mut push = Push { window, offset, src: src.into(), sent_bytes: 0, total_bytes, ctx };
+        if waiting == 0 && push.advance(&mut self.tx, total_bytes) > 0 {
+            self.notify_peer();
+        }
+        let is_over = push.is_over();
+        if !is_over {
+            self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap))).pushes.push_back(push);
+        }
+        Ok(is_over)
     }
 
     /// Starts a transfer by address. A short one is made at once, unless others are queued. A long one is
@@ -429,19 +459,15 @@ impl Link {
         while moved < budget
             && let Some(push) = bulk.pushes.front_mut()
         {
-            let len = (push.total_bytes - push.sent_bytes).min(PIECE_BYTES);
-            let from = mem::slice(&push.src, push.sent_bytes, len);
-            let at = push.offset.wrapping_add(push.sent_bytes as u64);
-            if len > 0 && self.tx.push(push.window, at, &from, len).is_err() {
-                break;
-            }
-            push.sent_bytes += len;
-            moved += len;
-            if push.sent_bytes == push.total_bytes {
+            let sent = push.advance(&mut self.tx, budget - moved);
+            moved += sent;
+            if push.is_over() {
                 let ctx = push.ctx;
                 bulk.pushes.pop_front();
                 sink.done(id, ctx, Ok(()));
                 calls += 1;
+            } else if sent == 0 {
+                break;
             }
             self.notify_peer();
         }

@@ -260,6 +260,20 @@ fn a_push_wakes_its_sender() {
     drop(other.join().unwrap());
 }
 
+/// A push that the ring has room for leaves at once. Its sender need not poll.
+#[test]
+fn a_push_with_room_leaves_at_once() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, _) = join(&mut a, &mut b);
+    let size = usize::try_from(weft_engine::nic::PUSH_BYTES).unwrap();
+    let mut memory = Owned::new(vec![1; size]);
+    a.nic.push(near, 1, 0, &[memory.iov()], 9).unwrap();
+    work(&mut b, |b| b.inbox.placed >= size);
+    assert!(a.inbox.done.is_empty(), "only a poll reports the end");
+    a.poll();
+    assert_eq!(a.inbox.done, [(9, Ok(()))]);
+}
+
 /// The number of active links exceeds the hot list. Cold links are served as well, awake and asleep.
 #[test]
 fn hot_and_cold_links_are_served() {
