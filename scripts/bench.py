@@ -58,20 +58,24 @@ PARTS: dict[str, tuple[str, bool]] = {
 }
 
 MPI_SIZES = "0,1,8,64,512,4096,16384,65536,262144,1048576,4194304"
-# MPI jobs: ranks, rounds, milliseconds for one measurement, providers, and arguments of scripts/mpi_bench.c.
-MPI_PARTS: dict[str, tuple[int, int, int, tuple[str, ...], list[str]]] = {
-    "mpi": (2, 7, 40, ("weft", "own", "ucx"), [f"pingpong:{MPI_SIZES}", f"bandwidth:{MPI_SIZES}"]),
-    "mpi-crowd": (16, 3, 300, ("weft", "shm", "sm2", "own"), ["barrier:0", "allreduce:8"]),
+MPI_MORE = ["allreduce:65536,262144,1048576", "put:8", "get:8"]
+BY_TCP = {"FI_WEFT_SHM": "0", "UCX_TLS": "tcp"}
+# MPI jobs: ranks, rounds, milliseconds for one measurement, providers, arguments of scripts/mpi_bench.c, and variables.
+MPI_PARTS: dict[str, tuple[int, int, int, tuple[str, ...], list[str], dict[str, str]]] = {
+    "mpi": (2, 7, 40, ("weft", "own", "ucx"), [f"pingpong:{MPI_SIZES}", f"bandwidth:{MPI_SIZES}"], {}),
+    "mpi-more": (2, 7, 40, ("weft", "shm", "sm2", "ucx"), MPI_MORE, {}),
+    "mpi-tcp": (2, 7, 40, ("weft", "tcp", "ucx"), MPI_MORE, BY_TCP),
+    "mpi-crowd": (16, 3, 300, ("weft", "shm", "sm2", "own"), ["barrier:0", "allreduce:8"], {}),
 }
 MPI_TIMEOUT_S = 180
 
 
-def mpi_job(over: str, ranks: int, budget_ms: int, kinds: list[str]) -> dict[str, float]:
+def mpi_job(over: str, ranks: int, budget_ms: int, kinds: list[str], variables: dict[str, str]) -> dict[str, float]:
     """Runs one job. Returns microseconds by kind and size."""
     program = str(jobs.TARGET / "demo/mpi_bench")
     bound = ["-bind-to", "core"] if ranks == 2 else []
     line = jobs.mpich(ranks, [program, str(budget_ms), *kinds], *bound)
-    job = jobs.run(line, jobs.mpich_over(over), MPI_TIMEOUT_S).check()
+    job = jobs.run(line, jobs.mpich_over(over) | variables, MPI_TIMEOUT_S).check()
     names = {kind.partition(":")[0] for kind in kinds}
     words = [line.split() for line in job.output.splitlines()]
     times = {f"{row[0]} {row[1]}": float(row[2]) for row in words if len(row) == 3 and row[0] in names}
@@ -83,12 +87,12 @@ def mpi_job(over: str, ranks: int, budget_ms: int, kinds: list[str]) -> dict[str
 
 def measure_mpi(name: str) -> None:
     """Measures all rounds of one part, and stores every sample."""
-    ranks, rounds, budget_ms, subjects, kinds = MPI_PARTS[name]
+    ranks, rounds, budget_ms, subjects, kinds, variables = MPI_PARTS[name]
     samples: dict[str, dict[str, list[float]]] = {over: {} for over in subjects}
     for turn in range(rounds):
         for over in subjects if turn % 2 == 0 else reversed(subjects):
             print(f"\r{name}: round {turn + 1} of {rounds}: {over:6}", end="", file=sys.stderr, flush=True)
-            for what, microseconds in mpi_job(over, ranks, budget_ms, kinds).items():
+            for what, microseconds in mpi_job(over, ranks, budget_ms, kinds, variables).items():
                 samples[over].setdefault(what, []).append(microseconds)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     medians = {over: {what: statistics.median(all_) for what, all_ in of.items()} for over, of in samples.items()}

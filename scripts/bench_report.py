@@ -19,7 +19,7 @@ TRUST = ("weft", f"weft{KEY}", OVER_TCP, f"{OVER_TCP}{KEY}", f"{OVER_TCP}{KEY}:F
 SILENT = ":FI_WEFT_STATS=no"
 COUNTING = ("weft", f"weft{SILENT}", OVER_TCP, f"{OVER_TCP}{SILENT}")
 OPERATIONS = {"tagged": "tagged", "write": "write", "read": "read", "fetch-add": "fetch-and-add"}
-SUBJECTS = {"own": "MPICH's own shared memory", "ucx": "UCX", "shm": "shm", "sm2": "sm2", "weft": "weft"}
+SUBJECTS = {"own": "MPICH's own shared memory", "ucx": "UCX", "shm": "shm", "sm2": "sm2", "tcp": "tcp", "weft": "weft"}
 
 Results = dict[str, Any]
 
@@ -277,7 +277,13 @@ def acceptance(results: Results) -> str:
 def mpi_section(results: Results) -> str:
     """The tables of MPI jobs."""
     tables = []
-    for name, title in (("mpi", "2 ranks, each on its core"), ("mpi-crowd", "16 ranks on these cores")):
+    titles = {
+        "mpi": "2 ranks, each on its core",
+        "mpi-more": "2 ranks, collectives and remote access (put and get with a flush)",
+        "mpi-tcp": "the same by TCP",
+        "mpi-crowd": "16 ranks on these cores",
+    }
+    for name, title in titles.items():
         medians = (results.get(name) or {}).get("medians")
         if medians:
             tables.append(f"{title}:\n\n{markdown(*mpi_rows(medians))}")

@@ -217,8 +217,9 @@ impl<N: Nic> Engine<N> {
             let holder = Holder::Part { op: index, part: 0 };
             let (peer_id, len) = (op.peer(), op.len());
             let follows = peer.has(PathFlags::PUSH_FOLLOWS) && cost <= peer.tx_credit() && op.kind() == Kind::Send;
-            let direct = !(follows && peer.pushes(len))
-                && reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
+            // A message of a collective is pushed on request: the window of eager bytes is the client's.
+            let pushed = peer.pushes(len) && (follows || op.kind() == Kind::Collective);
+            let direct = !pushed && reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
             if !direct && follows {
                 return self.send_followed(index, peer_id, link, ack.is_some());
             }
