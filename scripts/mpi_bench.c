@@ -21,7 +21,8 @@ enum { WINDOW = 64 };
 static unsigned char out_bytes[MAX_BYTES], in_bytes[MAX_BYTES];
 static double out_values[MAX_BYTES / 8], in_values[MAX_BYTES / 8];
 static int rank, ranks;
-static MPI_Win window;
+/* Opened by the first put or get. */
+static MPI_Win window = MPI_WIN_NULL;
 static unsigned char *shared_bytes;
 
 static void fail(const char *what, int bytes) {
@@ -93,6 +94,18 @@ static double put(int bytes, long count) { return remote(bytes, count, 1); }
 
 static double get(int bytes, long count) { return remote(bytes, count, 0); }
 
+static void open_window(void) {
+    if (window != MPI_WIN_NULL) return;
+    MPI_Win_allocate(MAX_BYTES, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &shared_bytes, &window);
+    MPI_Win_lock_all(0, window);
+}
+
+static void close_window(void) {
+    if (window == MPI_WIN_NULL) return;
+    MPI_Win_unlock_all(window);
+    MPI_Win_free(&window);
+}
+
 static void check(const char *kind, int bytes) {
     if (strcmp(kind, "allreduce") == 0) {
         for (int i = 0; i < bytes / 8; i++)
@@ -112,7 +125,8 @@ static void measure(const char *kind, double (*run)(int, long), int bytes, doubl
     for (int i = 0; i < bytes / 8; i++) out_values[i] = i + rank;
     memset(in_bytes, 0, sizeof in_bytes);
     memset(in_values, 0, sizeof in_values);
-    memcpy(shared_bytes, out_bytes, strcmp(kind, "get") == 0 ? bytes : 0);
+    if (strcmp(kind, "put") == 0 || strcmp(kind, "get") == 0) open_window();
+    if (strcmp(kind, "get") == 0) memcpy(shared_bytes, out_bytes, bytes);
     MPI_Barrier(MPI_COMM_WORLD);
     run(bytes, 1);
     check(kind, bytes);
@@ -166,15 +180,12 @@ int main(int argc, char **argv) {
         fprintf(stderr, "mpi_bench: needs two ranks or more\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    MPI_Win_allocate(MAX_BYTES, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &shared_bytes, &window);
-    MPI_Win_lock_all(0, window);
     for (int at = 2; at < argc; at++) measure_all(argv[at], budget_s);
     if (argc <= 2) {
         measure_all("pingpong:8,64,512,4096,16384,65536,262144,1048576", budget_s);
         measure_all("allreduce:8,64,512,4096,16384,65536,262144,1048576", budget_s);
     }
-    MPI_Win_unlock_all(window);
-    MPI_Win_free(&window);
+    close_window();
     MPI_Finalize();
     return 0;
 }

@@ -22,8 +22,8 @@ macro_rules! conformance {
                 random_traffic_keeps_order, two_threads_play_ping_pong, two_threads_stream);
             conformance!(@tests $type, bulk: pushes_arrive_intact, pushes_without_room_are_discarded,
                 messages_pass_pushes, pushes_follow_messages, confirmations_follow_messages,
-                a_queue_of_pushes_is_bounded, pushes_end_with_their_link, close_abandons_pushes, direct_transfers_are_intact, both_sides_move_a_transfer,
-                late_or_wrong_help_does_no_harm);
+                a_queue_of_pushes_is_bounded, pushes_end_with_their_link, close_abandons_pushes,
+                direct_transfers_are_intact, both_sides_move_a_transfer, late_or_wrong_help_does_no_harm);
         }
     )+ };
     (@tests $type:ty, $family:ident: $($test:ident),+) => { $(

@@ -37,13 +37,10 @@ pub(crate) fn protocols(params: &Params, attach: bool) -> Vec<Protocol> {
     let mut protocols = Vec::new();
     if params.shm {
         let caps = shm::caps(params.shm_eager_bytes, attach);
-        let bulk = if attach {
-            "both sides copy by cross-memory attach (process_vm_readv), each a part"
-        } else {
-            "the data passes through the ring in pieces, copied twice"
-        };
-        let eager = "copied into the ring beside the header, and out of it";
         let pushed = "the data passes through the ring in pieces, copied twice";
+        let attached = "both sides copy by cross-memory attach (process_vm_readv), each a part";
+        let bulk = if attach { attached } else { pushed };
+        let eager = "copied into the ring beside the header, and out of it";
         protocols.extend(of_path(
             params,
             &caps,

@@ -23,7 +23,7 @@ use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::TxOp;
-use crate::engine::peer::{Direction, PathFlags, Peer};
+use crate::engine::peer::{Direction, Peer};
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
 use crate::engine::state::Violation;
@@ -246,10 +246,9 @@ impl<N: Nic> Engine<N> {
         peer.begin_accesses(1);
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
         let seq = peer.tx_seq().wrapping_sub(1);
-        let confirms = peer.has(PathFlags::CONFIRMS) && !op.amo.fetches();
         let index = self.state.outgoing.push(peer, || TxOp::sent_atomic(op, peer_id, iov, remote.len));
-        if confirms {
-            self.state.peers.queues(peer_id).await_confirmation(seq, index);
+        if !op.amo.fetches() {
+            self.state.peers.await_confirmation(peer_id, seq, index);
         }
         true
     }
@@ -300,8 +299,8 @@ impl<N: Nic> Engine<N> {
         }
         let (seq, peer_id) = (peer.tx_seq(), op.peer());
         peer.begin_fetch(cost);
-        if !amo.fetches() && peer.has(PathFlags::CONFIRMS) {
-            self.state.peers.queues(peer_id).await_confirmation(seq, index);
+        if !amo.fetches() {
+            self.state.peers.await_confirmation(peer_id, seq, index);
         }
         Started::Sent
     }
@@ -402,7 +401,7 @@ impl State {
                 self.part_failed(parts);
                 self.queue_fin(peer_id, id.op.get(), status, id.part.get().into());
                 if !amo.fetches() {
-                    self.request_refused(peer_id, id.op.get());
+                    self.request_taken(peer_id, id.op.get());
                 }
                 return Ok(());
             }

@@ -18,8 +18,8 @@ use crate::api::{ADDR_NONE, Addr, Book, Changes, Error, Fault, NoBook};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::connection::Role;
-use crate::engine::ids::PeerId;
-use crate::engine::peer::{BulkOp, Deferred, Peer, PeerQueues, PeerState, QueuePool};
+use crate::engine::ids::{OpId, PeerId};
+use crate::engine::peer::{BulkOp, Deferred, PathFlags, Peer, PeerQueues, PeerState, QueuePool};
 use crate::growth;
 use crate::matching::Matcher;
 use crate::name::{EpName, Identity};
@@ -262,6 +262,14 @@ impl Peers {
     #[inline]
     pub(crate) fn return_queues(&mut self, id: PeerId) {
         self.queue_pool.take_back(&mut self.table[id.place()]);
+    }
+
+    /// Notes that message `number` to a peer is a request of an operation, if the peer confirms requests by position.
+    #[inline]
+    pub(crate) fn await_confirmation(&mut self, id: PeerId, number: u32, op: OpId) {
+        if self[id].has(PathFlags::CONFIRMS) {
+            self.queues(id).await_confirmation(number, op);
+        }
     }
 
     /// Removes a peer's queues with their entries.

@@ -226,9 +226,7 @@ impl<N: Nic> Engine<N> {
         peer.begin_ops(1);
         peer.begin_accesses(1);
         let index = state.outgoing.push(peer, || TxOp::sent_write(op, peer_id, len));
-        if peer.has(PathFlags::CONFIRMS) {
-            state.peers.queues(peer_id).await_confirmation(seq, index);
-        }
+        state.peers.await_confirmation(peer_id, seq, index);
         true
     }
 
@@ -345,11 +343,11 @@ impl<N: Nic> Engine<N> {
         let iov = part_iov(op, part, remote.len);
         let bits = part_flags(op.flags(), last);
         let sent = if remote.len <= u64::from(peer.rma_bytes()) {
-            let (peer_id, seq, confirms) = (op.peer(), peer.tx_seq(), peer.has(PathFlags::CONFIRMS));
+            let (peer_id, seq) = (op.peer(), peer.tx_seq());
             let mut head = write_head(index.get(), part, bits, op.data(), remote);
             let sent = self.nic.send(link, head.with_seq(seq), &iov);
-            if sent.is_ok() && confirms {
-                self.state.peers.queues(peer_id).await_confirmation(seq, index);
+            if sent.is_ok() {
+                self.state.peers.await_confirmation(peer_id, seq, index);
             }
             sent
         } else {
@@ -499,7 +497,7 @@ impl State {
             Err(status) => {
                 self.part_failed(parts);
                 self.queue_fin(peer_id, op, status, wire::CONFIRMED_FIN);
-                self.request_refused(peer_id, op);
+                self.request_taken(peer_id, op);
             }
         }
         Ok(())
@@ -508,16 +506,16 @@ impl State {
     /// Acknowledges a short write, or an atomic without a result, unless its number is [`wire::NO_OP`].
     #[inline]
     pub(crate) fn request_executed(&mut self, peer_id: PeerId, op: u32) {
-        if op == wire::NO_OP {
-        } else if self.peers[peer_id].has(PathFlags::CONFIRMS) {
-            self.prompts.confirm(peer_id);
-        } else {
+        if self.peers[peer_id].has(PathFlags::CONFIRMS) {
+            self.request_taken(peer_id, op);
+        } else if op != wire::NO_OP {
             self.queue_ack(peer_id, op);
         }
     }
 
-    /// Notes that such a request was refused by FIN. A confirmation by position includes it.
-    pub(crate) fn request_refused(&mut self, peer_id: PeerId, op: u32) {
+    /// Notes that such a request was executed, or refused by FIN. A confirmation by position includes both.
+    #[inline]
+    pub(crate) fn request_taken(&mut self, peer_id: PeerId, op: u32) {
         if op != wire::NO_OP && self.peers[peer_id].has(PathFlags::CONFIRMS) {
             self.prompts.confirm(peer_id);
         }

@@ -432,15 +432,15 @@ impl Link {
             };
             self.rx.advance(need);
         }
-        if polled.drained && confirmed != self.confirmed {
-            self.confirmed = confirmed;
-            polled.calls += 1;
-            sink.confirmed(id, confirmed);
-        }
         if !polled.drained {
             self.lag.lags();
         } else if polled.calls > 0 {
             self.lag.caught_up(polled.calls, cycles);
+        }
+        if polled.drained && confirmed != self.confirmed {
+            self.confirmed = confirmed;
+            polled.calls += 1;
+            sink.confirmed(id, confirmed);
         }
         self.rx.release();
         if self.rx.take_released() && sleep_protocol::is_set(&self.peer_side().wants_space.0, self.must_fence) {
