@@ -34,6 +34,7 @@ use crate::cntr::Cntr;
 use crate::collective::ops;
 pub(crate) use crate::domain::instance::find;
 use crate::endpoint::cell::{AnyCell, CellRef, EndpointCell};
+use crate::endpoint::connection::Siblings;
 use crate::endpoint::route::RegionCounters;
 use crate::endpoint::{scalable, shared};
 use crate::eq::Eq;
@@ -74,6 +75,8 @@ pub(crate) struct Domain {
     /// The programs that wait for counters.
     work: Arc<WorkQueue>,
     shared: Mutex<Shared>,
+    /// The enabled endpoints of type FI_EP_MSG.
+    connected: Arc<Siblings>,
     /// The queue bound by `fi_domain_bind`, and whether registrations are reported there (FI_REG_MR).
     eq: Mutex<Option<(Hold<Eq>, bool)>>,
     uses: Uses,
@@ -251,6 +254,7 @@ fn open_domain<D: Device>(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut 
         dropped: AtomicU64::new(0),
         work,
         shared: Mutex::default(),
+        connected: Arc::default(),
         eq: Mutex::new(None),
         uses: Uses::new(),
         fabric,
@@ -441,6 +445,11 @@ impl Domain {
         }
         // Threads that sleep on the counter have not parked these endpoints.
         cntr.notify();
+    }
+
+    /// The enabled endpoints of type FI_EP_MSG.
+    pub(crate) const fn connections(&self) -> &Arc<Siblings> {
+        &self.connected
     }
 
     /// The enabled endpoints.

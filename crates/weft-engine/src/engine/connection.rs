@@ -26,14 +26,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::api::{Addr, Completion, CompletionFlags, Context, Error, Fault, Kind, RecvFlags, RecvOp};
+use crate::api::{Addr, Completion, CompletionFlags, Context, Error, Fault, Kind};
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::links::LinkState;
 use crate::engine::peer::PeerState;
-use crate::engine::receives;
 use crate::engine::state::Violation;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
@@ -98,7 +97,10 @@ enum ConnectionPhase {
     /// Calling back a peer, with the client's data.
     Accepting(PeerId, Box<[u8]>),
     Connected(PeerId),
-    Over,
+    /// The connection could not be made.
+    Failed,
+    /// The connection was made, and has ended.
+    Ended,
 }
 
 /// Connection management of one engine.
@@ -121,6 +123,11 @@ impl Connection {
 
     pub(crate) const fn is_connectionless(&self) -> bool {
         matches!(self.role, Role::Connectionless | Role::Datagrams)
+    }
+
+    /// Whether the connection was made and has ended.
+    pub(crate) const fn has_ended(&self) -> bool {
+        matches!(self.phase, ConnectionPhase::Ended)
     }
 }
 
@@ -204,6 +211,11 @@ impl<N: Nic> Engine<N> {
     pub fn peer(&self) -> Option<EpName> {
         let ConnectionPhase::Connected(peer_id) = self.state.connection.phase else { return None };
         self.state.peers.get(peer_id).map(|peer| peer.name())
+    }
+
+    /// Whether the connection was made and has ended. The event may still be due.
+    pub fn connection_ended(&self) -> bool {
+        self.state.connection.has_ended()
     }
 
     /// The events since the last call, in order.
@@ -320,7 +332,7 @@ impl State {
         if self.links.lookup(link) != Some((LinkState::Opening, Some(peer_id))) {
             return Err(Violation);
         }
-        self.connection.phase = ConnectionPhase::Over;
+        self.connection.phase = ConnectionPhase::Failed;
         self.close_links(peer_id);
         self.peers[peer_id].set_state(PeerState::Idle);
         self.announce(ConnEvent::Refused { data: planted!(Bug::RefusalWithoutData, data, Box::default()) });
@@ -351,20 +363,17 @@ impl State {
     pub(crate) fn connection_lost(&mut self, peer_id: PeerId, why: LinkError) {
         match self.connection.phase {
             ConnectionPhase::Calling(ours, _) | ConnectionPhase::Accepting(ours, _) if ours == peer_id => {
-                self.connection.phase = ConnectionPhase::Over;
+                self.connection.phase = ConnectionPhase::Failed;
                 self.announce(ConnEvent::Failed(why));
             }
             ConnectionPhase::Connected(ours) if ours == peer_id => {
-                self.connection.phase = ConnectionPhase::Over;
+                self.connection.phase = ConnectionPhase::Ended;
                 self.peers.set_only_route(None);
-                // Messages that have arrived can still be received. No other receive can be posted.
-                self.config.rx_depth = 0;
+                // Messages that have arrived can still be received ([`State::post`]).
                 self.incoming.close_fast_path();
                 let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
                 for tagged in [true, planted!(Bug::EndKeepsReceives, false, true)] {
-                    while let Some(key) = self.incoming.matcher(tagged).find_posted_where(|_| true) {
-                        self.end_posted(tagged, key, fault);
-                    }
+                    self.end_all_posted(tagged, fault);
                 }
                 planted!(Bug::EndTwice, self.announce(ConnEvent::Ended(why)));
                 planted!(Bug::EndUnreported, self.announce(ConnEvent::Ended(why)), ());
@@ -383,17 +392,5 @@ impl State {
     /// The error of an operation that has no peer.
     pub(crate) fn no_peer_error(&self) -> Error {
         if self.connection.is_connectionless() { Error::NoSuchAddress } else { Error::NotConnected }
-    }
-
-    /// Posts a receive although the depth is exhausted. After the connection has ended the depth is 0, and
-    /// receives can take only messages that arrived before.
-    #[cold]
-    pub(crate) fn post_beyond(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        if !matches!(self.connection.phase, ConnectionPhase::Over) {
-            return Err(Error::Again);
-        }
-        let found = self.find_unexpected(tagged, receives::wanted(op)).filter(|_| !op.flags.contains(RecvFlags::MULTI));
-        self.take_unexpected(tagged, found.ok_or(Error::NotConnected)?, op);
-        Ok(())
     }
 }

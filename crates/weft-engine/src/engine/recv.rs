@@ -104,7 +104,7 @@ impl State {
 
     fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
         if self.incoming.matcher(tagged).posted().len() >= self.config.rx_depth {
-            return self.post_beyond(op, tagged);
+            return Err(Error::Again);
         }
         let wanted = receives::wanted(op);
         let multi = op.flags.contains(RecvFlags::MULTI);
@@ -122,7 +122,19 @@ impl State {
                 self.incoming.receives().take(tagged, posted, message.tag(), message.data(), message.len());
             self.deliver_unexpected(message, iov, info);
         }
+        if self.connection.has_ended() {
+            // Every message of the connection has arrived. A client that posts the next receive before it has read
+            // of the end learns of it from this one.
+            self.end_all_posted(tagged, Fault::Canceled);
+        }
         Ok(())
+    }
+
+    /// Ends every posted receive of a kind without a message.
+    pub(crate) fn end_all_posted(&mut self, tagged: bool, fault: Fault) {
+        while let Some(key) = self.incoming.matcher(tagged).find_posted_where(|_| true) {
+            self.end_posted(tagged, key, fault);
+        }
     }
 
     pub(crate) fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {

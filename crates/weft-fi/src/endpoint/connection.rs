@@ -3,12 +3,18 @@
 //! Place in the data flow: these calls → `Engine::connect`, `accept`, `disconnect`. Events of the engine report the
 //! outcome: [`crate::endpoint::route`] → [`Reports`] → the event queue. Passive endpoints are in [`crate::pep`].
 //!
+//! An end is reported after everything that has arrived before it, on this connection or on others. A client that
+//! reads of the end may leave, or close the queue. The completions and the event of the end are therefore held
+//! ([`Reports::holds_end`]) until the other connections of the domain have taken what has arrived ([`Siblings`]).
+//!
 //! Errors: -FI_EOPBADSTATE for calls that are repeated or too late, -FI_ENOTCONN without a connection, -FI_EINVAL for
 //! more data than FI_OPT_CM_DATA_SIZE.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use weft_engine::api::Error;
 use weft_engine::name::EpName;
@@ -20,6 +26,7 @@ use weft_nic::Device;
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
 use crate::endpoint::Ep;
+use crate::endpoint::cell::{AnyCell, CellRef};
 use crate::endpoint::route::Routes;
 use crate::eq::{Eq, Failure};
 use crate::info::EpType;
@@ -33,6 +40,47 @@ pub(super) struct Reports {
     pub(super) fid: usize,
     /// The request that is being accepted. It keeps the passive endpoint's devices open until the exchange is over.
     pub(super) request: RefCell<Option<Arc<Request>>>,
+    siblings: Arc<Siblings>,
+    /// Everything that arrived before the end of the connection has been reported.
+    may_end: Cell<bool>,
+}
+
+impl Reports {
+    pub(super) fn new(eq: Hold<Eq>, fid: usize, siblings: Arc<Siblings>) -> Self {
+        Self { eq, fid, request: RefCell::default(), siblings, may_end: Cell::new(false) }
+    }
+
+    /// Whether the end of the connection must not be reported yet.
+    pub(super) fn holds_end<D: Device>(&self, engine: &Engine<D>) -> bool {
+        engine.connection_ended() && !self.may_end.get()
+    }
+
+    /// Lets the end of the connection be reported.
+    pub(super) fn allow_end(&self) {
+        self.may_end.set(true);
+    }
+
+    pub(super) fn siblings(&self) -> Arc<Siblings> {
+        Arc::clone(&self.siblings)
+    }
+}
+
+/// The connected endpoints of a domain. The lock is a leaf.
+#[derive(Default)]
+pub(crate) struct Siblings(Mutex<Vec<Weak<dyn AnyCell>>>);
+
+impl Siblings {
+    pub(super) fn join(&self, cell: &CellRef) {
+        let mut cells = self.0.lock();
+        cells.retain(|known| known.strong_count() > 0);
+        cells.push(Arc::downgrade(cell));
+    }
+
+    /// Has all other endpoints take and report what has arrived. The caller is inside no endpoint.
+    pub(super) fn settle_others(&self, than: usize) {
+        let cells: Vec<CellRef> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        cells.iter().filter(|cell| cell.id() != than).for_each(|cell| cell.settle());
+    }
 }
 
 /// The object that an endpoint was opened from (`fi_info.handle`).
@@ -89,7 +137,7 @@ impl Routes {
     /// Reports the events of the connection to the client.
     #[cold]
     pub(super) fn report_connection<D: Device>(&self, engine: &mut Engine<D>) {
-        let Some(Reports { eq, fid, request }) = self.reports() else { return };
+        let Some(Reports { eq, fid, request, .. }) = self.reports() else { return };
         for event in engine.take_connection_events() {
             let (errno, more) = match event {
                 ConnEvent::Connected { data, .. } => {
@@ -156,7 +204,9 @@ impl<D: Device> Ep<D> {
 
     /// Ends the connection: `fi_shutdown`.
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
-        self.step(Engine::disconnect)
+        self.step(Engine::disconnect)?;
+        self.cell.settle_siblings();
+        Ok(())
     }
 
     /// Enables the endpoint, unless it is enabled.

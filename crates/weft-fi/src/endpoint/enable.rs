@@ -7,7 +7,6 @@
 //! Errors, as fi_endpoint(3) names them: -FI_ENOCQ, -FI_ENOAV and -FI_ENOEQ for missing bindings, -FI_EOPBADSTATE
 //! for a second call or a missing shared context.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -79,7 +78,8 @@ impl<D: Device> Ep<D> {
             (EpType::Msg, None) => return Err(Errno::NOEQ),
             _ => return Ok(None),
         };
-        Ok(Some(Reports { eq, fid: std::ptr::from_ref(self).addr(), request: RefCell::default() }))
+        let siblings = Arc::clone(self.domain.connections());
+        Ok(Some(Reports::new(eq, std::ptr::from_ref(self).addr(), siblings)))
     }
 
     /// Whether a queue is missing that the capabilities need.
@@ -147,6 +147,9 @@ impl<D: Device> Ep<D> {
         }
         if let Some(eq) = setup.eq.as_ref().filter(|_| self.has_events()) {
             eq.drive(Arc::clone(&self.cell) as _);
+        }
+        if self.ty == EpType::Msg {
+            self.domain.connections().join(&cell);
         }
         self.place().inspect(|place| place.join(&self.cell));
         report::opened(&cell, self.domain.params());

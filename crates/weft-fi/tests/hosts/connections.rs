@@ -2,6 +2,7 @@
 //! with a process that dies.
 
 pub(crate) mod ends;
+mod order;
 mod trouble;
 
 use std::time::Duration;
@@ -33,6 +34,7 @@ pub(crate) fn all(lib: &Lib) {
     scenes(lib, &[("little_room", little_room)]);
     scenes(lib, &[("endings", endings), ("crowd", crowd), ("sockets", sockets), ("waiting", waiting)]);
     scenes(lib, &[("unattended", unattended)]);
+    order::all(lib);
     trouble::all(lib);
 }
 
@@ -257,7 +259,7 @@ fn endings(lib: &Lib) {
     assert_eq!(b.side.next(&[]).done().op_context as usize, 5, "the message arrived before the end");
     assert_eq!((&*first, &*second), (&*pattern(8), &*pattern(8)));
     for end in [&a, &b] {
-        for call in ["fi_send", "fi_recv", "fi_inject", "fi_read", "fi_tsend"] {
+        for call in ["fi_send", "fi_inject", "fi_read", "fi_tsend"] {
             assert_eq!(end.side.run(call, &Args::new(memory(8), 0)), err(FI_ENOTCONN), "{call}");
         }
         assert_eq!(end.shutdown(), -FI_ENOTCONN);

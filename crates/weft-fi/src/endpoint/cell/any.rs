@@ -81,6 +81,9 @@ pub(crate) trait AnyCell: Driver {
     /// Starts an operation whose condition is met ([`EndpointCell::start`]).
     fn start(&self, op: &mut Op, report: &mut Option<Report>) -> bool;
 
+    /// Takes and reports everything that has arrived ([`EndpointCell::settle`]).
+    fn settle(&self);
+
     /// Cancels deferred work whose operation was started, if that is a receive without a message.
     fn cancel_work(&self, work: usize) -> Standing;
 
@@ -221,6 +224,10 @@ impl<D: Device> AnyCell for EndpointCell<D> {
 
     fn start(&self, op: &mut Op, report: &mut Option<Report>) -> bool {
         Self::start(self, op, report)
+    }
+
+    fn settle(&self) {
+        Self::settle(self);
     }
 
     fn cancel_work(&self, work: usize) -> Standing {

@@ -12,6 +12,7 @@ use weft_nic::Device;
 
 use super::{AnyCell, EndpointCell, State};
 use crate::cq::Reading;
+use crate::endpoint::connection::Reports;
 use crate::observe::publish::{CellCounters, INTERVAL, ROUNDS_PER_CHECK};
 use crate::sleep::lock::Guard;
 use crate::sleep::wait::Waker;
@@ -59,7 +60,7 @@ impl<D: Device> EndpointCell<D> {
     }
 
     /// Runs the domain's programs outside the engine, and retries those that are stalled on this endpoint.
-    /// Publishes the endpoint's statistics first, if that is due.
+    /// Publishes the endpoint's statistics first, if that is due. Reports the end of the connection, if it is held.
     #[cold]
     pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = State<D>>) {
         state.programs_due = false;
@@ -67,9 +68,36 @@ impl<D: Device> EndpointCell<D> {
         if std::mem::take(&mut state.publish_due) {
             self.publish(&mut state, INTERVAL);
         }
+        let ends = state.holds_end();
         drop(state);
+        if ends {
+            self.settle_siblings();
+        }
         self.work.retry(self.lanes());
         self.work.run();
+    }
+
+    /// Has the other connections of the domain report what has arrived. Then this one may report its end. The caller
+    /// is outside all endpoints.
+    #[cold]
+    pub(in crate::endpoint) fn settle_siblings(&self) {
+        let Some(siblings) = self.control().routes.reports().map(Reports::siblings) else { return };
+        siblings.settle_others(self.id());
+        let mut state = self.control();
+        state.routes.reports().inspect(|reports| reports.allow_end());
+        state.deliver();
+        self.notify_sleepers(&mut state);
+    }
+
+    /// Takes and reports everything that has arrived, except the end of the connection.
+    #[cold]
+    pub(super) fn settle(&self) {
+        let mut state = self.control();
+        state.progress_until_idle();
+        if state.parking.concerns_rounds() {
+            self.progress_beside_sleepers(&mut state);
+        }
+        self.notify_sleepers(&mut state);
     }
 
     /// Publishes the endpoint's statistics, unless that was done within `interval`.
@@ -156,6 +184,11 @@ impl<D: Device> State<D> {
             rounds += 1;
         }
         rounds == 0
+    }
+
+    /// Whether the end of the connection waits for the other connections.
+    fn holds_end(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| self.routes.holds_end(engine))
     }
 
     /// Whether programs, or statistics, are due to be handled by [`EndpointCell::run_programs`].

@@ -42,6 +42,7 @@ impl Routes {
     /// programs can continue.
     pub(in crate::endpoint) fn deliver_received<D: Device>(&self, engine: &mut Engine<D>) -> bool {
         engine.completions().retain(|completion| completion.kind == Kind::Recv);
+        self.reports().inspect(|reports| reports.allow_end());
         self.deliver(engine, None)
     }
 
@@ -119,6 +120,11 @@ impl Routes {
     /// Delivers the completions behind the first `done`, and empties the list. Returns whether programs can continue.
     #[inline(never)]
     fn deliver_rest<D: Device>(&self, engine: &mut Engine<D>, done: usize, reading: Option<&mut Reading<'_>>) -> bool {
+        if self.holds_end(engine) {
+            // `EndpointCell::run_programs` continues outside the endpoint.
+            engine.completions().drain(..done);
+            return true;
+        }
         let (completions, peers, releases) = engine.outcome();
         let rest = completions.get_mut(done..).unwrap_or_default();
         let delivered = if releases.is_empty() {

@@ -17,7 +17,9 @@ use std::cell::Cell;
 use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
+use weft_engine::Engine;
 use weft_engine::api::{RecvFlags, RecvOp};
+use weft_nic::Device;
 
 use crate::abi::errno::Errno;
 use crate::abi::object::Hold;
@@ -138,6 +140,12 @@ impl Routes {
     /// Where connections are reported.
     pub(super) fn reports(&self) -> Option<&Reports> {
         self.reports.as_ref()
+    }
+
+    /// Whether completions wait because the end of the connection must not be reported yet.
+    #[inline]
+    pub(super) fn holds_end<D: Device>(&self, engine: &Engine<D>) -> bool {
+        self.reports.as_ref().is_some_and(|reports| reports.holds_end(engine))
     }
 
     /// The endpoint's context.
