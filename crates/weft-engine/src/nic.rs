@@ -194,7 +194,7 @@ pub enum LinkError {
     )]
     Access,
     /// This process ran out of descriptors.
-    #[error("out of file descriptors; raise `ulimit -n`, or fs.file-max of the host")]
+    #[error("out of file descriptors; raise `ulimit -n` (weft uses up to `ulimit -Hn`), or fs.file-max of the host")]
     Descriptors,
     /// This process ran out of memory or another resource.
     #[error(

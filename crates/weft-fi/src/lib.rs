@@ -175,6 +175,7 @@ impl Providers {
             observe::log::install();
             params::define(host);
             weft_os::watch_forks();
+            weft_os::descriptors::allow_raising();
             host.provider()
         }));
         started.unwrap_or(std::ptr::null_mut())

@@ -4,6 +4,7 @@
 //! threads and memory files. weft-fi logs the text and converts the kind into an errno. A single link's errors are
 //! [`weft_engine::nic::LinkError`].
 
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 
@@ -91,10 +92,10 @@ pub(crate) fn shortage(source: impl Into<io::Error>) -> LinkError {
 }
 
 /// The remedy for a port that cannot be bound.
-fn remedy_of_listening(source: &io::Error) -> &'static str {
+fn remedy_of_listening(source: &io::Error) -> Cow<'static, str> {
     match source.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
-            "; a port below 1024 needs a privilege: choose a higher one; else a sandbox or security policy forbids the call: allow it"
+            "; a port below 1024 needs a privilege: choose a higher one; else a sandbox or security policy forbids the call: allow it".into()
         }
         _ => remedy(source),
     }

@@ -3,7 +3,10 @@
 //! Place in the data flow: the helpers of this crate return it, and `weft_nic::NicError` contains it. weft-fi
 //! logs the text and converts the number into an errno.
 
+use std::borrow::Cow;
 use std::io;
+
+use crate::descriptors;
 
 /// A refused system call. Its text names the call, the system's answer and, after a semicolon, a remedy.
 #[derive(Debug, thiserror::Error)]
@@ -28,8 +31,13 @@ impl SystemError {
 
 /// The remedy for a system error, to be appended to a text that names the error.
 #[must_use]
-pub fn remedy(source: &io::Error) -> &'static str {
-    match source.raw_os_error() {
+pub fn remedy(source: &io::Error) -> Cow<'static, str> {
+    if source.raw_os_error() == Some(libc::EMFILE)
+        && let Some(most) = descriptors::most()
+    {
+        return format!("; all {most} file descriptors of the process are in use: raise `ulimit -n`").into();
+    }
+    Cow::Borrowed(match source.raw_os_error() {
         Some(libc::EADDRINUSE) => "; another program listens there: choose another service, or wait until it has ended",
         Some(libc::EADDRNOTAVAIL) => {
             "; no interface of this host has that address, or `ip addr` calls it tentative or dadfailed: choose another one (FI_WEFT_IFACE)"
@@ -51,5 +59,5 @@ pub fn remedy(source: &io::Error) -> &'static str {
         Some(libc::EFBIG) => "; a file of that length is not allowed: raise `ulimit -f`",
         Some(libc::ENOSYS) => "; the kernel or a sandbox lacks the call: use a newer kernel, or allow the call",
         _ => "; run `weft doctor` to check this host, and report the error if it finds nothing",
-    }
+    })
 }

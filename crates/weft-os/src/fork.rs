@@ -25,6 +25,8 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::descriptors;
+
 /// The descriptor numbers that belong to [`Unshared`] descriptors.
 static LIST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 
@@ -99,13 +101,14 @@ fn with_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
 pub struct Unshared(ManuallyDrop<OwnedFd>);
 
 impl Unshared {
-    /// Takes ownership of the descriptor that `make` returns. `make` must not block.
+    /// Takes ownership of the descriptor that `make` returns. `make` must not block. It is called again if the process
+    /// had no descriptors left and more were allowed.
     ///
     /// # Errors
     /// The errors of `make`.
-    pub fn new(make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
+    pub fn new(make: impl FnMut() -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
         with_list(|list| {
-            let fd = make()?;
+            let fd = descriptors::with_room(make)?;
             let at = index(&fd);
             if list.len() <= at {
                 list.resize(at + 1, false);

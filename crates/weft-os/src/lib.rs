@@ -6,6 +6,7 @@
 //! Errors: [`SystemError`] names the refused system call, its answer, and a remedy.
 
 mod checker;
+pub mod descriptors;
 mod error;
 mod fork;
 mod mapped;

@@ -201,7 +201,6 @@ impl<D: Device> Ep<D> {
 /// The number of connected peers that no address vector knows: at most `asked`, and at most half of the process's
 /// descriptors.
 fn max_strangers(asked: usize) -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let half = limit.and_then(|limit| usize::try_from(limit / 2).ok());
+    let half = weft_os::descriptors::most().and_then(|limit| usize::try_from(limit / 2).ok());
     asked.min(half.unwrap_or(usize::MAX))
 }

@@ -573,11 +573,16 @@ pub(in super::super) fn now_ms() -> Option<u64> {
     with(|net| net.now_ms)
 }
 
+fn unshared(fd: OwnedFd) -> Result<Unshared, Errno> {
+    let mut fd = Some(fd);
+    Unshared::new(|| fd.take().ok_or(Errno::BADF))
+}
+
 pub(in super::super) fn socket() -> Option<Result<Unshared, Errno>> {
     with(|net| {
         let (theirs, ours) = net.pair();
         net.fresh.push((theirs.as_raw_fd(), ours));
-        Unshared::new(|| Ok(theirs))
+        unshared(theirs)
     })
 }
 
@@ -586,7 +591,7 @@ pub(in super::super) fn listen() -> Option<Result<(Unshared, SocketAddr), Errno>
         let (theirs, bell) = pair();
         let port = 1000 + net.listeners.len() as u16;
         net.listeners.push(Listener { fd: theirs.as_raw_fd(), bell, port, waiting: VecDeque::new() });
-        Ok((Unshared::new(|| Ok(theirs))?, ([127, 0, 0, 1], port).into()))
+        Ok((unshared(theirs)?, ([127, 0, 0, 1], port).into()))
     })
 }
 
