@@ -96,6 +96,12 @@ mod lines {
             Ok(())
         }
 
+        pub(super) fn release(&self, from: u64, to: u64) {
+            for line in &self.0.0[from as usize..to as usize] {
+                line.word.store(0, Ordering::Relaxed);
+            }
+        }
+
         pub(super) fn word(&self, at: u64, skip: usize) -> &AtomicU64 {
             let line = self.line(at, 0);
             if skip == 0 { &line.word } else { &line.push[skip / 8 - 1] }

@@ -17,9 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
-use rustix::process::{Pid, PidfdFlags};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -62,7 +60,6 @@ const TOKEN_PORT: u64 = 1;
 const TOKEN_TIMER: u64 = 2;
 const TOKEN_HANDSHAKE: u64 = 1 << 32;
 const TOKEN_LINK: u64 = 2 << 32;
-const TOKEN_PID: u64 = 3 << 32;
 
 /// The listeners, the timer and the clock.
 pub(super) struct Control {
@@ -86,6 +83,8 @@ pub(super) struct Control {
     pub(super) spare: Option<OwnedFd>,
     /// The coarse clock as last read, in ns.
     now_ns: u64,
+    /// The link whose process was checked last.
+    check_at: u32,
 }
 
 fn listen(name: &[u8]) -> Result<Unshared, NicError> {
@@ -125,6 +124,7 @@ impl Control {
             timer_armed: false,
             spare,
             now_ns,
+            check_at: 0,
         })
     }
 
@@ -253,10 +253,6 @@ impl Shm {
                 }
                 0
             }
-            TOKEN_PID => {
-                self.hang_up(id);
-                0
-            }
             _ if token == TOKEN_TIMER => {
                 self.disarm_timer();
                 self.accept_again();
@@ -293,7 +289,8 @@ impl Shm {
         Ok(false)
     }
 
-    /// The slow scan: each link is polled eventually, even if its doorbell bit was lost (`page.rs`).
+    /// The slow scan: each link is polled eventually, even if its doorbell bit was lost (`page.rs`). Rings that are not
+    /// used release memory.
     fn scan<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         for _ in 0..SCAN_LINKS.min(self.links.len()) {
@@ -301,8 +298,26 @@ impl Shm {
             if matches!(&self.links[self.scan_at as usize], Slot::Up(link) if link.ready()) {
                 calls += self.poll_link(self.scan_at, sink);
             }
+            let now = self.control.now_ns / link::TRIM_UNIT_NS;
+            if let Some(link) = self.link(LinkId(self.scan_at)) {
+                link.trim(now);
+            }
         }
+        self.check_next_process();
         calls
+    }
+
+    /// Checks the process of one link, each time of the next. A child that the process made without fork(3) may keep
+    /// its life line open.
+    fn check_next_process(&mut self) {
+        self.control.check_at =
+            if self.control.check_at as usize + 1 < self.links.len() { self.control.check_at + 1 } else { 0 };
+        if let Some(Slot::Up(link)) = self.links.get(self.control.check_at as usize)
+            && !link.is_of(self.owner)
+            && !link.is_alive()
+        {
+            self.hang_up(self.control.check_at);
+        }
     }
 
     pub(super) fn start_connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
@@ -462,31 +477,12 @@ impl Shm {
             role: offer.role,
             bell,
             slot: offer.slot,
-            pidfd: self.watch_process(id, offer.pid)?,
             pid: offer.pid,
             // The peer's membarrier calls order this side's publications, if this process is registered and
             // the peer can call.
             must_fence: !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0),
             direct,
         })
-    }
-
-    /// Watches the peer's process itself, since a child that it made without fork(3) may keep its life line
-    /// open. The watch is optional: it is omitted if the process is our own or not visible, or if descriptors
-    /// are scarce.
-    fn watch_process(&self, id: u32, pid: i32) -> Result<Option<OwnedFd>, LinkError> {
-        use std::os::fd::AsRawFd;
-        let Some(pid) = Pid::from_raw(pid).filter(|&pid| pid != self.owner) else { return Ok(None) };
-        let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => pidfd,
-            // The process has died since its last frame, and was waited for.
-            Err(Errno::SRCH) => return Err(LinkError::Gone),
-            Err(_) => return Ok(None),
-        };
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let scarce = u64::try_from(pidfd.as_raw_fd()).is_ok_and(|number| limit.is_some_and(|limit| number > limit / 2));
-        let watches = || epoll::add(&self.epoll, &pidfd, token_of(TOKEN_PID, id as usize), EventFlags::IN).is_ok();
-        Ok((!scarce && watches()).then_some(pidfd))
     }
 
     /// Ends late handshakes. Each socket is read before its handshake counts as late: this process may have
@@ -569,9 +565,6 @@ impl Shm {
     fn unwatch(&self, id: u32) {
         if let Some(Slot::Up(link)) = self.links.get(id as usize) {
             let _ = epoll::delete(&self.epoll, link.socket());
-            if let Some(pidfd) = link.pidfd() {
-                let _ = epoll::delete(&self.epoll, pidfd);
-            }
         }
     }
 

@@ -168,6 +168,14 @@ impl Lines {
         unsafe { segment::populate(self.base, offset, bytes_of(to - from)) }
     }
 
+    /// Gives the pages of the lines with the indices `from..to` back to the system. They are zero afterwards.
+    pub(super) fn release(&self, from: u64, to: u64) {
+        assert!(from <= to && to <= self.count());
+        let offset = self.first.as_ptr() as usize - self.base.as_ptr() as usize + bytes_of(from);
+        // SAFETY: the lines belong to the ring, which is mapped by the contract of `new`.
+        unsafe { segment::release(self.base, offset, bytes_of(to - from)) }
+    }
+
     /// The word at byte `skip` of a line.
     #[inline(always)]
     pub(super) fn word(&self, at: u64, skip: usize) -> &AtomicU64 {

@@ -10,10 +10,11 @@
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use smallvec::SmallVec;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::nic::{Full, LinkError, LinkId, Share, Sharing, Sink};
 use weft_os::Unshared;
@@ -38,6 +39,9 @@ const RECORD_BYTES: usize = BATCH_BYTES / 32;
 /// Maximum number of bytes that one link pushes, and copies by address, in its turn. A system call that copies less
 /// takes longer for each byte.
 pub(super) const TURN_BYTES: usize = 512 * 1024;
+/// The unit of the time without records after which a ring is trimmed, and the number of units: one second.
+pub(super) const TRIM_UNIT_NS: u64 = 125_000_000;
+const TRIM_AFTER: u16 = 8;
 /// Values of a side's `closed` word: closed in an orderly way, and failed.
 const CLOSED: u32 = 1;
 const FAILED: u32 = 2;
@@ -102,7 +106,6 @@ pub(super) struct Parts {
     pub(super) bell: Bell,
     /// The slot of this link in the bell.
     pub(super) slot: u32,
-    pub(super) pidfd: Option<OwnedFd>,
     pub(super) pid: i32,
     /// This side's publications need a fence of their own.
     pub(super) must_fence: bool,
@@ -141,7 +144,6 @@ pub(super) struct Link {
     bell: Bell,
     slot: u32,
     socket: Unshared,
-    pidfd: Option<OwnedFd>,
     pid: i32,
     direct: bool,
     /// Allocated when needed, and freed by [`Link::release_bulk`].
@@ -162,6 +164,8 @@ pub(super) struct Link {
     pub(super) waiting: bool,
     /// The low bits of the number of the last poll that found a record.
     last_active: u32,
+    /// The low bits of the position of the outgoing ring, and of the time since which it is there ([`Link::trim`]).
+    unmoved: (u16, u16),
     lag: Lag,
     /// The peer has hung up. The ring is drained before `down`.
     pub(super) hung_up: bool,
@@ -192,7 +196,6 @@ impl Link {
             bell: parts.bell,
             slot: parts.slot,
             socket,
-            pidfd: parts.pidfd,
             pid: parts.pid,
             direct: parts.direct,
             bulk: None,
@@ -204,6 +207,7 @@ impl Link {
             busy: false,
             waiting: false,
             last_active: 0,
+            unmoved: (0, 0),
             lag: Lag::default(),
             hung_up: false,
         }
@@ -238,18 +242,41 @@ impl Link {
         self.map.len()
     }
 
-    pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().map(AsFd::as_fd)
+    /// Releases memory of the outgoing ring if nothing was sent for a while. `now` is in units of [`TRIM_UNIT_NS`].
+    #[allow(clippy::cast_possible_truncation)]
+    pub(super) fn trim(&mut self, now: u64) {
+        let (at, now) = (self.tx.position() as u16, now as u16);
+        if self.unmoved.0 != at || self.has_bulk() {
+            self.unmoved = (at, now);
+        } else if now.wrapping_sub(self.unmoved.1) >= TRIM_AFTER {
+            self.tx.trim();
+        }
     }
 
-    /// Whether the peer's process is alive, by a system call. A child that the peer made without fork(3) may
-    /// keep the life line open. A death may therefore be missed if there is no pidfd.
+    /// Whether the peer belongs to this process.
+    pub(super) fn is_of(&self, process: Pid) -> bool {
+        self.pid == process.as_raw_pid()
+    }
+
+    /// Whether the peer's process is alive, by system calls. A child that the peer made without fork(3) may keep the
+    /// life line open, so the process itself is looked at, too.
     pub(super) fn is_alive(&self) -> bool {
-        let line = PollFd::new(&self.socket, PollFlags::RDHUP);
-        let process = self.pidfd.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
-        let mut looked: SmallVec<[PollFd<'_>; 2]> = std::iter::once(line).chain(process).collect();
         // A signal may interrupt the call, which then has no result.
-        !matches!(rustix::event::poll(&mut looked, Some(&Timespec::default())), Ok(gone) if gone > 0)
+        let has = |fd, event| {
+            matches!(
+                rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, event)], Some(&Timespec::default())),
+                Ok(1..)
+            )
+        };
+        if has(self.socket.as_fd(), PollFlags::RDHUP) {
+            return false;
+        }
+        // A process that is not visible from this pid namespace has no number.
+        let Some(pid) = Pid::from_raw(self.pid) else { return true };
+        match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(process) => !has(process.as_fd(), PollFlags::IN),
+            Err(errno) => errno != Errno::SRCH,
+        }
     }
 
     /// Whether bytes must be copied by address.

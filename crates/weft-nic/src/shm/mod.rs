@@ -21,8 +21,7 @@
 //! while (`control.rs`).
 //!
 //! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`. A quiet pair touches 4 KiB of
-//! each ring, which makes 12 KiB for both ends together. A link holds one descriptor (its life line) and,
-//! while descriptors are plentiful, a pidfd.
+//! each ring, which makes 12 KiB for both ends together. A link holds one descriptor, its life line.
 //!
 //! Trust: peers run under the same user id (SO_PEERCRED) and have proven to know the capability of the
 //! endpoint's name. Nevertheless, all data from them is checked before use. A peer can harm its own link. It

@@ -244,6 +244,20 @@ pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> i
     }
 }
 
+/// Releases the whole pages within `len` bytes from `offset`. They are zero at their next use, in all processes.
+///
+/// # Safety
+/// The range lies in a [`Mapping`] at `base`.
+pub(super) unsafe fn release(base: NonNull<u8>, offset: usize, len: usize) {
+    let page = page_bytes();
+    let (from, to) = (offset.next_multiple_of(page), (offset + len) / page * page);
+    if from < to {
+        let start = base.as_ptr().wrapping_add(from).cast();
+        // SAFETY: the pages belong to the caller's range. A refusal leaves them as they are.
+        let _ = unsafe { rustix::mm::madvise(start, to - from, Advice::LinuxRemove) };
+    }
+}
+
 /// Size of a page in bytes, asked once: the C library computes it in each call.
 fn page_bytes() -> usize {
     static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);

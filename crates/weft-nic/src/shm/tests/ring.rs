@@ -1,7 +1,7 @@
 //! A ring compared with a queue under random operations, and a ring with a hostile peer.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
@@ -25,6 +25,8 @@ enum Op {
     Take(usize),
     /// Publishes the consumer's position.
     Release,
+    /// Releases memory, as after a quiet time.
+    Trim,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -35,6 +37,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (1usize..=PIECE_BYTES, any::<u8>()).prop_map(|(len, fill)| Op::Push { len, fill }),
         5 => (1usize..20).prop_map(Op::Take),
         2 => Just(Op::Release),
+        1 => Just(Op::Trim),
     ]
 }
 
@@ -52,6 +55,7 @@ struct Pair {
     refused: u64,
     /// The mappings that contain the ring.
     _maps: [Mapping; 2],
+    file: OwnedFd,
 }
 
 impl Pair {
@@ -64,7 +68,21 @@ impl Pair {
         let far = unsafe { Lines::new(&maps[1], Role::Initiator, lines) };
         let tx = Tx::new(near, Role::Initiator).unwrap();
         let rx = Rx::new(far, Role::Acceptor).unwrap();
-        Self { tx, rx, queue: VecDeque::new(), sent: 0, refused: 0, _maps: maps }
+        Self { tx, rx, queue: VecDeque::new(), sent: 0, refused: 0, _maps: maps, file: fd }
+    }
+
+    /// Number of pages that the ring occupies.
+    fn pages(&self) -> i64 {
+        rustix::fs::fstat(&self.file).unwrap().st_blocks * 512 / rustix::param::page_size() as i64
+    }
+
+    /// Sends messages of `len` bytes, each of which is taken at once.
+    fn exchange(&mut self, count: usize, len: usize) {
+        for n in 0..count {
+            self.send(&[n as u8], vec![n as u8; len]);
+            assert!(self.take());
+            self.rx.release();
+        }
     }
 
     fn send(&mut self, head: &[u8], body: Vec<u8>) {
@@ -112,6 +130,7 @@ impl Pair {
                 }
             }
             Op::Release => self.rx.release(),
+            Op::Trim => self.tx.trim(),
         }
     }
 
@@ -192,6 +211,32 @@ fn a_full_ring_refuses_and_recovers() {
     pair.rx.release();
     assert!(pair.tx.has_space(8));
     while pair.take() {}
+}
+
+/// A pair that talks little keeps the first page of the ring. One that was busy gives the other pages back.
+#[test]
+fn a_quiet_ring_occupies_one_page() {
+    let mut pair = Pair::new(2 * MIN_LINES);
+    // Beside the ring, the consumer's position occupies a page.
+    pair.exchange(20, 1000);
+    assert_eq!(pair.pages(), 2);
+    pair.exchange(3000, 1000);
+    let busy = pair.pages();
+    assert!(busy > 32, "{busy} pages: the ring of a busy pair is large");
+    pair.send(&[], vec![7; 1000]);
+    pair.tx.trim();
+    assert_eq!(pair.pages(), busy, "a record has not been taken");
+    assert!(pair.take());
+    pair.rx.release();
+    pair.tx.trim();
+    // The end of the lap is written in the page of the next record.
+    assert!(pair.pages() <= 3, "{} pages", pair.pages());
+    pair.exchange(10, 1000);
+    pair.tx.trim();
+    assert_eq!(pair.pages(), 2);
+    pair.exchange(2, MAILBOX_BYTES - 1);
+    pair.exchange(3000, 1000);
+    assert!(pair.pages() > 32, "{} pages", pair.pages());
 }
 
 #[test]
