@@ -46,6 +46,25 @@ def test_paths(runner: harness.Runner, per_host: int) -> None:
         assert not {host(peer) for peer in near} & {host(peer) for peer in far}, f"rank {rank}: {links}"
 
 
+@pytest.mark.parametrize("kind", ["cold", "vpn", "apart"])
+def test_odd_interfaces(runner: harness.Runner, kind: str) -> None:
+    """The default route leads to an interface that does not reach the other host: one without carrier, a tunnel, or one
+    of another network. The first two are not chosen. Of the third, peers try the second address."""
+    harness.need_sandbox()
+    if harness.PROVIDER != "weft":
+        pytest.skip("other providers choose addresses by other rules")
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "1", "-prepend-rank"]
+    command = jobs.mpich(2, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py")], *launcher, *place)
+    env = jobs.mpich_environment(harness.PROVIDER, FI_LOG_LEVEL="info", FI_LOG_PROV="weft")
+    hosts = [str(harness.SUPPORT / "two-hosts.sh"), str(harness.SUPPORT / "odd-interfaces.sh"), kind]
+    outcome = runner.run([*hosts, *command], env, timeout_s=60).check()
+    assert "all pairs: good" in outcome.output
+    named = {host(peer) for _, peer, device in LINK.findall(outcome.output) if device == "tcp"}
+    network = "10.88.0." if kind == "apart" else "10.77.0."
+    assert named and all(peer.startswith(network) for peer in named), named
+
+
 @pytest.mark.parametrize("encrypt", ["0", "1"])
 def test_connections_that_break(runner: harness.Runner, encrypt: str) -> None:
     """A job succeeds although its TCP connections, plain or encrypted, are reset repeatedly and its link is

@@ -24,6 +24,7 @@
 //! - 2: the endpoint may be reached by TCP.
 //! - 3, only in addresses: TCP uses IPv6.
 //! - 4: the endpoint is a context of a scalable endpoint.
+//! - 5: the endpoint has a second IPv4 address, with the same port. It takes the last four bytes of the host id.
 //!
 //! The contexts of a scalable endpoint are endpoints with related names. They share one capability, and the
 //! last byte of the endpoint id is the context's index. The receive contexts listen on consecutive ports. The
@@ -50,6 +51,12 @@ const SHM: u8 = 2;
 const TCP: u8 = 4;
 const IPV6: u8 = 8;
 const CONTEXT: u8 = 16;
+const SECOND: u8 = 32;
+/// Flags that only full names have.
+const OF_FULL: u8 = CONTEXT | SECOND;
+
+/// The part of the host id that a name with a second address has.
+const HALF_HOST_ID: u64 = !0 << 32;
 
 /// Maximum number of receive contexts, and of transmit contexts, of a scalable endpoint.
 pub const MAX_CONTEXTS: u8 = 64;
@@ -136,6 +143,15 @@ impl EpName {
         name
     }
 
+    /// A full name with a second address, at which the endpoint listens, too. Half of the host id is left.
+    #[must_use]
+    pub fn with_second(mut self, ip: Ipv4Addr) -> Self {
+        debug_assert!(self.is_full());
+        self.0[1] |= SECOND;
+        self.0[28..32].copy_from_slice(&ip.octets());
+        self
+    }
+
     /// Makes a service name: a socket without an endpoint id.
     #[must_use]
     pub fn service(socket: SocketAddr) -> Self {
@@ -164,7 +180,7 @@ impl EpName {
         if version != ADDRESS_VERSION {
             return Err(NameError::Version(version));
         }
-        if flags & !(FULL | SHM | TCP | IPV6 | CONTEXT) != 0 || flags & (FULL | CONTEXT) == CONTEXT {
+        if flags & !(FULL | SHM | TCP | IPV6 | OF_FULL) != 0 || (flags & OF_FULL != 0 && flags & FULL == 0) {
             return Err(NameError::Flags(flags));
         }
         let port = u16::from_be_bytes([bytes[2], bytes[3]]);
@@ -219,7 +235,8 @@ impl EpName {
         if array[0] != NAME_VERSION {
             return Err(NameError::Version(array[0]));
         }
-        if array[1] & !(FULL | SHM | TCP | CONTEXT) != 0 || array[1] & (FULL | CONTEXT) == CONTEXT {
+        let flags = array[1];
+        if flags & !(FULL | SHM | TCP | OF_FULL) != 0 || (flags & OF_FULL != 0 && flags & FULL == 0) {
             return Err(NameError::Flags(array[1]));
         }
         Ok(Self(array))
@@ -259,10 +276,26 @@ impl EpName {
         }
     }
 
+    /// The second socket on which TCP listens.
+    #[must_use]
+    pub fn second_socket(&self) -> Option<SocketAddr> {
+        let ip = Ipv4Addr::from(self.array::<4>(28));
+        (self.0[1] & SECOND != 0 && !ip.is_unspecified()).then(|| SocketAddr::new(ip.into(), self.port()))
+    }
+
     /// Host identity of a full name, 0 in a service name.
     #[must_use]
     pub fn host_id(&self) -> u64 {
-        u64::from_be_bytes(self.array(24))
+        let id = u64::from_be_bytes(self.array(24));
+        if self.0[1] & SECOND == 0 { id } else { id & HALF_HOST_ID }
+    }
+
+    /// Whether both endpoints are on one host, as far as their names tell.
+    #[must_use]
+    pub fn same_host(&self, other: &Self) -> bool {
+        let whole = (self.0[1] | other.0[1]) & SECOND == 0;
+        let known = |name: &Self| name.host_id() & if whole { u64::MAX } else { HALF_HOST_ID };
+        known(self) != 0 && known(self) == known(other)
     }
 
     /// Endpoint id of a full name, zeros in a service name.
@@ -433,6 +466,26 @@ mod tests {
                 assert_eq!(EpName::from_address(&address), Ok(name));
             }
         }
+    }
+
+    #[test]
+    fn a_second_address_takes_half_of_the_host_id() {
+        let parts = parts("10.1.2.3:4711");
+        let one = EpName::full(&NameParts { ep_id: endpoint_id(&parts.capability), ..parts });
+        let two = one.with_second(Ipv4Addr::new(10, 9, 8, 7));
+        assert_eq!((one.second_socket(), two.second_socket()), (None, "10.9.8.7:4711".parse().ok()));
+        assert_eq!((two.socket(), two.host_id()), (one.socket(), 0x0102_0304_0000_0000));
+        assert_eq!(EpName::from_address(&two.to_address()), Ok(two));
+        assert_eq!(two.to_address().len(), ADDRESS_BYTES);
+        assert!(one.same_host(&two) && two.same_host(&one) && two.same_host(&two));
+        let far = |host_id| EpName::full(&NameParts { host_id, ..parts });
+        assert!(!far(0x0102_0304_0506_0709).same_host(&one) && far(0x0102_0304_0506_0709).same_host(&two));
+        assert!(!far(1).same_host(&two) && !far(0).same_host(&far(0)));
+        let mut service = EpName::service(parts.socket).to_address();
+        service[1] |= SECOND;
+        assert_eq!(EpName::from_address(&service), Err(NameError::Flags(service[1])));
+        // No such address: the peer has only one.
+        assert_eq!(one.with_second(Ipv4Addr::UNSPECIFIED).second_socket(), None);
     }
 
     #[test]

@@ -227,7 +227,7 @@ const MEMORY_MOST: u64 = 1 << 40;
 
 params! {
     iface: Option<String> = "", "list", "IFACE",
-        "Network interface (by name) or local address (IPv4 or IPv6) that TCP uses, or a list of up to four, separated by commas. Of a list, the first one is in the endpoint's address, and long messages use all. The interfaces must be in different networks. Default: the address that reaches the most hosts.";
+        "Network interface (by name) or local address (IPv4 or IPv6) that TCP uses, or a list of up to four, separated by commas. Of a list, the first two are in the endpoint's address: peers that cannot reach the first try the second. Long messages use all. The interfaces must be in different networks. Default: of the interfaces that are up and have a carrier, that of the default route, then the fastest one; links to one host, as of a VPN, are the last.";
     shm: bool = "yes", "yes/no", "SHM",
         "Use shared memory to endpoints on the same host.";
     tcp: bool = "yes", "yes/no", "TCP",

@@ -3,7 +3,7 @@
 //! Place in the data flow: the code that opens an endpoint fills in a [`Config`]. [`crate::Devices`] derives the
 //! settings of each device from it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use weft_os::Checker;
 
@@ -22,8 +22,9 @@ pub struct Config {
     pub tcp: bool,
     /// Move long messages within the host by cross-memory attach where the system allows it.
     pub cma: bool,
-    /// Name or address of the interface for incoming connections, or a list of them, separated by commas. The first is
-    /// that of the endpoint's name; long messages use all. `None`: the interface of the default route.
+    /// Name or address of the interface for incoming connections, or a list of them, separated by commas. The first two
+    /// are those of the endpoint's name; long messages use all. `None`: the best two ([`host::choose_address`]), of
+    /// which the second serves peers that cannot reach the first.
     pub iface: Option<String>,
     /// The number of TCP connections for the long messages of a link. `None`: one for each interface, and more for fast
     /// interfaces, but only to other hosts.
@@ -133,6 +134,8 @@ impl Default for Config {
 pub(crate) struct Extras {
     /// Connections for long messages.
     pub(crate) streams: usize,
+    /// The second address in the name.
+    pub(crate) second: Option<Ipv4Addr>,
     /// The executor of barriers between hosts.
     pub(crate) uring: Uring,
 }
@@ -153,17 +156,19 @@ impl Config {
     pub(crate) fn tcp_config(&self, addrs: Vec<SocketAddr>, extras: Extras) -> Box<TcpConfig> {
         let defaults = TcpConfig::default();
         let mut bind = self.listen.or(addrs.first().copied());
-        // One listener serves all addresses.
-        let addrs_only = addrs.len() > 1 && bind.is_some_and(|bind| !bind.ip().is_unspecified());
-        if let Some(bind) = bind.as_mut().filter(|_| addrs_only) {
-            bind.set_ip(host::any_address(bind.ip()));
+        let mut admitted: Vec<IpAddr> = addrs.iter().map(SocketAddr::ip).chain(extras.second.map(IpAddr::V4)).collect();
+        if admitted.len() > 1 && bind.is_some_and(|bind| !bind.ip().is_unspecified()) {
+            // One listener serves all addresses.
+            bind.iter_mut().for_each(|bind| bind.set_ip(host::any_address(bind.ip())));
+        } else {
+            admitted.clear();
         }
         Box::new(TcpConfig {
             bind,
             streams: extras.streams,
             streams_within_host: self.streams.is_some(),
             addrs,
-            addrs_only,
+            admitted,
             open: self.open,
             job_key: self.job_key_bytes(),
             encrypt: self.encrypt,

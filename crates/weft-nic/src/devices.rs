@@ -19,7 +19,7 @@
 mod contract;
 mod routes;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
@@ -183,6 +183,7 @@ impl Devices {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
         }
+        weft_os::descriptors::make_room();
         let Identity { capability, context } = config.identity.map_or_else(Identity::random, Ok)?;
         let mut me = NameParts {
             socket: host::choose_address(config.iface.as_deref(), config.listen)?,
@@ -200,14 +201,16 @@ impl Devices {
         }
         let addrs = host::choose_addresses(config.iface.as_deref(), me.socket)?;
         let uring = if checker.is_some() && config.uring == Uring::Yes { Uring::No } else { config.uring };
-        let extras = Extras { streams: config.tcp_streams(&addrs), uring };
+        let second = host::second_address(config.iface.as_deref(), config.listen, me.socket);
+        let extras = Extras { streams: config.tcp_streams(&addrs), second, uring };
         let tcp = if config.tcp { open_tcp(config, addrs, extras, &mut me)? } else { None };
+        let second = second.filter(|_| tcp.is_some());
         me.socket = config.named_socket.unwrap_or(me.socket);
         // The name that peers see must state the devices that were opened. Only shared memory can still fail here.
-        let shm = if me.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
+        let shm = if me.shm { open_shm(config, &mut me, second, tcp.is_some())? } else { None };
         let tcp = match tcp {
             Some(mut tcp) => {
-                tcp.rename(EpName::full(&me));
+                tcp.rename(named(&me, second));
                 Some(tcp)
             }
             None => None,
@@ -219,7 +222,7 @@ impl Devices {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
                 .map_err(NicError::system("epoll_ctl"))?;
         }
-        let name = EpName::full(&me);
+        let name = named(&me, second);
         log::debug!("endpoint {name}: shm {}, tcp {}", on_off(shm.is_some()), on_off(tcp.is_some()));
         Ok(Self::join(shm, tcp, name, epoll))
     }
@@ -271,11 +274,7 @@ impl Devices {
 
     /// Whether shared memory is worth trying.
     fn is_near(&self, peer: &EpName) -> bool {
-        if peer.is_full() {
-            peer.host_id() != 0 && peer.host_id() == self.name.host_id()
-        } else {
-            host::is_local(peer.socket().ip())
-        }
+        if peer.is_full() { peer.same_host(&self.name) } else { host::is_local(peer.socket().ip()) }
     }
 
     /// Confines the next polls to what peers publish in shared memory, while all else has no work.
@@ -629,7 +628,16 @@ fn log_unreachable(peer: &EpName, why: LinkError) {
         LinkError::Closed | LinkError::Gone | LinkError::Cut | LinkError::Access => log::Level::Warn,
         LinkError::Descriptors | LinkError::Resources | LinkError::PeerResources => log::Level::Warn,
     };
-    log::log!(target: PEER_ERRORS, level, "cannot reach {peer}: {why}");
+    let second = peer.second_socket().map(|second| format!(" or {second}")).unwrap_or_default();
+    let limit = weft_os::descriptors::most().filter(|_| why == LinkError::Descriptors);
+    let limit = limit.map(|limit| format!("; this process may have {limit}")).unwrap_or_default();
+    log::log!(target: PEER_ERRORS, level, "cannot reach {peer}{second}: {why}{limit}");
+}
+
+/// The endpoint's name.
+fn named(me: &NameParts, second: Option<Ipv4Addr>) -> EpName {
+    let name = EpName::full(me);
+    second.map_or(name, |second| name.with_second(second))
 }
 
 const fn on_off(on: bool) -> &'static str {
@@ -660,10 +668,15 @@ fn open_tcp(
 
 /// Opens shared memory. If that fails and TCP is open, returns `None` and logs a warning.
 #[inline(never)] // The device, before it is boxed, is on the stack.
-fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Box<Shm>>, NicError> {
+fn open_shm(
+    config: &Config,
+    me: &mut NameParts,
+    second: Option<Ipv4Addr>,
+    tcp: bool,
+) -> Result<Option<Box<Shm>>, NicError> {
     let port = me.socket.port();
     let service = (config.open && port != 0).then_some(port);
-    let name = EpName::full(me);
+    let name = named(me, second);
     let open = |service| Shm::new(&config.shm_config(service), name).map(Box::new);
     let opened = match open(service) {
         Err(error) if service.is_some() && error.raw_os_error() == libc::EADDRINUSE => {

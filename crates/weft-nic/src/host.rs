@@ -37,6 +37,10 @@ pub struct Interface {
     pub loopback: bool,
     /// Backed by a device of its own, in contrast to a bridge or tunnel.
     pub physical: bool,
+    /// A link to one other host, for example of a VPN.
+    pub point_to_point: bool,
+    /// A bridge, for example of containers, whose address other hosts may have, too.
+    pub bridge: bool,
     /// The speed in Mbit/s, if the driver reports it.
     pub speed_mbit: Option<u32>,
 }
@@ -72,6 +76,8 @@ fn describe(name: &str, flags: InterfaceFlags) -> Interface {
         up: flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
         loopback: flags.contains(InterfaceFlags::IFF_LOOPBACK),
         physical: fs::exists(format!("{device}/device")).unwrap_or(false),
+        point_to_point: flags.contains(InterfaceFlags::IFF_POINTOPOINT),
+        bridge: fs::exists(format!("{device}/bridge")).unwrap_or(false),
         // Drivers that do not know the speed report -1.
         speed_mbit: speed.and_then(|text| text.trim().parse().ok()),
     }
@@ -86,8 +92,8 @@ fn internet_addr(addr: &SockaddrStorage) -> Option<SocketAddr> {
 ///
 /// `listen` is the address at which the endpoint listens. A specific address is the result. An unspecified address
 /// determines the family and the port. `iface` is the name of an interface, or one of this host's addresses. Of a list,
-/// separated by commas, it is the first that counts. Without either, the result is the first available of: the source
-/// address of the default route, the first address of the best interface that is up, and loopback. IPv4 precedes IPv6.
+/// separated by commas, it is the first that counts. Without either, the result is the address of the best interface
+/// ([`best_first`]), or loopback. IPv4 precedes IPv6.
 ///
 /// # Errors
 /// `iface` does not exist or cannot be used.
@@ -104,10 +110,48 @@ pub fn choose_address(iface: Option<&str>, listen: Option<SocketAddr>) -> Result
     };
     let mut chosen = match iface.and_then(|list| listed(list).next()) {
         Some(wanted) => choose_wanted(&all, wanted, wants)?,
-        None => choose_best(&all, wants),
+        None => best_first(&all, &default_routes(), wants)
+            .first()
+            .map_or(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), |&(_, addr)| addr),
     };
     chosen.set_port(listen.map_or(0, |socket| socket.port()));
     Ok(chosen)
+}
+
+/// The second address for an endpoint's name, of which `first` is the first. Peers try it if they cannot reach the
+/// first.
+///
+/// It is that of the second interface in `iface`, or of the next best one if the client chose neither interface nor
+/// address. A bridge is left out: its address often exists on each host. fi_getinfo(3) offers the best address to
+/// clients, so a client that passes it on has chosen nothing.
+#[must_use]
+pub fn second_address(iface: Option<&str>, listen: Option<SocketAddr>, first: SocketAddr) -> Option<Ipv4Addr> {
+    if !first.is_ipv4() || first.ip().is_loopback() {
+        return None;
+    }
+    let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
+    let is_default = |socket: SocketAddr| choose_address(iface, Some(any)).is_ok_and(|default| default == socket);
+    if listen.is_some_and(|socket| !socket.ip().is_unspecified() && !is_default(socket)) {
+        return None;
+    }
+    let found = match iface.map(listed) {
+        Some(mut names) => {
+            names.next()?;
+            choose_wanted(&interfaces().ok()?, names.next()?, Wants::OnlyV4).ok()?
+        }
+        None => {
+            let all = interfaces().ok()?;
+            let others = best_first(&all, &default_routes(), Wants::OnlyV4);
+            let useful = |(known, addr): &&(&Interface, SocketAddr)| {
+                !known.bridge && !known.addrs.iter().any(|own| own.ip() == first.ip()) && addr.is_ipv4()
+            };
+            others.iter().find(useful)?.1
+        }
+    };
+    match found.ip() {
+        IpAddr::V4(ip) if found.ip() != first.ip() && !ip.is_loopback() => Some(ip),
+        _ => None,
+    }
 }
 
 /// The interfaces in a list.
@@ -226,16 +270,35 @@ fn addresses(interface: &Interface) -> String {
     format!(" ({})", list.join(" "))
 }
 
-fn choose_best(all: &[Interface], wants: Wants) -> SocketAddr {
-    let routed: Vec<SocketAddr> = [SOMEWHERE_V4, SOMEWHERE_V6].into_iter().filter_map(source_towards).collect();
-    if let Some(addr) = best_addr(&routed, wants) {
-        return addr;
-    }
-    let mut others: Vec<&Interface> = all.iter().filter(|known| known.up && !known.loopback).collect();
+/// The source addresses of the default routes. The interface of a route may have no carrier.
+fn default_routes() -> Vec<SocketAddr> {
+    [SOMEWHERE_V4, SOMEWHERE_V6].into_iter().filter_map(source_towards).collect()
+}
+
+/// The interfaces that other hosts can use, each with its best address; the best interface is the first. `routed` are
+/// the source addresses of default routes.
+///
+/// Interfaces that are down or without carrier are left out, although a default route may still lead there. Links to
+/// one host, for example of a VPN, are the last: the peers of a job are rarely behind them. Among the others, the one of
+/// the default route is the first, then devices of their own by their speed.
+fn best_first<'a>(all: &'a [Interface], routed: &[SocketAddr], wants: Wants) -> Vec<(&'a Interface, SocketAddr)> {
+    let mut found: Vec<_> = all
+        .iter()
+        .filter(|known| known.up)
+        .filter_map(|known| {
+            let has = |addr: &&SocketAddr| known.addrs.iter().any(|own| own.ip() == addr.ip());
+            let sources: Vec<SocketAddr> = routed.iter().filter(has).copied().collect();
+            let source = best_addr(&sources, wants);
+            // A host that is reached by several interfaces may have its address on the loopback interface.
+            let addr = source.or_else(|| best_addr(&known.addrs, wants).filter(|_| !known.loopback))?;
+            Some((known, addr, source.and_then(|source| wants.rank(source.ip())).unwrap_or(u8::MAX)))
+        })
+        .collect();
     // The sort is stable: among equals the kernel's order decides.
-    others.sort_by_key(|known| std::cmp::Reverse((known.physical, known.speed_mbit)));
-    let unrouted = others.iter().find_map(|known| best_addr(&known.addrs, wants));
-    unrouted.unwrap_or(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0))
+    found.sort_by_key(|&(known, _, route)| {
+        (known.point_to_point, route, std::cmp::Reverse((known.physical, known.speed_mbit)))
+    });
+    found.into_iter().map(|(known, addr, _)| (known, addr)).collect()
 }
 
 fn best_addr(addrs: &[SocketAddr], wants: Wants) -> Option<SocketAddr> {
@@ -289,7 +352,10 @@ mod tests {
 
     fn interface(name: &str, up: bool, speed_mbit: Option<u32>, addrs: &[&str]) -> Interface {
         let addrs = addrs.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
-        Interface { name: name.to_owned(), addrs, up, loopback: name == "lo", physical: true, speed_mbit }
+        let (loopback, point_to_point, bridge) =
+            (name == "lo", name.starts_with("tun"), name.starts_with("docker") || name.starts_with("br"));
+        let physical = !point_to_point && !bridge;
+        Interface { name: name.to_owned(), addrs, up, loopback, physical, point_to_point, bridge, speed_mbit }
     }
 
     #[test]
@@ -376,6 +442,53 @@ mod tests {
         assert_eq!(best_addr(&addrs, Wants::V6First).unwrap().ip().to_string(), "2001:db8::7");
         assert_eq!(best_addr(&addrs[..1], Wants::V6First), None);
         assert_eq!(best_addr(&addrs[..2], Wants::OnlyV4), None);
+    }
+
+    /// The names of the interfaces, the best one first.
+    fn order(all: &[Interface], routed: &[&str], wants: Wants) -> Vec<String> {
+        let routed: Vec<SocketAddr> = routed.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
+        best_first(all, &routed, wants)
+            .into_iter()
+            .map(|(known, addr)| format!("{} {}", known.name, addr.ip()))
+            .collect()
+    }
+
+    #[test]
+    fn interfaces_without_carrier_are_left_out_and_tunnels_are_last() {
+        let eth = |name: &str, up, ip: &str| interface(name, up, Some(1000), &[ip]);
+        let mut all = vec![
+            interface("lo", true, None, &["127.0.0.1"]),
+            eth("eth0", false, "10.0.0.1"),
+            eth("tun0", true, "10.8.0.1"),
+            interface("eth1", true, Some(1000), &["10.1.0.1", "2001:db8::7"]),
+            interface("eth2", true, Some(25_000), &["10.2.0.1"]),
+        ];
+        all.extend((0..20).map(|n| eth(&format!("docker{n}"), false, &format!("172.17.{n}.1"))));
+        // The default route leads to a card without a cable, and to a tunnel.
+        for routed in [&["10.0.0.1"] as &[&str], &["10.8.0.1"], &[]] {
+            let expected = ["eth2 10.2.0.1", "eth1 10.1.0.1", "tun0 10.8.0.1"];
+            assert_eq!(order(&all, routed, Wants::V4First), expected, "{routed:?}");
+        }
+        // A route of the wanted family counts.
+        assert_eq!(order(&all, &["10.1.0.1", "2001:db8::7"], Wants::V4First)[0], "eth1 10.1.0.1");
+        assert_eq!(order(&all, &["10.0.0.1", "2001:db8::7"], Wants::V4First)[0], "eth1 2001:db8::7");
+        assert_eq!(order(&all, &["10.0.0.1", "2001:db8::7"], Wants::OnlyV4)[0], "eth2 10.2.0.1");
+        // A tunnel is better than nothing.
+        assert_eq!(order(&all[..3], &["10.0.0.1"], Wants::OnlyV4), ["tun0 10.8.0.1"]);
+        assert_eq!(order(&all[..2], &["10.0.0.1"], Wants::OnlyV4), [""; 0]);
+        // The host's address is on the loopback interface, and its routes lead over several others.
+        all[0].addrs.push("192.0.2.1:0".parse().unwrap());
+        assert_eq!(order(&all, &["192.0.2.1"], Wants::V4First)[0], "lo 192.0.2.1");
+    }
+
+    #[test]
+    fn a_client_that_chose_one_address_gets_no_second() {
+        let (first, any) = ("10.0.0.1:0".parse().unwrap(), Some("0.0.0.0:7".parse().unwrap()));
+        assert_eq!(second_address(None, Some(first), first), None);
+        assert_eq!(second_address(Some("eth0"), any, first), None);
+        assert_eq!(second_address(None, None, "127.0.0.1:0".parse().unwrap()), None);
+        assert_eq!(second_address(None, None, "[2001:db8::7]:0".parse().unwrap()), None);
+        assert_eq!(second_address(Some("eth0,lo"), any, first), None, "other hosts cannot use loopback");
     }
 
     #[test]

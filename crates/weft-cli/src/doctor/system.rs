@@ -7,7 +7,7 @@ use weft_nic::{NicError, host, shm};
 use super::{Finding, State};
 use crate::info::SHM_NEEDS;
 
-/// Descriptors that a process with many peers needs: a few for each peer on this host, one for each remote peer.
+/// Descriptors that a process with many peers needs: one for each peer.
 const ENOUGH_DESCRIPTORS: u64 = 4096;
 
 /// Runs all checks of this area.
@@ -16,7 +16,8 @@ pub(super) fn examine(params: &Params) -> Vec<Finding> {
     findings.push(yama(std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().as_deref()));
     findings.push(seccomp(std::fs::read_to_string("/proc/self/status").ok().as_deref()));
     findings.push(address(params));
-    findings.push(descriptors(getrlimit(Resource::Nofile).current));
+    let files = getrlimit(Resource::Nofile);
+    findings.push(descriptors(files.current, files.maximum));
     findings.push(memlock(getrlimit(Resource::Memlock).current));
     findings.push(dev_shm());
     findings
@@ -125,23 +126,36 @@ fn address(params: &Params) -> Finding {
             },
         ),
         Ok(addr) => {
-            let by = if params.iface.is_some() { "FI_WEFT_IFACE" } else { "the default route" };
-            Finding::good(what, format!("{}, chosen by {by}; interfaces that are up: {}", addr.ip(), names(true)))
+            let by = match params.iface {
+                Some(_) => "FI_WEFT_IFACE",
+                None => {
+                    "weft: of the interfaces that are up, that of the default route, and no tunnel if there is another"
+                }
+            };
+            let second = host::second_address(params.iface.as_deref(), None, addr);
+            let second = second.map(|ip| format!("; peers that cannot reach it try {ip}")).unwrap_or_default();
+            Finding::good(
+                what,
+                format!("{}, chosen by {by}{second}; interfaces that are up: {}", addr.ip(), names(true)),
+            )
         }
     }
 }
 
-/// Checks the limit on open files.
-fn descriptors(limit: Option<u64>) -> Finding {
+/// Checks the limits on open files. weft raises the soft one when a process has many peers.
+fn descriptors(soft: Option<u64>, hard: Option<u64>) -> Finding {
     let what = "limit on open files";
-    match limit {
-        Some(limit) if limit < ENOUGH_DESCRIPTORS => Finding::degraded(
+    match (soft, hard.or(soft)) {
+        (Some(_), Some(hard)) if hard < ENOUGH_DESCRIPTORS => Finding::degraded(
             what,
-            format!("{limit} per process: large jobs need a few for each peer"),
-            format!("ulimit -n {ENOUGH_DESCRIPTORS}"),
+            format!("{hard} per process: large jobs need one for each peer"),
+            format!("ulimit -Hn {ENOUGH_DESCRIPTORS}, as root, or limits.conf(5)"),
         ),
-        Some(limit) => Finding::good(what, format!("{limit} per process")),
-        None => Finding::good(what, "none"),
+        (Some(soft), Some(hard)) if soft < hard => {
+            Finding::good(what, format!("{soft} per process; weft raises it up to {hard} for many peers"))
+        }
+        (Some(soft), _) => Finding::good(what, format!("{soft} per process")),
+        (None, _) => Finding::good(what, "none"),
     }
 }
 
@@ -185,9 +199,11 @@ mod tests {
 
     #[test]
     fn few_descriptors_are_noticed() {
-        assert_eq!(descriptors(Some(64)).state, State::Degraded);
-        assert_eq!(descriptors(Some(1 << 20)).state, State::Good);
-        assert_eq!(descriptors(None).state, State::Good);
+        assert_eq!(descriptors(Some(64), Some(64)).state, State::Degraded);
+        let raised = descriptors(Some(64), Some(1 << 20));
+        assert!(raised.state == State::Good && raised.detail.contains("raises"), "{}", raised.detail);
+        assert_eq!(descriptors(Some(1 << 20), Some(1 << 20)).state, State::Good);
+        assert_eq!(descriptors(None, None).state, State::Good);
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Tcp {
             }
             match sys::accept(self.listener.as_fd()) {
                 // An endpoint with several addresses listens at all of the host.
-                Ok((socket, _)) if self.config.addrs_only && !sys::is_at(socket.as_fd(), &self.config.addrs) => {}
+                Ok((socket, _)) if !sys::is_admitted(socket.as_fd(), &self.config.admitted) => {}
                 Ok((socket, from)) => {
                     self.begin_handshake(socket, Source::of(from), now_ms, sink);
                 }
@@ -87,7 +87,10 @@ impl Tcp {
     /// Logs the shortage once while it lasts.
     fn warn_of_shortage(&mut self) {
         if !std::mem::replace(&mut self.shortage_logged, true) {
-            log::warn!("tcp: out of descriptors or memory: new connections wait; raise `ulimit -n`");
+            let limit = weft_os::descriptors::most().map_or("any number".to_owned(), |limit| limit.to_string());
+            log::warn!(
+                "tcp: out of descriptors or memory: new connections wait; this process may have {limit} descriptors: raise `ulimit -n`"
+            );
         }
     }
 

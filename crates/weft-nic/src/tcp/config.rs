@@ -3,7 +3,7 @@
 //! Place in the data flow: the code that opens a device gives it a [`TcpConfig`]. [`super::Tcp::stats`] and
 //! [`super::Tcp::describe`] return the other types for diagnosis.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Unsent;
@@ -51,8 +51,8 @@ pub struct TcpConfig {
     /// The addresses of the interfaces that these connections use. The first is that of the endpoint's name. Fewer than
     /// two: the kernel chooses.
     pub addrs: Vec<SocketAddr>,
-    /// Drop connections to other addresses of this host.
-    pub addrs_only: bool,
+    /// Drop connections to other addresses of this host. Empty: to none.
+    pub admitted: Vec<IpAddr>,
     /// The executor of the steps of collectives.
     pub uring: Uring,
     /// Limit of simultaneous half-open connections: those whose peer has not proven itself.
@@ -82,7 +82,7 @@ impl Default for TcpConfig {
             streams_within_host: false,
             stripe_bytes: 256 * 1024,
             addrs: Vec::new(),
-            addrs_only: false,
+            admitted: Vec::new(),
             uring: Uring::No,
             half_open: 128,
             unsent: None,

@@ -20,8 +20,12 @@
 //! capability never travels in the clear. If the initiator knows only a service name and there is no job key, however,
 //! the key is not secret, and neither are the two capabilities. A nonce is used once.
 //!
+//! A peer's name may have two addresses. They take turns: a refusal, an error, or a time without an answer from the
+//! host leads to the other one. An address that can never work is left out.
+//!
 //! Errors: [`Failure::Retry`] if another attempt may succeed, otherwise [`Failure::Final`].
 
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
@@ -41,6 +45,8 @@ use Failure::{Final, Retry};
 
 /// Limit of attempts that the peer accepts and then drops. Refused attempts are limited by time.
 const DROPPED_MAX: u32 = 32;
+/// Time for the host at one of two addresses to answer, at first. It doubles with every second turn.
+const TURN_MS: u64 = 1000;
 
 /// The local part of every handshake.
 #[derive(Debug)]
@@ -82,6 +88,14 @@ pub(super) struct Attempt {
     /// The peer, once it has proven itself.
     found: Option<ProvenPeer>,
     tries: u32,
+    /// The peer's second address is the one to dial.
+    at_second: bool,
+    /// The error of an address that can never work. The other one has no turns from then on.
+    given_up: Option<LinkError>,
+    /// Turns that have ended without an answer.
+    silent_turns: u32,
+    /// One of the hosts has refused a connection: it is up, and no process listens there.
+    refused: bool,
     /// Tries that the peer accepted and then dropped.
     dropped: u32,
     /// The time of the next dial, or of the last one.
@@ -99,6 +113,10 @@ impl Attempt {
             initiator: Initiator::new(),
             found: None,
             tries: 0,
+            at_second: false,
+            given_up: None,
+            silent_turns: 0,
+            refused: false,
             dropped: 0,
             dial_at_ms: now_ms,
             retry_until_ms: now_ms.saturating_add(config.connect_retry_ms),
@@ -111,9 +129,32 @@ impl Attempt {
         &self.peer
     }
 
+    /// The address to dial.
+    fn address(&self) -> SocketAddr {
+        self.peer.second_socket().filter(|_| self.at_second).unwrap_or_else(|| self.peer.socket())
+    }
+
+    /// Whether the peer has another address that may work.
+    fn has_other_address(&self) -> bool {
+        self.given_up.is_none() && self.peer.second_socket().is_some()
+    }
+
     /// The time at which the attempt must be continued even if its socket reports nothing.
     pub(super) fn wake_ms(&self) -> u64 {
-        if self.initiator.is_idle() { self.dial_at_ms } else { self.deadline_ms }
+        if self.initiator.is_idle() { self.dial_at_ms } else { self.deadline_ms.min(self.turn_ends_ms()) }
+    }
+
+    /// The time at which the other address has its turn.
+    fn turn_ends_ms(&self) -> u64 {
+        if !self.is_connecting() || !self.has_other_address() {
+            return u64::MAX;
+        }
+        self.dial_at_ms.saturating_add(TURN_MS << (self.silent_turns / 2).min(16))
+    }
+
+    /// Whether the host has not answered, and the other address has its turn.
+    pub(super) fn is_silent(&self, now_ms: u64) -> bool {
+        now_ms >= self.turn_ends_ms()
     }
 
     /// Whether only the verdict on this session is missing.
@@ -154,17 +195,30 @@ impl Attempt {
             // The dial was planned in time, but this process did not poll.
             self.deadline_ms = now_ms.saturating_add(config.connect_timeout_ms);
         }
-        let socket = self.initiator.dial(&self.peer.socket(), config).map_err(socket_failure)?;
+        let socket = self.initiator.dial(&self.address(), config).map_err(socket_failure)?;
         self.found = None;
         Ok(socket)
     }
 
     /// Plans another try after `failure`. An error ends the attempt. The caller must close the socket in both cases.
-    pub(super) fn pause(&mut self, failure: Failure, now_ms: u64) -> Result<(), LinkError> {
+    pub(super) fn pause(&mut self, failure: Failure, config: &TcpConfig, now_ms: u64) -> Result<(), LinkError> {
+        let other = self.has_other_address() && now_ms < self.deadline_ms;
+        let silent = self.is_silent(now_ms);
         let why = match failure {
+            Final(why) if other && concerns_address(why) => {
+                self.given_up = Some(why);
+                self.turn(config, now_ms);
+                return Ok(());
+            }
+            Retry(_) if other && silent => {
+                self.silent_turns += 1;
+                self.turn(config, now_ms);
+                return Ok(());
+            }
             Final(why) => return Err(why),
             Retry(why) => why,
         };
+        self.refused |= why == LinkError::Refused;
         // A connection that was made and then dropped proves that the peer's host listens: such tries are only counted.
         let accepted = self.awaits_peer();
         let pause_ms = self.initiator.backoff_ms(self.tries);
@@ -177,7 +231,18 @@ impl Attempt {
         }
         self.initiator.reset();
         self.dial_at_ms = now_ms + pause_ms;
+        self.at_second ^= other;
         Ok(())
+    }
+
+    /// Dials the other address at once.
+    fn turn(&mut self, config: &TcpConfig, now_ms: u64) {
+        self.initiator.reset();
+        self.at_second = !self.at_second;
+        self.dial_at_ms = now_ms;
+        if !self.refused {
+            self.retry_until_ms = now_ms.saturating_add(config.connect_retry_ms);
+        }
     }
 
     /// Continues as far as possible without waiting. `Some`: the link is up with this peer.
@@ -192,6 +257,11 @@ impl Attempt {
         let mut exchange = NewLink { peer, local, config, now_ms, found, deadline_ms };
         initiator.advance(socket, &mut exchange, local.encrypt)
     }
+}
+
+/// Whether a failure depends on the address that was dialled.
+const fn concerns_address(why: LinkError) -> bool {
+    matches!(why, LinkError::Timeout | LinkError::Unreachable | LinkError::Refused | LinkError::Protocol)
 }
 
 /// The contents of the initiator's handshake for a new link.

@@ -423,7 +423,7 @@ impl Tcp {
     pub(super) fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
         let State::Connecting(attempt) = &mut link.state else { return };
-        let verdict = attempt.pause(failure, now_ms);
+        let verdict = attempt.pause(failure, &self.config, now_ms);
         let (wake_ms, peer) = (attempt.wake_ms(), *attempt.peer());
         let socket = link.socket.take();
         if let Err(why) = verdict {
@@ -470,7 +470,10 @@ impl Tcp {
         self.stats.links_up += 1;
         if let Some(link) = self.links.get_mut(id) {
             link.state = State::Up;
-            let session = Session::new(found.session, &peer, &self.local, initiator);
+            let mut session = Session::new(found.session, &peer, &self.local, initiator);
+            if let (Some(socket), Some(second)) = (&link.socket, peer.second_socket()) {
+                session.prefer(second, sys::peer_ip(socket.as_fd()));
+            }
             link.session = Some(Box::new(session));
             if let Some(socket) = &link.socket {
                 sys::tune_within_host(socket.as_fd());

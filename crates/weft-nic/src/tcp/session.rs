@@ -5,7 +5,7 @@
 //!
 //! Invariants: a session is small, because every idle link has one. The epoch only grows.
 
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use weft_engine::name::{EpName, FIRST_TX_CONTEXT};
 use weft_engine::nic::LinkError;
@@ -51,12 +51,12 @@ pub(super) struct Session {
 
 impl Session {
     pub(super) fn new((number, key): (u64, Key), peer: &EpName, local: &Local, initiator: bool) -> Self {
-        let (socket, ep_id, host_id) = (peer.socket(), peer.ep_id(), peer.host_id());
+        let (socket, ep_id) = (peer.socket(), peer.ep_id());
         let (ip, scope) = match socket {
             SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
             SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
         };
-        let near = host_id != 0 && host_id == local.name.host_id();
+        let near = peer.same_host(&local.name);
         let transmits = peer.context_index().is_some_and(|index| index >= FIRST_TX_CONTEXT);
         Self {
             number,
@@ -72,6 +72,16 @@ impl Session {
             fruitless: 0,
             broke: 0,
             through: 0,
+        }
+    }
+
+    /// Has the peer dialled at its second address, if the link was made there. `remote`: the peer's end of the
+    /// connection.
+    pub(super) fn prefer(&mut self, second: SocketAddr, remote: Option<IpAddr>) {
+        if let IpAddr::V4(ip) = second.ip()
+            && remote == Some(second.ip())
+        {
+            (self.ip, self.scope) = (ip.to_ipv6_mapped(), 0);
         }
     }
 

@@ -15,7 +15,7 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -367,10 +367,17 @@ pub(super) fn bind(socket: BorrowedFd<'_>, from: &SocketAddr) -> Result<(), Errn
     rustix::net::bind(socket, from)
 }
 
-/// Whether an accepted socket's local address is one of `addrs`.
-pub(super) fn is_at(socket: BorrowedFd<'_>, addrs: &[SocketAddr]) -> bool {
-    let here = rustix::net::getsockname(socket).ok().and_then(|addr| SocketAddr::try_from(addr).ok());
-    here.is_some_and(|here| addrs.iter().any(|addr| addr.ip().to_canonical() == here.ip().to_canonical()))
+/// Whether an accepted socket's local address is one of `admitted`, which may be empty.
+pub(super) fn is_admitted(socket: BorrowedFd<'_>, admitted: &[IpAddr]) -> bool {
+    let here = || rustix::net::getsockname(socket).ok().and_then(|addr| SocketAddr::try_from(addr).ok());
+    let is_at = |here: SocketAddr| admitted.iter().any(|ip| ip.to_canonical() == here.ip().to_canonical());
+    admitted.is_empty() || here().is_some_and(is_at)
+}
+
+/// The address of the peer's end of a connection.
+pub(super) fn peer_ip(socket: BorrowedFd<'_>) -> Option<IpAddr> {
+    let there = rustix::net::getpeername(socket).ok().flatten();
+    there.and_then(|addr| SocketAddr::try_from(addr).ok()).map(|there| there.ip().to_canonical())
 }
 
 /// Starts to connect a socket.

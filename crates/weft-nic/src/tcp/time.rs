@@ -41,7 +41,8 @@ impl Tcp {
                 self.redial_when_due(id, now_ms);
                 continue;
             };
-            if attempt.expired(now_ms) {
+            if attempt.expired(now_ms) || attempt.is_silent(now_ms) {
+                // This process may have been away, and the answer may be here.
                 self.continue_attempt(id, sink, now_ms);
             } else if attempt.wants_dial(now_ms) {
                 self.dial(id, now_ms);
@@ -50,6 +51,10 @@ impl Tcp {
             if attempt.expired(now_ms) {
                 log::debug!("tcp: no answer from {}", attempt.peer());
                 self.end(id, LinkError::Timeout, sink);
+            } else if attempt.is_silent(now_ms) {
+                log::debug!("tcp: no answer from one address of {}", attempt.peer());
+                self.retry(id, Failure::Retry(LinkError::Timeout), now_ms);
+                self.dial(id, now_ms);
             } else {
                 self.set_timer(attempt.wake_ms());
             }

@@ -1,7 +1,7 @@
 //! The beginning and the end of links: refusals, time-outs, many at once, IPv6, sleeping, descriptors.
 
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -302,4 +302,34 @@ fn a_closed_link_does_not_wait_for_a_peer_that_computes() {
         }
     }
     panic!("drained after {took:?} at best");
+}
+
+/// A name has two addresses. The first refuses, has no route, or belongs to another endpoint.
+#[test]
+fn a_second_address_is_dialled_if_the_first_fails() {
+    let at = |ip: &str| Tcp::new(&config(), &parts(ip)).unwrap();
+    let mut world = World { nodes: vec![Node::new(at("127.0.0.1")), Node::new(at("127.0.0.2"))] };
+    let name = world.nodes[1].name();
+    let (port, second) = (name.socket().port(), Ipv4Addr::new(127, 0, 0, 2));
+    let other = SocketAddr::new([127, 0, 0, 1].into(), port);
+    for (first, other_listens) in [("127.0.0.1", false), ("255.255.255.255", false), ("127.0.0.1", true)] {
+        let settings = TcpConfig { bind: Some(other), ..config() };
+        let impostor = other_listens.then(|| Tcp::new(&settings, &parts("127.0.0.1")).unwrap());
+        world.nodes.truncate(2);
+        world.nodes.extend(impostor.map(Node::new));
+        let peer = moved(&name, SocketAddr::new(first.parse().unwrap(), port)).with_second(second);
+        let link = world.nodes[0].connect(&peer);
+        world.until("up", |nodes| nodes[0].inbox.up.contains_key(&link));
+        world.nodes[0].close(link);
+        world.rounds(20);
+    }
+    // Neither works. The attempt ends as with one address.
+    world.nodes.truncate(1);
+    for first in ["127.0.0.1", "255.255.255.255"] {
+        let peer = moved(&name, SocketAddr::new(first.parse().unwrap(), port)).with_second(second);
+        let (link, start) = (world.nodes[0].connect(&peer), Instant::now());
+        world.until("end", |nodes| nodes[0].inbox.down.iter().any(|(ended, _)| *ended == link));
+        assert_eq!(world.nodes[0].inbox.down.last(), Some(&(link, LinkError::Refused)));
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    }
 }

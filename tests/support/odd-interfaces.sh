@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Gives the hosts of two-hosts.sh an interface that takes the default route and does not reach the other host. Then runs
+# a command.
+#
+#   two-hosts.sh odd-interfaces.sh cold|vpn|apart COMMAND ARGUMENT...
+#
+# cold: a card without a cable, and 20 bridges without carrier, as of containers. vpn: a tunnel to one other host.
+# apart: a network of each host alone.
+set -euo pipefail
+
+tunnel='
+import fcntl, os, struct, time
+tun = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tun, 0x400454CA, struct.pack("16sH", b"tun0", 0x1001))
+print(flush=True)
+time.sleep(600)
+'
+
+kind=$1
+shift
+for number in 1 2; do
+  on() { ip netns exec "h$number" "$@"; }
+  case $kind in
+    cold)
+      on ip link add odd0 type veth peer name cable0
+      on ip link set odd0 up
+      for bridge in {0..19}; do
+        on ip link add "docker$bridge" type bridge
+        on ip link add "port$bridge" type veth peer name "end$bridge"
+        on ip link set "port$bridge" master "docker$bridge" up
+        on ip address add "172.17.$bridge.1/24" dev "docker$bridge"
+        on ip link set "docker$bridge" up
+      done
+      ;;
+    vpn)
+      exec 3< <(on python3 -c "$tunnel")
+      read -r <&3
+      on ip link set tun0 name odd0 up
+      ;;
+    apart)
+      on ip link add odd0 type veth peer name wire0
+      on ip link set wire0 up
+      on ip link set odd0 up
+      ;;
+  esac
+  on ip address add "10.88.0.$number/24" dev odd0
+  on ip route add default via 10.88.0.254
+done
+exec "$@"
