@@ -436,7 +436,8 @@ impl Endpoint {
             self.busy[slot as usize] = false;
         }
         let code = entry.base.err.saturating_abs();
-        Error::Completion { slot, code, provider_code: entry.base.prov_errno, text: library.text(code) }
+        let (provider_code, data) = (entry.base.prov_errno, entry.base.data);
+        Error::Completion { slot, code, provider_code, data, text: library.text(code) }
     }
 }
 

@@ -92,6 +92,8 @@ pub enum Error {
         code: c_int,
         /// The provider's error number.
         provider_code: c_int,
+        /// The entry's data. For a collective of weft: the rank of a member that was lost, plus 1, or 0.
+        data: u64,
         /// The text of `fi_strerror`.
         text: String,
     },

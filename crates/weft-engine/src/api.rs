@@ -264,7 +264,7 @@ pub struct Completion {
     pub buf: usize,
     /// Source of a received message, or `ADDR_NONE` if it is in no address vector.
     pub src: Addr,
-    /// The immediate data with DATA, otherwise 0.
+    /// The immediate data with DATA. Of a failed collective, the rank of a member that was lost, plus 1. Otherwise 0.
     pub data: u64,
     /// The kind of operation or event.
     pub kind: Kind,

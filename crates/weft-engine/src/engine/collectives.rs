@@ -748,11 +748,8 @@ impl State {
         let ActiveRun { purpose, request, run, scratch, ctx, flags, mut fault, .. } = active;
         let kind = match purpose {
             Purpose::Join { announcements, digest, .. } => {
-                let outcome = match fault {
-                    None => groups.numbers_known(active.group, &announcements.into_bytes(), digest),
-                    Some(fault) => Err(fault),
-                };
-                match outcome {
+                let known = || groups.numbers_known(active.group, &announcements.into_bytes(), digest);
+                match fault.map_or_else(known, Err) {
                     Ok(Joined::Linking) => return self.links.poll_boards(true),
                     Ok(Joined::Complete) => {}
                     Err(why) => fault = Some(why),
@@ -783,7 +780,8 @@ impl State {
         if fault.is_none() && flags.contains(OpFlags::QUIET) {
             return;
         }
-        self.completions.push(Completion { fault, ..Completion::new(kind, ctx, flags.into()) });
+        let data = fault.map_or(0, |_| self.first_lost(active.group));
+        self.completions.push(Completion { fault, data, ..Completion::new(kind, ctx, flags.into()) });
     }
 }
 

@@ -507,7 +507,8 @@ impl<N: Nic> Engine<N> {
                 group.runs -= 1;
                 if run.fault.is_some() || !run.flags.contains(OpFlags::QUIET) {
                     let completion = Completion::new(Kind::Collective, run.ctx, run.flags.into());
-                    completions.push(Completion { fault: run.fault, ..completion });
+                    let data = run.fault.map_or(0, |_| group.first_lost());
+                    completions.push(Completion { fault: run.fault, data, ..completion });
                 }
                 true
             }

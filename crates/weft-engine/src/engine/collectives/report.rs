@@ -1,4 +1,4 @@
-//! Reports of the collectives under way, for statistics.
+//! Reports of the collectives under way, for statistics, and the member that failed ones name.
 //!
 //! Place in the data flow: beside it. weft-fi asks for the reports when it publishes counters. They are derived from
 //! the state of the operations, so that the operations themselves count nothing.
@@ -6,7 +6,7 @@
 use super::boards::BoardRun;
 use super::{ActiveRun, Collectives, Group, Purpose};
 use crate::collective::Operation;
-use crate::engine::{Engine, ids};
+use crate::engine::{Engine, State, ids};
 use crate::nic::{ChainId, Nic};
 
 /// The oldest operation under way of one group.
@@ -36,6 +36,20 @@ impl GroupReport {
     fn awaits(&mut self, rank: u32) {
         self.awaited += 1;
         self.awaited_ranks |= 1_u64.checked_shl(rank).unwrap_or(0);
+    }
+}
+
+impl Group {
+    /// The data of a failed completion: the rank of the first member that was lost, plus 1. 0: none is known.
+    pub(super) fn first_lost(&self) -> u64 {
+        self.lost.first().map_or(0, |(rank, _)| u64::from(*rank) + 1)
+    }
+}
+
+impl State {
+    /// [`Group::first_lost`] of the group with this index.
+    pub(super) fn first_lost(&self, group: usize) -> u64 {
+        self.collectives.as_deref().and_then(|groups| groups.groups.get(group)).map_or(0, Group::first_lost)
     }
 }
 

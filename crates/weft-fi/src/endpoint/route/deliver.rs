@@ -257,6 +257,10 @@ impl Routes {
                 if completion.kind == Kind::Write && completion.ctx == Context::default() {
                     entry.flags = sys::FI_RMA | sys::FI_WRITE;
                 }
+                // A failed collective names the member that was lost.
+                if completion.kind == Kind::Collective {
+                    entry.data = completion.data;
+                }
                 appender.push_failed(entry, self.failure(fault, peers));
             }
         }
