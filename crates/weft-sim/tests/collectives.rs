@@ -286,6 +286,40 @@ fn every_result_is_exact_on_every_fabric() {
     }
 }
 
+/// One member passes another count than the rest. On a board all parts end, those that would take a result of other
+/// members' lengths with an error, and later operations are not affected.
+#[test]
+fn other_lengths_end_with_errors_on_boards() {
+    for seed in 0..150 {
+        let mut rng = Stream::new(seed, Entity::Test(12));
+        let ranks = rng.between(2, 6);
+        let mut run = Run::new(seed, ranks);
+        let config = FabricConfig { boards: true, per_host: ranks, ..FabricConfig::swarm(seed) };
+        run.cluster = Cluster::new(config, Config::default(), ranks);
+        run.join(ranks);
+        run.settle();
+        for number in 0..6 {
+            let odd = rng.below(ranks as u64) as usize;
+            let call = Call { count: rng.between(20, 40), ..Call::draw(&mut rng, number * 2, ranks) };
+            let other = Call { count: rng.between(1, 19), ..call };
+            let (good, failed) = (run.good, run.failed);
+            for rank in 0..ranks {
+                run.start(0, if rank == odd { other } else { call }, rank);
+            }
+            run.settle();
+            assert!(run.pending.is_empty(), "seed {seed}: {:?} does not end", call.operation);
+            let fails = call.operation != Operation::Barrier;
+            assert_eq!(run.failed > failed, fails, "seed {seed}: {:?}", call.operation);
+            assert_eq!(run.good + run.failed, good + failed + ranks, "seed {seed}");
+            let right = Call { count: rng.between(1, 40), ..Call::draw(&mut rng, number * 2 + 1, ranks) };
+            let good = run.good;
+            (0..ranks).for_each(|rank| run.start(0, right, rank));
+            run.settle();
+            assert_eq!(run.good, good + ranks, "seed {seed}: {:?} after {:?}", right.operation, call.operation);
+        }
+    }
+}
+
 /// Every operation of the survivors ends; the group without the dead member goes on.
 #[test]
 fn a_death_ends_the_operations_that_depend_on_the_dead() {

@@ -32,6 +32,11 @@ impl Reduction {
         valid.then_some(Self { ty, op })
     }
 
+    /// A number of its own for each combination, except 0.
+    pub(crate) const fn number(self) -> u8 {
+        (self.ty as u8).wrapping_mul(32).wrapping_add(self.op as u8).wrapping_add(1)
+    }
+
     /// Bytes of one number.
     #[must_use]
     pub const fn element_bytes(self) -> usize {

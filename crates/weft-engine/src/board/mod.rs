@@ -10,18 +10,23 @@
 //! Layout, in words of 8 bytes:
 //! ```text
 //! | poison | bank 0 | bank 1 | … |
-//! bank: | arrived, departed, combiner | released | result | slot of member 0 | slot of member 1 | … |
-//! slot: | entered | contribution |
+//! bank: | arrived, departed, combiner, shapes | released, agreed | result | slot of member 0 | slot of member 1 | … |
+//! slot: | entered, shape | contribution |
 //! ```
 //! Each of these parts begins 128 bytes after the one before, because processors fetch cache lines in pairs. Members
 //! poll `released`, and would slow down those that arrive if it shared their line. With few members the additional line
 //! costs more than that, and `released` follows the combiner.
+//!
+//! Each member reports the *shape* of its call: the operation, the length of a block and the root ([`Shape`]). A member
+//! takes a result only if the shape of the calls behind it is its own. The sum of all shapes shows the last member
+//! whether they are alike, without a look at each slot.
 //!
 //! Trust: the members of a group have the same user and know each other's names. A member can stop the collectives of
 //! its groups, or spoil their results. It cannot do more: no offset or length is read from the board, and contributions
 //! are only copied and combined.
 
 mod bank;
+mod shape;
 
 /// The atomics of the counters, which a model checker replaces.
 mod sync {
@@ -35,6 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mem::{self, Iov};
 use bank::Bank;
+pub(crate) use shape::Shape;
 
 /// Longest contribution of one member, and longest result, in bytes.
 pub(crate) const SLOT_BYTES: usize = 16 * 1024;
@@ -109,11 +115,24 @@ impl HostBoard {
         Bank {
             arrived: &words[0],
             departed: &words[1],
-            released: &words[if self.members <= FEW_MEMBERS { 3 } else { COUNTER_WORDS }],
+            released: &words[self.released_at()],
             members: self.members as u64,
             turn,
             lap: turn / BANKS as u64,
         }
+    }
+
+    /// The place of `released` in a bank. The word behind it is `agreed`.
+    const fn released_at(&self) -> usize {
+        if self.members <= FEW_MEMBERS { 4 } else { COUNTER_WORDS }
+    }
+
+    fn agreed(&self, turn: u64) -> &AtomicU64 {
+        &self.board.words()[self.bank_at(turn) + self.released_at() + 1]
+    }
+
+    fn shapes(&self, turn: u64) -> &AtomicU64 {
+        &self.board.words()[self.bank_at(turn) + 3]
     }
 
     fn combiner(&self, turn: u64) -> &AtomicU64 {
@@ -143,11 +162,29 @@ impl HostBoard {
         self.bank(turn).is_free()
     }
 
-    /// Writes the contribution of the member at `place`, and reports its arrival. Returns whether it is the last one.
-    pub(crate) fn arrive(&self, turn: u64, place: usize, contribution: &Iov) -> bool {
+    fn shape_at(&self, turn: u64, place: usize) -> &AtomicU64 {
+        &self.board.words()[self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS + 1]
+    }
+
+    /// Writes the contribution of the member at `place`, and reports its arrival. Returns whether it is the last one,
+    /// and then whether all have the same shape.
+    pub(crate) fn arrive(&self, turn: u64, place: usize, shape: Shape, contribution: &Iov) -> Arrival {
         self.slot(turn, place).copy_from(contribution);
+        self.shape_at(turn, place).store(shape.word(), Ordering::Relaxed);
         self.entered(turn, place).store(turn + 1, Ordering::Release);
-        self.bank(turn).arrive()
+        self.shapes(turn).fetch_add(shape.digest(), Ordering::Relaxed);
+        if !self.bank(turn).arrive() {
+            return Arrival::Early;
+        }
+        // No member adds to the sum before this one has left the turn.
+        let sum = self.shapes(turn).load(Ordering::Relaxed);
+        self.shapes(turn).store(0, Ordering::Relaxed);
+        Arrival::Last { alike: sum == shape.digest().wrapping_mul(self.members as u64) }
+    }
+
+    /// The shape of the call by which the member at `place` has entered the turn. `None`: it has not.
+    pub(crate) fn shape(&self, turn: u64, place: usize) -> Option<Shape> {
+        self.has_entered(turn, place).then(|| Shape::of_word(self.shape_at(turn, place).load(Ordering::Relaxed)))
     }
 
     /// Whether the member at `place` has arrived.
@@ -176,9 +213,15 @@ impl HostBoard {
         self.combiner(turn).load(Ordering::Acquire) == mark(turn, place)
     }
 
-    /// Lets all members take the result.
-    pub(crate) fn release(&self, turn: u64) {
+    /// Lets the members whose calls have this shape take the result. `None`: no member takes one.
+    pub(crate) fn release(&self, turn: u64, shape: Option<Shape>) {
+        self.agreed(turn).store(shape.map_or(0, Shape::word), Ordering::Relaxed);
         self.bank(turn).release();
+    }
+
+    /// Whether a call of this shape has a result in a turn that is released.
+    pub(crate) fn has_result(&self, turn: u64, shape: Shape) -> bool {
+        self.agreed(turn).load(Ordering::Relaxed) == shape.word()
     }
 
     /// Whether the result may be taken.
@@ -202,6 +245,18 @@ impl HostBoard {
     }
 }
 
+/// A member's place in the order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// Others have not arrived.
+    Early,
+    /// All have arrived. `alike`: their calls have the same shape.
+    Last {
+        /// Whether all have the same shape.
+        alike: bool,
+    },
+}
+
 /// The word by which the member at `place` claims the turn. Later turns have larger words.
 const fn mark(turn: u64, place: usize) -> u64 {
     turn * MAX_MEMBERS as u64 + place as u64 + 1
@@ -222,7 +277,7 @@ mod tests {
     fn any_range_of_a_contribution_can_be_read() {
         let board = HostBoard::new(own(board_bytes(3)), 3).unwrap();
         let mut whole = Owned::new(pattern(SLOT_BYTES));
-        board.arrive(5, 2, &whole.iov());
+        board.arrive(5, 2, Shape::of_word(8), &whole.iov());
         for (offset, len) in [(0, 0), (0, 1), (0, SLOT_BYTES), (3, 700), (8, 256), (9, 257), (SLOT_BYTES - 1, 1)] {
             let mut into = Owned::new(vec![0; len]);
             into.iov().copy_from(&board.slot(5, 2).slice(offset, len));
@@ -235,14 +290,33 @@ mod tests {
         let board = HostBoard::new(own(board_bytes(2)), 2).unwrap();
         for turn in 0..3 * BANKS as u64 {
             assert!(board.is_free(turn));
-            assert!(!board.arrive(turn, 0, &Iov::EMPTY));
+            let shape = Shape::of_word(turn << 8);
+            assert_eq!(board.arrive(turn, 0, shape, &Iov::EMPTY), Arrival::Early);
             assert!(!board.is_full(turn) && !board.is_released(turn) && !board.has_entered(turn, 1));
-            assert!(board.arrive(turn, 1, &Iov::EMPTY));
+            assert_eq!(board.arrive(turn, 1, shape, &Iov::EMPTY), Arrival::Last { alike: true });
             assert!(board.is_full(turn) && board.has_entered(turn, 1));
-            board.release(turn);
+            board.release(turn, Some(shape));
+            assert!(board.has_result(turn, shape));
             assert!(board.is_released(turn) && !board.is_released(turn + 1));
             assert!(!board.depart(turn) && !board.is_free(turn + BANKS as u64));
             assert!(board.depart(turn) && board.is_free(turn + BANKS as u64));
+        }
+    }
+
+    #[test]
+    fn other_shapes_are_noticed_in_their_turn_alone() {
+        let board = HostBoard::new(own(board_bytes(3)), 3).unwrap();
+        let [small, large] = [40, 80].map(|bytes| Shape::new(3, 1, bytes, 0));
+        for (turn, last) in [(0, small), (4, large), (8, small)] {
+            assert_eq!(board.shape(turn, 0), None);
+            assert_eq!(board.arrive(turn, 0, small, &Iov::EMPTY), Arrival::Early);
+            assert_eq!(board.arrive(turn, 1, small, &Iov::EMPTY), Arrival::Early);
+            let alike = last == small;
+            assert_eq!(board.arrive(turn, 2, last, &Iov::EMPTY), Arrival::Last { alike });
+            assert_eq!((board.shape(turn, 1), board.shape(turn, 2)), (Some(small), Some(last)));
+            board.release(turn, alike.then_some(small));
+            assert!(board.has_result(turn, small) == alike && !board.has_result(turn, large));
+            (0..3).for_each(|_| _ = board.depart(turn));
         }
     }
 

@@ -11,11 +11,16 @@
 //! Faults. A member that finds another one dead, whose part an operation needs, poisons the board: this
 //! operation and all later ones fail at all members of the host. A leader passes the failure on to other
 //! hosts as a poisoned exchange.
+//!
+//! A member that passes other lengths than the rest, or makes another call, gets no result. Inside a host the operation
+//! then fails at all members that would take one, and later operations are not affected.
+
+mod shapes;
 
 use super::{ActiveRun, Collectives, Group, Purpose};
 use crate::amo::Reduction;
 use crate::api::{Completion, Context, Error, Fault, Kind, OpFlags};
-use crate::board::{self, Board, HostBoard, MAX_MEMBERS, SLOT_BYTES};
+use crate::board::{self, Arrival, Board, HostBoard, MAX_MEMBERS, SLOT_BYTES};
 use crate::bugs::planted;
 use crate::collective::{Operation, Order, Overlap, Request, tree};
 use crate::engine::collective_op::{CollectiveOp, Elements};
@@ -629,12 +634,16 @@ impl Advance<'_> {
         }
         self.host.next_entry += 1;
         self.run.step = Step::Wait;
-        let is_last = self.board.arrive(turn, self.host.places.place, &self.run.contribution());
+        let shape = self.run.shape();
+        let arrival = self.board.arrive(turn, self.host.places.place, shape, &self.run.contribution());
+        let is_last = arrival != Arrival::Early;
         let is_source = self.run.has_source() && self.run.is_root();
         self.changed |= is_last || is_source;
         if !self.host.spans_hosts() {
             if is_source {
-                self.board.release(turn);
+                self.board.release(turn, Some(shape));
+            } else if arrival == (Arrival::Last { alike: false }) {
+                self.release_without_result();
             } else if planted!(Bug::BoardReleasedEarly, is_last, true) && !self.run.has_source() {
                 self.combine();
             }
@@ -649,12 +658,19 @@ impl Advance<'_> {
             return self.leave();
         }
         if self.run.may_exchange(self.host, self.board) {
+            if self.run.differs(self.host, self.board) {
+                return self.fail(self.run.mismatch(self.host, self.board));
+            }
             self.prepare_parts();
             return Outcome::Exchanges;
         }
         if self.host.any_lost && !self.host.spans_hosts() && !self.run.has_source() && self.board.is_full(turn) {
             // The member that arrived last may be the one that is lost.
-            self.combine();
+            if self.run.differs(self.host, self.board) {
+                self.release_without_result();
+            } else {
+                self.combine();
+            }
         }
         match self.broken(self.run.needs_lost(self.host, self.board)) {
             // The member may have released the turn before it was lost.
@@ -680,7 +696,7 @@ impl Advance<'_> {
             let len = self.run.contribution().len();
             fold(reduction, self.host.places.count(), |place| self.board.slot(turn, place).slice(0, len));
         }
-        self.board.release(turn);
+        self.board.release(turn, Some(self.run.shape()));
         self.changed = true;
     }
 
@@ -727,14 +743,18 @@ impl Advance<'_> {
         } else {
             self.board.result(turn).copy_from(&parts);
         }
-        self.board.release(turn);
+        self.board.release(turn, Some(self.run.shape()));
         self.leave()
     }
 
     /// Takes the result and leaves the turn.
     fn leave(&mut self) -> Outcome {
         if self.run.takes_result() {
-            self.run.take_result(self.host, self.board);
+            if self.board.has_result(self.run.turn, self.run.shape()) {
+                self.run.take_result(self.host, self.board);
+            } else {
+                self.run.fault = Some(self.run.mismatch(self.host, self.board));
+            }
         }
         self.changed |= self.board.depart(self.run.turn);
         Outcome::Ended
