@@ -34,6 +34,7 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Op operations[] = {MPI_MAX, MPI_MIN,  MPI_SUM,  MPI_PROD, MPI_LAND,
                            MPI_LOR, MPI_LXOR, MPI_BAND, MPI_BOR,  MPI_BXOR};
+    INTEGER(char, MPI_CHAR)
     INTEGER(signed char, MPI_SIGNED_CHAR)
     INTEGER(unsigned char, MPI_UNSIGNED_CHAR)
     INTEGER(short, MPI_SHORT)

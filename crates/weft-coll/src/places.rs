@@ -46,6 +46,8 @@ pub(crate) struct Surroundings {
     sharing: usize,
     /// Number of these processors.
     processors: usize,
+    /// Whether the user names processors for the provider's thread.
+    placed: bool,
 }
 
 impl Surroundings {
@@ -61,6 +63,7 @@ impl Surroundings {
             beside: count(HOST),
             sharing: count(0..PLACE_BYTES),
             processors: u32::from_le_bytes(bytes) as usize,
+            placed: std::env::var_os("FI_WEFT_PROGRESS_AFFINITY").is_some_and(|value| !value.is_empty()),
         }
     }
 
@@ -69,16 +72,17 @@ impl Surroundings {
         self.sharing > self.processors
     }
 
-    /// The progress to request. A thread that competes with several ranks for a processor delays them.
+    /// The progress to request. A thread that competes with several ranks for a processor delays them, unless the user
+    /// gives it a place.
     pub(crate) fn progress(self) -> Progress {
-        if self.is_crowded() { Progress::Manual } else { Progress::Auto }
+        if self.is_crowded() && !self.placed { Progress::Manual } else { Progress::Auto }
     }
 
     /// Bytes from which the provider's thread is worth its wake-up for a non-blocking operation.
     ///
     /// Inside a host the processor moves the data. A thread that shares it with the program only adds its switches.
     pub(crate) fn hand_over_bytes(self) -> usize {
-        if self.is_crowded() {
+        if self.is_crowded() && !self.placed {
             return usize::MAX;
         }
         if self.beside < self.ranks {
@@ -87,8 +91,7 @@ impl Surroundings {
         // SAFETY: the call has no preconditions.
         let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
         let has_spare = self.processors > 1 && usize::try_from(online).is_ok_and(|online| online > self.beside);
-        let placed = std::env::var_os("FI_WEFT_PROGRESS_AFFINITY").is_some();
-        if has_spare || placed { LONG_BYTES } else { usize::MAX }
+        if has_spare || self.placed { LONG_BYTES } else { usize::MAX }
     }
 }
 
@@ -111,9 +114,20 @@ mod tests {
         let places: Vec<&[u8]> = places.iter().map(|place| &place[..]).collect();
         let crowded: Vec<bool> = (0..7).map(|rank| Surroundings::of(rank, &places).is_crowded()).collect();
         assert_eq!(crowded, [false, false, true, true, true, false, false]);
-        assert_eq!(Surroundings::of(0, &places), Surroundings { ranks: 7, beside: 5, sharing: 2, processors: 2 });
+        assert_eq!(
+            Surroundings::of(0, &places),
+            Surroundings { ranks: 7, beside: 5, sharing: 2, processors: 2, placed: false }
+        );
         assert_eq!(Surroundings::of(0, &places).hand_over_bytes(), 0, "other hosts");
         assert_eq!(Surroundings::of(3, &places).hand_over_bytes(), usize::MAX);
+    }
+
+    #[test]
+    fn a_thread_with_a_place_of_its_own_makes_progress_for_crowded_ranks() {
+        let crowded = Surroundings { ranks: 4, beside: 4, sharing: 4, processors: 2, placed: false };
+        assert_eq!((crowded.progress(), crowded.hand_over_bytes()), (Progress::Manual, usize::MAX));
+        let placed = Surroundings { placed: true, ..crowded };
+        assert_eq!((placed.progress(), placed.hand_over_bytes()), (Progress::Auto, LONG_BYTES));
     }
 
     #[test]

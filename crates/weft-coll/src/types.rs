@@ -3,7 +3,7 @@
 //! Place in the data flow: [`crate::plan`] asks whether a type is a plain run of bytes, and which reduction a type and
 //! an operation are. Types that are not listed here are derived, or have gaps.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 
 use rustc_hash::FxHashMap;
 use weft_fi_sys::*;
@@ -34,9 +34,12 @@ pub(crate) struct Basic {
     size: usize,
 }
 
+/// C's `char`, which MPI libraries reduce although the standard has it for text only.
+const CHAR: Class = if c_char::MIN == 0 { Class::Unsigned } else { Class::Signed };
+
 /// The predefined types: number in the ABI of MPICH, object of Open MPI, and class.
 const TYPES: &[(Handle, &CStr, Class)] = &[
-    (0x4c00_0101, c"ompi_mpi_char", Class::Opaque),
+    (0x4c00_0101, c"ompi_mpi_char", CHAR),
     (0x4c00_0118, c"ompi_mpi_signed_char", Class::Signed),
     (0x4c00_0102, c"ompi_mpi_unsigned_char", Class::Unsigned),
     (0x4c00_010d, c"ompi_mpi_byte", Class::Byte),
