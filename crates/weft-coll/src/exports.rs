@@ -12,18 +12,99 @@ macro_rules! argument {
     (count $count:ty) => { $count };
 }
 
-/// Defines a function of MPI. `library!()` in its body calls the MPI library with the same arguments.
+/// Defines a function of MPI under both its names ([`crate::chain`]). `library()` in its body calls the MPI library
+/// with the same arguments.
 macro_rules! export {
     ([$count:ty] $name:ident($($argument:ident: $kind:ident),*) |$library:ident| $body:expr) => {
-        // SAFETY: the name is that of MPI's function, in whose place the program shall find it.
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case)]
-        unsafe extern "C" fn $name($($argument: $crate::exports::argument!($kind $count)),*) -> std::ffi::c_int {
-            let $library = || $crate::mpi::pmpi!(
-                concat!("P", stringify!($name)),
-                $($argument => $crate::exports::argument!($kind $count)),*
-            );
-            $body
+        #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+        const _: () = {
+            type Function = unsafe extern "C" fn($($crate::exports::argument!($kind $count)),*) -> std::ffi::c_int;
+            static CHAIN: $crate::chain::Chain = $crate::chain::Chain::new(concat!(stringify!($name), "\0"));
+
+            unsafe extern "C" fn own($($argument: $crate::exports::argument!($kind $count)),*) -> std::ffi::c_int {
+                let $library = || $crate::mpi::pmpi!(
+                    concat!("P", stringify!($name)),
+                    $($argument => $crate::exports::argument!($kind $count)),*
+                );
+                $body
+            }
+
+            // SAFETY: the name is that of MPI's function, in whose place the program shall find it.
+            #[unsafe(export_name = stringify!($name))]
+            unsafe extern "C" fn called($($argument: $crate::exports::argument!($kind $count)),*) -> std::ffi::c_int {
+                let Some(address) = CHAIN.next() else {
+                    // SAFETY: the arguments are those of the program.
+                    return unsafe { own($($argument),*) };
+                };
+                CHAIN.passing();
+                let address = std::ptr::with_exposed_provenance::<std::ffi::c_void>(address);
+                // SAFETY: a function of this name has this type, with handles as whole registers.
+                let function = unsafe { std::mem::transmute::<*const std::ffi::c_void, Function>(address) };
+                // SAFETY: the arguments are those of the program.
+                let code = unsafe { function($($argument),*) };
+                CHAIN.passed(code, address.addr());
+                code
+            }
+
+            unsafe extern "C" fn profiled($($argument: $crate::exports::argument!($kind $count)),*) -> std::ffi::c_int {
+                CHAIN.arrived();
+                // SAFETY: the arguments are those of the caller.
+                unsafe { own($($argument),*) }
+            }
+
+            unsafe extern "C" fn inside($($argument: $crate::exports::argument!($kind $count)),*) -> std::ffi::c_int {
+                $crate::mpi::pmpi!(
+                    concat!("P", stringify!($name)),
+                    $($argument => $crate::exports::argument!($kind $count)),*
+                )
+            }
+
+            $crate::exports::profiling_name!($name profiled inside);
+        };
+    };
+}
+
+/// Exports the profiling name of a function. Calls from inside the MPI library continue at `$inside`, all others at
+/// `$profiled`. On other processors the return address is not at hand, and the name stays the MPI library's.
+macro_rules! profiling_name {
+    ($name:ident $profiled:ident $inside:ident) => {
+        // SAFETY: the name is that of MPI's profiling interface, in whose place tools shall find it.
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(export_name = concat!("P", stringify!($name)))]
+        #[unsafe(naked)]
+        unsafe extern "C" fn profiling() {
+            // On entry the return address is on top of the stack. The jumps leave stack and arguments as they are.
+            std::arch::naked_asm!(
+                "mov r11, [rsp]",
+                "sub r11, [rip + {library}]",
+                "cmp r11, [rip + {library} + 8]",
+                "jae {profiled}",
+                "jmp {inside}",
+                library = sym $crate::chain::LIBRARY,
+                profiled = sym $profiled,
+                inside = sym $inside,
+            )
+        }
+
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(export_name = concat!("P", stringify!($name)))]
+        #[unsafe(naked)]
+        unsafe extern "C" fn profiling() {
+            // On entry the return address is in the link register. The branches leave stack and arguments as they are.
+            std::arch::naked_asm!(
+                "adrp x16, {library}",
+                "add x16, x16, :lo12:{library}",
+                "ldp x16, x17, [x16]",
+                "sub x16, x30, x16",
+                "cmp x16, x17",
+                "b.lo 2f",
+                "b {profiled}",
+                "2: b {inside}",
+                library = sym $crate::chain::LIBRARY,
+                profiled = sym $profiled,
+                inside = sym $inside,
+            )
         }
     };
 }
@@ -66,4 +147,4 @@ macro_rules! export_large {
     };
 }
 
-pub(crate) use {argument, export, export_large, narrow};
+pub(crate) use {argument, export, export_large, narrow, profiling_name};

@@ -2,7 +2,8 @@
 //!
 //! Place in the data flow: a program that is started with this library in LD_PRELOAD calls its `MPI_` functions. A
 //! collective that weft can run becomes a collective of weft's provider (`run`), in a group that belongs to the
-//! communicator (`groups`). Every other call goes on to the MPI library under its profiling name, `PMPI_`.
+//! communicator (`groups`). Every other call goes on to the MPI library under its profiling name, `PMPI_`. Other tools
+//! may stand in front or behind (`chain`).
 //!
 //! ```text
 //! MPI_Iallreduce ─► collectives.rs ─► plan.rs: weft or library? ─► run.rs ─► weft-client ─► fi_allreduce (weft)
@@ -22,6 +23,7 @@
 //!
 //! Sources: MPI 4.1, chapters 6 (collectives), 13.2 (generalized requests) and 15.2 (profiling interface).
 
+mod chain;
 mod collectives;
 mod communicators;
 mod completions;

@@ -7,6 +7,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::chain;
+
 use libloading::os::unix::Library;
 
 /// An MPI handle as it is passed in a register.
@@ -19,6 +21,8 @@ pub(crate) enum Abi {
     Mpich,
     /// Open MPI: handles are pointers to objects that the library exports.
     OpenMpi,
+    /// The interface of the MPI standard (MPI 4.1, chapter 20). Every call is passed on.
+    Standard,
     /// Another interface. Every call is passed on.
     Other,
 }
@@ -28,12 +32,13 @@ const NAMES: [(&str, Abi); 4] = [
     ("libmpi.so.12", Abi::Mpich),
     ("libmpich.so.12", Abi::Mpich),
     ("libmpi.so.40", Abi::OpenMpi),
-    ("libmpi_abi.so.1", Abi::Other),
+    ("libmpi_abi.so.1", Abi::Standard),
 ];
 
 /// The loaded MPI library.
 pub(crate) struct Mpi {
-    library: Library,
+    /// `None`: the libraries that the loader searches after this one.
+    library: Option<Library>,
     abi: Abi,
 }
 
@@ -46,15 +51,18 @@ pub(crate) fn loaded() -> Option<&'static Mpi> {
     let found = NAMES.iter().find_map(|&(name, abi)| {
         // SAFETY: with RTLD_NOLOAD no constructor runs.
         let opened = unsafe { Library::open(Some(name), libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NOLOAD) };
-        opened.ok().map(|library| Mpi { library, abi })
+        opened.ok().map(|library| Mpi { library: Some(library), abi })
     });
     let found = found.or_else(|| {
-        // A program that contains its MPI library, or a library under another name.
-        let whole = Mpi { library: Library::this(), abi: Abi::Other };
-        let open_mpi = whole.address(c"ompi_mpi_comm_world").is_some();
+        // A library under another name.
+        let rest = Mpi { library: None, abi: Abi::Other };
+        let open_mpi = rest.address(c"ompi_mpi_comm_world").is_some();
         let abi = if open_mpi { Abi::OpenMpi } else { Abi::Other };
-        whole.address(c"PMPI_Init").map(|_| Mpi { abi, ..whole })
+        rest.address(c"PMPI_Init").map(|_| Mpi { abi, ..rest })
     })?;
+    if let Some(function) = found.address(c"PMPI_Init") {
+        chain::set_library(function);
+    }
     Some(LOADED.get_or_init(|| found))
 }
 
@@ -65,8 +73,9 @@ impl Mpi {
 
     /// The address of a function or object.
     pub(crate) fn address(&self, name: &CStr) -> Option<*mut c_void> {
+        let Some(library) = &self.library else { return chain::after_this(name) };
         // SAFETY: the address is only used as the standard or the ABI says.
-        let found = unsafe { self.library.get::<*mut c_void>(name.to_bytes_with_nul()) };
+        let found = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) };
         found.ok().map(|symbol| symbol.into_raw()).filter(|address| !address.is_null())
     }
 
@@ -74,7 +83,7 @@ impl Mpi {
     pub(crate) const fn handle(&self, register: Handle) -> Handle {
         match self.abi {
             Abi::Mpich => register & 0xffff_ffff,
-            Abi::OpenMpi | Abi::Other => register,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => register,
         }
     }
 
@@ -82,7 +91,7 @@ impl Mpi {
     const fn handle_bytes(&self) -> usize {
         match self.abi {
             Abi::Mpich => 4,
-            Abi::OpenMpi | Abi::Other => 8,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => 8,
         }
     }
 
@@ -91,13 +100,13 @@ impl Mpi {
         match self.abi {
             Abi::Mpich => Some(number),
             Abi::OpenMpi => self.object(object).map(|address| address as Handle),
-            Abi::Other => None,
+            Abi::Standard | Abi::Other => None,
         }
     }
 
     /// The address of an object. A program that is linked with the library may have a copy, which then is the object.
     fn object(&self, name: &CStr) -> Option<*mut c_void> {
-        let program = Self { library: Library::this(), abi: self.abi };
+        let program = Self { library: Some(Library::this()), abi: self.abi };
         program.address(name).or_else(|| self.address(name))
     }
 
@@ -130,7 +139,7 @@ impl Mpi {
     pub(crate) const fn in_place(&self) -> usize {
         match self.abi {
             Abi::Mpich => usize::MAX,
-            Abi::OpenMpi | Abi::Other => 1,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => 1,
         }
     }
 
@@ -138,7 +147,7 @@ impl Mpi {
     pub(crate) const fn status_ignore(&self) -> usize {
         match self.abi {
             Abi::Mpich => 1,
-            Abi::OpenMpi | Abi::Other => 0,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => 0,
         }
     }
 
@@ -146,7 +155,7 @@ impl Mpi {
     pub(crate) const fn status_fields(&self) -> [usize; 2] {
         match self.abi {
             Abi::Mpich => [8, 12],
-            Abi::OpenMpi | Abi::Other => [0, 4],
+            Abi::OpenMpi | Abi::Standard | Abi::Other => [0, 4],
         }
     }
 
@@ -154,7 +163,7 @@ impl Mpi {
     pub(crate) const fn any_source(&self) -> c_int {
         match self.abi {
             Abi::Mpich => -2,
-            Abi::OpenMpi | Abi::Other => -1,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => -1,
         }
     }
 
@@ -162,7 +171,7 @@ impl Mpi {
     pub(crate) const fn err_other(&self) -> c_int {
         match self.abi {
             Abi::Mpich => 15,
-            Abi::OpenMpi | Abi::Other => 16,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => 16,
         }
     }
 }

@@ -4,16 +4,16 @@
 //! the MPI library has loaded. The ranks exchange names by `PMPI_Allgather`. If one rank has no endpoint, the MPI
 //! library runs all collectives, and rank 0 says why.
 
-use std::ffi::{CStr, OsStr, c_int};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_client::{Caps, Domain, Endpoint, Library, Progress, Requirements};
 
+use crate::chain;
 use crate::exports::export;
 use crate::groups;
-use crate::mpi::{self, Handle, SUCCESS};
+use crate::mpi::{self, Abi, Handle, SUCCESS};
 use crate::places::{self, PLACE_BYTES, Surroundings};
 use crate::pmpi::{Constants, Pmpi};
 use crate::run::{self, BY_LIBRARY, BY_WEFT, Parts, Runtime, SLOTS};
@@ -53,9 +53,10 @@ fn text(card: &[u8]) -> &[u8] {
     &card[TEXT_AT..TEXT_AT + usize::from(card[1])]
 }
 
-/// Starts the runtime after a successful start of the MPI library. Returns `code`.
-fn started(code: c_int) -> c_int {
-    if code == SUCCESS && run::runtime().is_none() {
+/// Starts the runtime after a successful start of the MPI library, once. Returns `code`.
+pub(crate) fn started(code: c_int) -> c_int {
+    static STARTED: AtomicBool = AtomicBool::new(false);
+    if code == SUCCESS && !STARTED.swap(true, Ordering::Relaxed) {
         start();
     }
     code
@@ -64,7 +65,10 @@ fn started(code: c_int) -> c_int {
 fn start() {
     let Some(mpi) = mpi::loaded() else { return };
     let Some(constants) = Constants::of(mpi) else {
-        return say("this MPI library has another binary interface than MPICH, Intel MPI and Open MPI");
+        if is_first_rank() {
+            say(other_interface(mpi.abi()));
+        }
+        return;
     };
     let pmpi = Pmpi { mpi, constants };
     let Some((own, ranks)) = pmpi.duplicate(constants.world).and_then(|own| Some((own, pmpi.size(own)?))) else {
@@ -78,8 +82,29 @@ fn start() {
     }
 }
 
+/// The reason for which nothing is known about the handles of an MPI library.
+const fn other_interface(abi: Abi) -> &'static str {
+    match abi {
+        Abi::Standard => {
+            "the program was compiled for the standard interface of MPI (libmpi_abi.so.1), for which weft has no \
+             collectives yet. Compile it with mpicc in place of mpicc_abi."
+        }
+        _ => "this MPI library has another binary interface than MPICH, Intel MPI and Open MPI",
+    }
+}
+
+/// Whether this rank is the one that prints for all. Launchers tell the rank where the MPI library cannot be asked.
+pub(crate) fn is_first_rank() -> bool {
+    const VARIABLES: [&str; 4] = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"];
+    let pmpi = mpi::loaded().and_then(|mpi| Some(Pmpi { mpi, constants: Constants::of(mpi)? }));
+    match pmpi {
+        Some(pmpi) => pmpi.rank(pmpi.constants.world) == Some(0),
+        None => VARIABLES.iter().find_map(std::env::var_os).is_none_or(|rank| rank == "0"),
+    }
+}
+
 /// Prints the reason for which the MPI library runs the collectives.
-fn say(reason: &str) {
+pub(crate) fn say(reason: &str) {
     eprintln!("weft-coll: collectives are left to the MPI library: {reason}");
 }
 
@@ -180,28 +205,19 @@ fn name_provider_path() {
 
 /// The directory of this library.
 fn own_directory() -> Option<PathBuf> {
-    let mut info = libc::Dl_info {
-        dli_fname: std::ptr::null(),
-        dli_fbase: std::ptr::null_mut(),
-        dli_sname: std::ptr::null(),
-        dli_saddr: std::ptr::null_mut(),
-    };
-    // SAFETY: any address may be asked for, and the answer goes to a local.
-    let found = unsafe { libc::dladdr((own_directory as fn() -> Option<PathBuf> as *const ()).cast(), &mut info) };
-    if found == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: the loader's name of this library, which stays loaded.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Path::new(OsStr::from_bytes(name.to_bytes())).canonicalize().ok()?.parent().map(Path::to_owned)
+    chain::own_file()?.canonicalize().ok()?.parent().map(Path::to_owned)
 }
 
-/// Ends the runtime before the MPI library ends.
-fn finish() {
+/// Ends the runtime before the MPI library ends. Later calls have no effect.
+pub(crate) fn finish() {
+    static FINISHED: AtomicBool = AtomicBool::new(false);
+    if FINISHED.swap(true, Ordering::Relaxed) {
+        return;
+    }
     let wanted = std::env::var_os("FI_WEFT_COLL_REPORT").is_some_and(|value| value == "1");
     let runtime = run::runtime();
-    let pmpi = mpi::loaded().and_then(|mpi| Some(Pmpi { mpi, constants: Constants::of(mpi)? }));
-    let reports = wanted && pmpi.is_some_and(|pmpi| pmpi.rank(pmpi.constants.world) == Some(0));
+    let is_known = mpi::loaded().is_some_and(|mpi| Constants::of(mpi).is_some());
+    let reports = wanted && is_known && is_first_rank();
     if let Some(runtime) = runtime {
         runtime.close();
     }
