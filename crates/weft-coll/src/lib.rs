@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! MPI_Iallreduce ─► collectives.rs ─► plan.rs: weft or library? ─► run.rs ─► weft-client ─► fi_allreduce (weft)
-//!                                                └► PMPI_Iallreduce
+//!                                                ├► PMPI_Iallreduce
+//!                                                └► errors.rs: the call is wrong
 //! MPI_Wait ─► the MPI library polls the request (MPICH, Intel MPI), or completions.rs does (Open MPI)
 //! ```
 //!
@@ -27,6 +28,7 @@ mod chain;
 mod collectives;
 mod communicators;
 mod completions;
+mod errors;
 mod exports;
 mod groups;
 mod mpi;

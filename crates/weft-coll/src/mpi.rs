@@ -174,14 +174,31 @@ impl Mpi {
             Abi::OpenMpi | Abi::Standard | Abi::Other => 16,
         }
     }
+
+    /// The most bytes of an error text, with the null byte at its end.
+    pub(crate) const fn max_error_string(&self) -> usize {
+        match self.abi {
+            Abi::Mpich => 512,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => 256,
+        }
+    }
+
+    /// `MPI_ERR_TRUNCATE`.
+    pub(crate) const fn err_truncate(&self) -> c_int {
+        self.err_other() - 1
+    }
 }
 
 /// `MPI_ANY_TAG`, in both ABIs.
 pub(crate) const ANY_TAG: c_int = -1;
 /// `MPI_UNDEFINED`, in both ABIs.
 pub(crate) const UNDEFINED: c_int = -32766;
+/// `MPI_ERR_BUFFER`, in both ABIs.
+pub(crate) const ERR_BUFFER: c_int = 1;
 /// `MPI_ERR_COUNT`, in both ABIs.
 pub(crate) const ERR_COUNT: c_int = 2;
+/// `MPI_ERR_TYPE`, in both ABIs.
+pub(crate) const ERR_TYPE: c_int = 3;
 /// `MPI_SUCCESS`.
 pub(crate) const SUCCESS: c_int = 0;
 

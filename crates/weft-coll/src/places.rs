@@ -10,13 +10,15 @@ use rustc_hash::FxHasher;
 use weft_client::Progress;
 
 /// The size of a place.
-pub(crate) const PLACE_BYTES: usize = 48;
+pub(crate) const PLACE_BYTES: usize = 112;
 /// The random name of the running system.
 const HOST: Range<usize> = 0..36;
 /// The number of processors on which the rank may run.
 const COUNT: Range<usize> = 36..40;
 /// A hash of the set of these processors.
 const SET: Range<usize> = 40..48;
+/// The name of the host, for messages.
+const NAME: Range<usize> = 48..PLACE_BYTES;
 
 /// Bytes from which an operation inside a host takes longer than the wake-up of the provider's thread.
 const LONG_BYTES: usize = 128 << 10;
@@ -33,7 +35,17 @@ pub(crate) fn own() -> [u8; PLACE_BYTES] {
     let mut hasher = FxHasher::default();
     status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).hash(&mut hasher);
     place[SET].copy_from_slice(&hasher.finish().to_le_bytes());
+    let name = std::fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim_ascii();
+    let len = name.len().min(NAME.len());
+    place[NAME][..len].copy_from_slice(&name[..len]);
     place
+}
+
+/// The name of the host of a place.
+pub(crate) fn host_name(place: &[u8]) -> String {
+    let name = place[NAME].split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
 }
 
 /// The ranks around one rank.
@@ -61,7 +73,7 @@ impl Surroundings {
         Self {
             ranks: places.len(),
             beside: count(HOST),
-            sharing: count(0..PLACE_BYTES),
+            sharing: count(HOST.start..SET.end),
             processors: u32::from_le_bytes(bytes) as usize,
             placed: std::env::var_os("FI_WEFT_PROGRESS_AFFINITY").is_some_and(|value| !value.is_empty()),
         }
@@ -135,5 +147,6 @@ mod tests {
         let own = own();
         assert!(!Surroundings::of(1, &[&place(9, 9, 9), &own]).is_crowded());
         assert_eq!(Surroundings::of(0, &[&own, &super::own()]).sharing, 2);
+        assert!(!host_name(&own).is_empty());
     }
 }

@@ -6,6 +6,11 @@
 //! Invariant: the members of a communicator decide alike. They may name different datatypes with the same signature, so
 //! a decision about moved data depends on the number of bytes only. Reductions have the same datatype, count and
 //! operation everywhere.
+//!
+//! Wrong calls are found before anything is sent. The MPI library gets those that it certainly refuses itself, so that
+//! the error is its own. This library refuses those that an MPI library would run or crash in. A member whose two sides
+//! have different lengths takes part all the same, without a result: the others do not see its error, and the
+//! operations of the group stay in step.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -13,7 +18,8 @@ use std::ptr::null_mut;
 use weft_client::{Collective, Operation};
 use weft_fi_sys::{FI_NOOP, FI_UINT8, fi_datatype, fi_op};
 
-use crate::mpi::Handle;
+use crate::errors::Cause;
+use crate::mpi::{Abi, Handle};
 use crate::pmpi::Pmpi;
 use crate::types::Types;
 
@@ -84,6 +90,18 @@ pub(crate) struct Shape {
     sends_result: bool,
     /// Bytes of the longest buffer at any member.
     bytes: usize,
+    /// The member's own error, in spite of which it takes part.
+    wrong: Option<Cause>,
+}
+
+/// What happens with a call.
+pub(crate) enum Decision {
+    /// The MPI library runs the call, or refuses it.
+    Library,
+    /// Weft runs it.
+    Weft(Shape),
+    /// The call is wrong.
+    Refused(Cause),
 }
 
 /// The facts besides the call on which a decision depends.
@@ -91,27 +109,20 @@ pub(crate) struct Context<'a> {
     pub(crate) pmpi: &'a Pmpi,
     pub(crate) types: &'a Types,
     pub(crate) member: Member,
+    /// A communicator on which errors do not end the program.
+    pub(crate) own: Handle,
+    /// Whether the MPI library refuses two buffers that are the same.
+    pub(crate) refuses_aliases: bool,
 }
 
-/// The operation that weft runs for this call, or `None` if the MPI library does.
-pub(crate) fn decide(call: &Call, context: &Context<'_>) -> Option<Shape> {
-    let Member { size, .. } = context.member;
-    let root = usize::try_from(call.root).ok().filter(|&root| root < size)?;
-    let none = Shape {
-        operation: call.operation,
-        root,
-        count: 0,
-        datatype: FI_UINT8,
-        op: FI_NOOP,
-        input: Side::None,
-        result: Side::None,
-        sends_result: false,
-        bytes: 0,
-    };
-    match call.operation {
-        Operation::Barrier => Some(none),
-        Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => context.reduction(call, none),
-        _ => context.movement(call, none),
+/// Decides about a call.
+pub(crate) fn decide(call: &Call, context: &Context<'_>) -> Decision {
+    let root = usize::try_from(call.root).ok().filter(|&root| root < context.member.size);
+    let Some(root) = root else { return Decision::Library };
+    match context.check(call, context.member.rank == root) {
+        Err(Some(cause)) => Decision::Refused(cause),
+        Err(None) => Decision::Library,
+        Ok(()) => context.shape(call, root).map_or(Decision::Library, Decision::Weft),
     }
 }
 
@@ -121,6 +132,87 @@ fn within_limits(block: usize, blocks: usize) -> Option<usize> {
 }
 
 impl Context<'_> {
+    /// The operation that weft runs for a call, or `None` if the MPI library does.
+    fn shape(&self, call: &Call, root: usize) -> Option<Shape> {
+        let none = Shape {
+            operation: call.operation,
+            root,
+            count: 0,
+            datatype: FI_UINT8,
+            op: FI_NOOP,
+            input: Side::None,
+            result: Side::None,
+            sends_result: false,
+            bytes: 0,
+            wrong: None,
+        };
+        match call.operation {
+            Operation::Barrier => Some(none),
+            Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => self.reduction(call, none),
+            _ => self.movement(call, none),
+        }
+    }
+
+    /// Whether the arguments are valid. An error without a cause is one that the MPI library finds, too.
+    fn check(&self, call: &Call, is_root: bool) -> Result<(), Option<Cause>> {
+        for buffer in self.buffers(call, is_root).into_iter().flatten() {
+            if self.is_in_place(buffer) {
+                let finds_all = self.pmpi.mpi.abi() == Abi::OpenMpi;
+                return Err((!finds_all).then_some(Cause::InPlace));
+            }
+            if buffer.count < 0 {
+                return Err(Some(Cause::Count(buffer.count)));
+            }
+            // With types of the program's own, a null pointer may be MPI_BOTTOM.
+            let is_plain = || self.types.plain(self.pmpi.mpi.handle(buffer.datatype)).is_some();
+            if buffer.at.is_null() && buffer.count > 0 && is_plain() {
+                return Err(Some(Cause::NoBuffer));
+            }
+        }
+        // Open MPI checks its reductions to a root alone.
+        let left = self.pmpi.mpi.abi() == Abi::OpenMpi && call.operation == Operation::Reduce;
+        if (left || self.refuses_aliases) && self.is_aliased(call, is_root) {
+            return Err((!left).then_some(Cause::Aliased));
+        }
+        Ok(())
+    }
+
+    /// The buffers that this member must pass.
+    fn buffers<'a>(&self, call: &'a Call, is_root: bool) -> [Option<&'a Buffer>; 2] {
+        let (send, recv) = (&call.send, &call.recv);
+        let unless_in_place = |buffer: &'a Buffer, allowed: bool| {
+            if allowed && self.is_in_place(buffer) { None } else { Some(buffer) }
+        };
+        match call.operation {
+            Operation::Barrier => [None, None],
+            Operation::Broadcast => [None, Some(recv)],
+            Operation::Reduce | Operation::Gather => [unless_in_place(send, is_root), is_root.then_some(recv)],
+            Operation::Scatter => [is_root.then_some(send), unless_in_place(recv, is_root)],
+            _ => [unless_in_place(send, true), Some(recv)],
+        }
+    }
+
+    /// Whether this member's block lies at the same address in both buffers, by the rules of MPICH.
+    fn is_aliased(&self, call: &Call, is_root: bool) -> bool {
+        let (send, recv) = (&call.send, &call.recv);
+        let alike = send.count == recv.count && send.datatype == recv.datatype;
+        if !alike || send.count <= 0 || self.is_in_place(send) || self.is_in_place(recv) {
+            return false;
+        }
+        let own = |buffer: &Buffer| {
+            let block = self.bytes(buffer).unwrap_or(0);
+            buffer.at.wrapping_byte_add(self.member.rank.wrapping_mul(block))
+        };
+        match call.operation {
+            Operation::Barrier | Operation::Broadcast => false,
+            Operation::AllReduce | Operation::ReduceScatter | Operation::AllToAll => send.at == recv.at,
+            Operation::Reduce => is_root && send.at == recv.at,
+            Operation::AllGather => send.at == own(recv),
+            Operation::Gather => is_root && send.at == own(recv),
+            Operation::Scatter => is_root && recv.at == own(send),
+        }
+    }
+
     fn is_in_place(&self, buffer: &Buffer) -> bool {
         buffer.at.addr() == self.pmpi.mpi.in_place()
     }
@@ -149,6 +241,13 @@ impl Context<'_> {
             _ => in_place,
         };
         let block = self.bytes(if from_recv { recv } else { send })?;
+        let has_both = match call.operation {
+            Operation::Broadcast => false,
+            Operation::Gather => is_root && !in_place,
+            Operation::Scatter => is_root && !self.is_in_place(recv),
+            _ => !in_place,
+        };
+        let received = if has_both { self.bytes(recv)? } else { block };
         let bytes = within_limits(block, if call.operation == Operation::Broadcast { 1 } else { size })?;
         let whole = |buffer| self.side(buffer, 0, size, block);
         let single = |buffer| self.side(buffer, 0, 1, block);
@@ -165,14 +264,26 @@ impl Context<'_> {
             _ => return None,
         };
         let sends_result = call.operation == Operation::Broadcast && is_root;
-        Some(Shape { count: block, input, result, sends_result, bytes, ..none })
+        let shape = Shape { count: block, input, result, sends_result, bytes, ..none };
+        if received == block {
+            return Some(shape);
+        }
+        let unwanted = if call.operation == Operation::Scatter { block } else { bytes };
+        let wrong = Some(Cause::OtherLength { sent: block, received });
+        Some(Shape { result: Side::Unwanted(unwanted), wrong, ..shape })
     }
 
     /// Bytes of a buffer's elements.
     fn bytes(&self, buffer: &Buffer) -> Option<usize> {
         let datatype = self.pmpi.mpi.handle(buffer.datatype);
-        let size = self.types.plain(datatype).or_else(|| self.pmpi.type_size(datatype))?;
+        let size = self.types.plain(datatype).or_else(|| self.derived_size(datatype))?;
         usize::try_from(buffer.count).ok()?.checked_mul(size)
+    }
+
+    /// Bytes of one element of a type that is not predefined. `None`: it cannot be used, which the MPI library says.
+    fn derived_size(&self, datatype: Handle) -> Option<usize> {
+        let usable = datatype != self.pmpi.constants.no_type && self.pmpi.is_committed(datatype, self.own);
+        if usable { self.pmpi.type_size(datatype) } else { None }
     }
 
     /// `blocks` blocks of a buffer, after the first `skipped` ones.
@@ -220,6 +331,11 @@ impl Shape {
     /// Bytes of the longest buffer at any member.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The member's own error, in spite of which it takes part.
+    pub(crate) fn take_wrong(&mut self) -> Option<Cause> {
+        self.wrong.take()
     }
 
     /// The arguments of the provider's call. `None`: the MPI library could not pack the data. `comm` is any

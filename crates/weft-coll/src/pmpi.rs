@@ -3,16 +3,21 @@
 //! Place in the data flow: between the modules of this crate and [`pmpi!`]. A function that fails returns `None`. The
 //! MPI library has then called the error handler of the communicator.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
 
 use crate::mpi::{ANY_TAG, Handle, Mpi, SUCCESS, UNDEFINED, pmpi};
+
+/// The most bytes of a communicator's name, in the library that allows most.
+const MAX_OBJECT_NAME: usize = 256;
 
 /// The handle constants that this library needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Constants {
     pub(crate) world: Handle,
     pub(crate) no_communicator: Handle,
+    pub(crate) no_type: Handle,
+    itself: Handle,
     byte: Handle,
     long: Handle,
     min: Handle,
@@ -25,6 +30,8 @@ impl Constants {
         Some(Self {
             world: mpi.constant(0x4400_0000, c"ompi_mpi_comm_world")?,
             no_communicator: mpi.constant(0x0400_0000, c"ompi_mpi_comm_null")?,
+            no_type: mpi.constant(0x0c00_0000, c"ompi_mpi_datatype_null")?,
+            itself: mpi.constant(0x4400_0001, c"ompi_mpi_comm_self")?,
             byte: mpi.constant(0x4c00_010d, c"ompi_mpi_byte")?,
             long: mpi.constant(0x4c00_0807, c"ompi_mpi_long")?,
             min: mpi.constant(0x5800_0002, c"ompi_mpi_op_min")?,
@@ -180,6 +187,23 @@ impl Pmpi {
         Some(extent)
     }
 
+    /// Whether data of a type can be moved: it exists, and is committed. Packs no element, which only checks it.
+    pub(crate) fn is_committed(&self, datatype: Handle, comm: Handle) -> bool {
+        let (mut from, mut into) = ([0; 8], [0; 8]);
+        let mut place: c_int = 0;
+        let code = pmpi!(
+            "PMPI_Pack",
+            from.as_mut_ptr() => *mut u8,
+            0 => c_int,
+            datatype => Handle,
+            into.as_mut_ptr() => *mut u8,
+            8 => c_int,
+            &raw mut place => *mut c_int,
+            comm => Handle,
+        );
+        code == SUCCESS
+    }
+
     /// A handle of the type that stays valid when the program frees its own.
     pub(crate) fn duplicate_type(&self, datatype: Handle) -> Option<Handle> {
         let mut new: Handle = 0;
@@ -249,11 +273,53 @@ impl Pmpi {
         pmpi!("PMPI_Status_set_cancelled", status => *mut c_void, 0 => c_int);
     }
 
-    /// Calls the error handler of a communicator. Returns the error.
-    pub(crate) fn fail(&self, comm: Handle) -> c_int {
-        let code = self.mpi.err_other();
+    /// Calls the error handler of a communicator.
+    pub(crate) fn call_error_handler(&self, comm: Handle, code: c_int) {
         pmpi!("PMPI_Comm_call_errhandler", comm => Handle, code => c_int);
-        code
+    }
+
+    /// A new error code of a class.
+    pub(crate) fn add_error_code(&self, class: c_int) -> Option<c_int> {
+        let mut code: c_int = 0;
+        succeeded(pmpi!("PMPI_Add_error_code", class => c_int, &raw mut code => *mut c_int))?;
+        Some(code)
+    }
+
+    /// Sets the text of an error code.
+    pub(crate) fn set_error_string(&self, code: c_int, text: &CStr) -> bool {
+        pmpi!("PMPI_Add_error_string", code => c_int, text.as_ptr() => *const c_char) == SUCCESS
+    }
+
+    /// The name of a communicator; empty if it has none.
+    pub(crate) fn name(&self, comm: Handle) -> String {
+        let mut name = [0_u8; MAX_OBJECT_NAME];
+        let mut len: c_int = 0;
+        let code = pmpi!(
+            "PMPI_Comm_get_name",
+            comm => Handle,
+            name.as_mut_ptr() => *mut u8,
+            &raw mut len => *mut c_int,
+        );
+        let len = usize::try_from(len).unwrap_or(0).min(name.len());
+        if code == SUCCESS { String::from_utf8_lossy(&name[..len]).into_owned() } else { String::new() }
+    }
+
+    /// Whether the MPI library refuses calls whose two buffers are the same, as MPICH does unless it is told otherwise.
+    pub(crate) fn refuses_aliases(&self) -> bool {
+        let Some(alone) = self.duplicate(self.constants.itself) else { return false };
+        let mut number: c_long = 0;
+        let at = &raw mut number;
+        let code = pmpi!(
+            "PMPI_Allreduce",
+            at => *mut c_long,
+            at => *mut c_long,
+            1 => c_int,
+            self.constants.long => Handle,
+            self.constants.min => Handle,
+            alone => Handle,
+        );
+        self.free_communicator(alone);
+        code != SUCCESS
     }
 
     /// Creates a keyval whose attributes call `delete` when their communicator is freed.

@@ -87,7 +87,7 @@ unsafe extern "C" fn query(extra: *mut c_void, status: *mut c_void) -> c_int {
         }
         pmpi.clear_status(status);
     }
-    op.code(pmpi)
+    op.code(runtime)
 }
 
 unsafe extern "C" fn free(extra: *mut c_void) -> c_int {

@@ -19,8 +19,9 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use weft_client::{Address, Collective, Endpoint, Error, Group, Operation, Posted};
 
+use crate::errors::{Cause, Failure};
 use crate::mpi::{Handle, SUCCESS, pmpi};
-use crate::plan::{Call, Context, Member, Staged, decide};
+use crate::plan::{Call, Context, Decision, Member, Staged, decide};
 use crate::pmpi::Pmpi;
 use crate::requests;
 use crate::types::Types;
@@ -63,12 +64,16 @@ pub(crate) struct Parts {
     pub(crate) world: Handle,
     /// The world's members, by rank.
     pub(crate) addresses: Vec<Address>,
+    /// The names of their hosts.
+    pub(crate) hosts: Vec<String>,
     /// The key of the attribute by which this library notices that a communicator is freed.
     pub(crate) keyval: c_int,
     /// Whether there are more ranks than processors for them.
     pub(crate) is_crowded: bool,
     /// Bytes from which the provider's thread is worth its wake-up for a non-blocking operation.
     pub(crate) hand_over_bytes: usize,
+    /// Whether the MPI library refuses two buffers that are the same.
+    pub(crate) refuses_aliases: bool,
 }
 
 /// The part under the lock.
@@ -126,7 +131,14 @@ pub(crate) struct Op {
     call: Collective,
     group: usize,
     pub(crate) comm: Handle,
+    /// This rank's number in the communicator.
+    rank: usize,
+    blocking: bool,
     outcome: AtomicU8,
+    /// The reason, once the operation has failed.
+    failure: OnceLock<Cause>,
+    /// The member's own error, in spite of which it takes part.
+    wrong: Option<Cause>,
     staged: Mutex<Option<Staged>>,
     /// The program's request, or [`NO_REQUEST`] for a blocking call.
     request: AtomicUsize,
@@ -143,8 +155,8 @@ unsafe impl Send for Op {}
 // SAFETY: as above.
 unsafe impl Sync for Op {}
 
-/// Operations that have ended, and whether each succeeded.
-type Ended = SmallVec<[(Arc<Op>, bool); 16]>;
+/// Operations that have ended, and the reason of each that has failed.
+type Ended = SmallVec<[(Arc<Op>, Option<Box<Cause>>); 16]>;
 
 impl Op {
     pub(crate) fn new(call: Collective, group: usize, comm: Handle, staged: Staged) -> Self {
@@ -152,7 +164,11 @@ impl Op {
             call,
             group,
             comm,
+            rank: 0,
+            blocking: true,
             outcome: AtomicU8::new(PENDING),
+            failure: OnceLock::new(),
+            wrong: None,
             staged: Mutex::new(Some(staged)),
             request: AtomicUsize::new(NO_REQUEST),
             takes_long: false,
@@ -173,8 +189,20 @@ impl Op {
     }
 
     /// The result of the operation as a code of MPI.
-    pub(crate) fn code(&self, pmpi: &Pmpi) -> c_int {
-        if self.has_failed() { pmpi.mpi.err_other() } else { SUCCESS }
+    pub(crate) fn code(&self, runtime: &Runtime) -> c_int {
+        self.failure(runtime).map_or(SUCCESS, |failure| failure.code(runtime))
+    }
+
+    /// The failure of the operation, if it has failed.
+    #[inline]
+    fn failure(&self, runtime: &Runtime) -> Option<Failure<'_>> {
+        if !self.has_failed() {
+            return None;
+        }
+        let Self { blocking, rank, comm, .. } = *self;
+        // The program may have freed the communicator of a request.
+        let comm = runtime.state.lock().communicators.contains_key(&comm).then_some(comm);
+        Some(Failure { operation: self.call.operation, blocking, comm, rank, cause: self.failure.get()? })
     }
 
     pub(crate) fn request(&self) -> Handle {
@@ -240,13 +268,17 @@ impl State {
         let mut slots: SmallVec<[Option<u32>; 16]> = SmallVec::new();
         match endpoint.poll(|completion| slots.push(completion.slot)) {
             Ok(_) => {}
-            Err(Error::Completion { slot, .. }) => {
-                ended.extend(self.take(slot).map(|op| (op, false)));
+            Err(error @ Error::Completion { slot, .. }) => {
+                ended.extend(self.take(slot).map(|op| {
+                    let ranks = self.groups.get(&op.group).map(|joined| &*joined.ranks);
+                    let cause = Cause::of(&error, ranks.unwrap_or_default());
+                    (op, Some(Box::new(cause)))
+                }));
             }
             Err(_) => {}
         }
         for slot in slots {
-            ended.extend(self.take(slot).map(|op| (op, true)));
+            ended.extend(self.take(slot).map(|op| (op, None)));
         }
         while let Some(op) = self.waiting.pop_front() {
             match self.post(&op) {
@@ -255,11 +287,11 @@ impl State {
                     self.waiting.push_front(op);
                     break;
                 }
-                Err(_) => ended.push((op, false)),
+                Err(error) => ended.push((op, Some(Box::new(Cause::of(&error, &[]))))),
             }
         }
-        for (op, success) in &*ended {
-            self.end_in_group(op.group, *success);
+        for (op, failure) in &*ended {
+            self.end_in_group(op.group, failure.is_none());
         }
     }
 
@@ -336,10 +368,10 @@ impl Runtime {
         match posted {
             Ok(true) => {}
             Ok(false) => state.waiting.push_back(Arc::clone(op)),
-            Err(_) => {
+            Err(error) => {
                 state.end_in_group(op.group, false);
                 drop(state);
-                self.end(op, false);
+                self.end(op, Some(Cause::of(&error, &[])));
             }
         }
     }
@@ -352,10 +384,16 @@ impl Runtime {
     }
 
     /// The end of an operation: its data reach the program, and its request completes.
-    fn end(&self, op: &Op, success: bool) {
+    fn end(&self, op: &Op, failure: Option<Cause>) {
+        let failure = failure.or_else(|| op.wrong.clone());
         let staged = op.staged.lock().take();
-        let success = staged.map_or(success, |staged| staged.finish(&self.pmpi, self.own, success));
-        op.outcome.store(if success { DONE } else { FAILED }, Ordering::Release);
+        let moved = staged.is_none_or(|staged| staged.finish(&self.pmpi, self.own, failure.is_none()));
+        let failure = failure.or_else(|| (!moved).then_some(Cause::Packing));
+        let outcome = if failure.is_none() { DONE } else { FAILED };
+        if let Some(cause) = failure {
+            op.failure.get_or_init(|| cause);
+        }
+        op.outcome.store(outcome, Ordering::Release);
         self.under_way.fetch_sub(1, Ordering::AcqRel);
         let request = op.request();
         if request != NO_REQUEST {
@@ -370,10 +408,11 @@ impl Runtime {
         }
         let mut ended = Ended::new();
         self.state.lock().poll(&mut ended);
-        for (op, success) in &ended {
-            self.end(op, *success);
+        let any = !ended.is_empty();
+        for (op, failure) in ended {
+            self.end(&op, failure.map(|cause| *cause));
         }
-        !ended.is_empty()
+        any
     }
 
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
@@ -413,11 +452,18 @@ impl Runtime {
 fn accept(runtime: &Runtime, call: &Call, blocking: bool) -> Option<Result<Op, c_int>> {
     let comm = runtime.pmpi.mpi.handle(call.comm);
     let Communicator { group, member } = runtime.communicator(comm, blocking)?;
-    let Parts { pmpi, types, own, .. } = &**runtime;
-    let shape = decide(call, &Context { pmpi, types, member })?;
-    let prepared = shape.prepare(pmpi, *own).ok_or_else(|| pmpi.fail(comm));
-    let takes_long = shape.bytes() >= runtime.hand_over_bytes;
-    Some(prepared.map(|(call, staged)| Op { takes_long, ..Op::new(call, group, comm, staged) }))
+    let Parts { pmpi, types, own, refuses_aliases, hand_over_bytes, .. } = &**runtime;
+    let (own, refuses_aliases, rank, operation) = (*own, *refuses_aliases, member.rank, call.operation);
+    let wrong = |cause: &Cause| Failure { operation, blocking, comm: Some(comm), rank, cause }.raise(runtime);
+    let mut shape = match decide(call, &Context { pmpi, types, member, own, refuses_aliases }) {
+        Decision::Library => return None,
+        Decision::Refused(cause) => return Some(Err(wrong(&cause))),
+        Decision::Weft(shape) => shape,
+    };
+    let Some((call, staged)) = shape.prepare(pmpi, own) else { return Some(Err(wrong(&Cause::Packing))) };
+    let takes_long = shape.bytes() >= *hand_over_bytes;
+    let op = Op { takes_long, rank, blocking, wrong: shape.take_wrong(), ..Op::new(call, group, comm, staged) };
+    Some(Ok(op))
 }
 
 /// The operation for a call, as [`accept`] gives it, and its runtime. Counts the calls that weft runs and
@@ -443,7 +489,7 @@ pub(crate) fn blocking(call: &Call) -> Option<c_int> {
         // MPI_Win_test. It may have arrived without the MPI library's notice.
         runtime.pmpi.progress(runtime.own);
     }
-    Some(if op.has_failed() { runtime.pmpi.fail(op.comm) } else { SUCCESS })
+    Some(op.failure(runtime).map_or(SUCCESS, |failure| failure.raise(runtime)))
 }
 
 /// Starts a non-blocking collective and writes its request. `None`: the MPI library does.
@@ -453,16 +499,17 @@ pub(crate) fn nonblocking(call: &Call, request: *mut c_void) -> Option<c_int> {
         Ok(op) => op,
         Err(code) => return Some(code),
     };
-    Some(match requests::open(runtime, &op) {
-        Some(handle) => {
-            // SAFETY: the program's place for the request.
-            unsafe { runtime.pmpi.mpi.write(request, handle) };
-            runtime.submit(&op);
-            if op.takes_long && !op.is_complete() {
-                runtime.leave_to_provider();
-            }
-            SUCCESS
-        }
-        None => runtime.pmpi.fail(op.comm),
-    })
+    let Some(handle) = requests::open(runtime, &op) else {
+        let Op { rank, blocking, comm, .. } = *op;
+        let cause = &Cause::NoRequest;
+        let failure = Failure { operation: call.operation, blocking, comm: Some(comm), rank, cause };
+        return Some(failure.raise(runtime));
+    };
+    // SAFETY: the program's place for the request.
+    unsafe { runtime.pmpi.mpi.write(request, handle) };
+    runtime.submit(&op);
+    if op.takes_long && !op.is_complete() {
+        runtime.leave_to_provider();
+    }
+    Some(SUCCESS)
 }

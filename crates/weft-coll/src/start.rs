@@ -137,7 +137,10 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let (Ok(addresses), Some(world), Some(keyval)) = (addresses, world, keyval) else { return Err(LOST.to_owned()) };
     let types = Types::of(&pmpi);
     let (is_crowded, hand_over_bytes) = (surroundings.is_crowded(), surroundings.hand_over_bytes());
-    let parts = Parts { pmpi, types, own, world, addresses, keyval, is_crowded, hand_over_bytes };
+    let refuses_aliases = pmpi.refuses_aliases();
+    let hosts = places.iter().map(|place| places::host_name(place)).collect();
+    let parts =
+        Parts { pmpi, types, own, world, addresses, hosts, keyval, is_crowded, hand_over_bytes, refuses_aliases };
     let runtime = Runtime::new(parts, endpoint);
     if let Some(runtime) = run::install(runtime) {
         runtime.communicator(pmpi.constants.world, true);
