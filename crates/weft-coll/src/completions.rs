@@ -1,8 +1,10 @@
-//! The completion calls of MPI, for libraries that do not poll generalized requests (Open MPI).
+//! The completion calls of MPI, for libraries that do not poll generalized requests (Open MPI), and probes.
 //!
 //! Place in the data flow: each function first makes progress, or waits for this library's requests, and then calls the
 //! MPI library, which finds them complete. In libraries that poll themselves (MPICH, Intel MPI) and in programs without
 //! such requests, the call goes on at once.
+//!
+//! Probes first let the MPI library take what has arrived with a collective ([`Runtime::take_arrived`]).
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -117,4 +119,24 @@ export! {
 export! {
     [c_int] MPI_Request_get_status(request: handle, flag: pointer, status: pointer)
     |library| { make_progress(); library() }
+}
+
+/// Lets a probe find what was sent before a collective that has ended.
+fn take_arrived() {
+    if let Some(runtime) = runtime() {
+        runtime.take_arrived();
+    }
+}
+
+export! {
+    [c_int] MPI_Iprobe(source: int, tag: int, comm: handle, flag: pointer, status: pointer)
+    |library| { take_arrived(); library() }
+}
+export! {
+    [c_int] MPI_Improbe(source: int, tag: int, comm: handle, flag: pointer, message: pointer, status: pointer)
+    |library| { take_arrived(); library() }
+}
+export! {
+    [c_int] MPI_Win_test(window: handle, flag: pointer)
+    |library| { take_arrived(); library() }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use weft_client::{Address, Collective, Endpoint, Error, Group, Operation, Posted};
+use weft_client::{Address, Collective, Endpoint, Error, Group, Posted};
 
 use crate::errors::{Cause, Failure};
 use crate::mpi::{Handle, SUCCESS, pmpi};
@@ -51,6 +51,8 @@ pub(crate) struct Runtime {
     /// Requests in [`State::requests`].
     pub(crate) requests: AtomicUsize,
     closed: AtomicBool,
+    /// A collective has ended since [`Runtime::take_arrived`].
+    news: AtomicBool,
     pub(crate) state: Mutex<State>,
 }
 
@@ -353,6 +355,7 @@ impl Runtime {
             under_way: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            news: AtomicBool::new(false),
             state: Mutex::new(State::new(endpoint)),
         }
     }
@@ -394,6 +397,7 @@ impl Runtime {
             op.failure.get_or_init(|| cause);
         }
         op.outcome.store(outcome, Ordering::Release);
+        self.news.store(true, Ordering::Relaxed);
         self.under_way.fetch_sub(1, Ordering::AcqRel);
         let request = op.request();
         if request != NO_REQUEST {
@@ -413,6 +417,16 @@ impl Runtime {
             self.end(&op, failure.map(|cause| *cause));
         }
         any
+    }
+
+    /// Lets the MPI library take what has arrived, if a collective has ended since the last time.
+    ///
+    /// A message that was sent before a collective has arrived when the collective ends, but perhaps without the MPI
+    /// library's notice: both take different ways. Programs rely on it that a single probe finds the message then.
+    pub(crate) fn take_arrived(&self) {
+        if self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Relaxed) {
+            self.pmpi.progress(self.own);
+        }
     }
 
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
@@ -484,11 +498,6 @@ pub(crate) fn blocking(call: &Call) -> Option<c_int> {
     };
     runtime.submit(&op);
     runtime.wait(|| op.is_complete());
-    if call.operation == Operation::Barrier {
-        // Programs rely on it that a message sent before a barrier is found after it, even by one MPI_Iprobe or
-        // MPI_Win_test. It may have arrived without the MPI library's notice.
-        runtime.pmpi.progress(runtime.own);
-    }
     Some(op.failure(runtime).map_or(SUCCESS, |failure| failure.raise(runtime)))
 }
 
