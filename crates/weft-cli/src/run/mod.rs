@@ -11,6 +11,7 @@
 mod collect;
 mod launcher;
 mod mpi;
+mod preload;
 mod settings;
 mod verdict;
 

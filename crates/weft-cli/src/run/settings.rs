@@ -13,6 +13,7 @@ use std::process::Command;
 use super::Options;
 use super::launcher::{Kind, Launcher};
 use super::mpi::{self, Mpi};
+use super::preload;
 use crate::library;
 
 /// The file of the preloaded collectives, beside the provider.
@@ -80,8 +81,10 @@ impl Settings {
         }
         families.add_variables(launcher, options.own_shm, &mut variables);
         let own_shm = families.keep_own_shm(&variables);
-        let preload = if options.collectives { Some(preload(&provider)?) } else { None };
+        let mut preload = if options.collectives { Some(preload_value(&provider)?) } else { None };
         let mut command = options.command.clone();
+        let library = provider.with_file_name(COLLECTIVES);
+        preload = preload.filter(|all| !preload::join(&mut command, library.as_os_str(), all));
         let added = added_options(launcher.kind(), &variables, preload.as_deref(), &command);
         if let (Kind::Oshrun | Kind::None, Some(preload)) = (launcher.kind(), preload) {
             variables.push(("LD_PRELOAD", preload));
@@ -163,7 +166,7 @@ impl Families {
 }
 
 /// The value of LD_PRELOAD with the collectives.
-fn preload(provider: &Path) -> io::Result<OsString> {
+fn preload_value(provider: &Path) -> io::Result<OsString> {
     let library = provider.with_file_name(COLLECTIVES);
     if !library.is_file() {
         let text =
