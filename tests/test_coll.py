@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import socket
 from pathlib import Path
 
 import harness
@@ -27,18 +28,21 @@ def need(library: str) -> None:
         pytest.skip(f".venv-{library} is missing: make deps")
 
 
-def line(library: str, ranks: int, command: list[str], provider: str, **extra: str) -> tuple[list[str], dict[str, str]]:
+def line(
+    library: str, ranks: int, command: list[str], provider: str, preload: str = SHIM, **extra: str
+) -> tuple[list[str], dict[str, str]]:
     """A run line of a library with the profiling library in each rank, and its environment."""
     extra = {"FI_WEFT_COLL_REPORT": "1", **extra}
     if library == "mpich":
-        options = ["-genv", "LD_PRELOAD", SHIM]
+        options = ["-genv", "LD_PRELOAD", preload]
         return jobs.mpich(ranks, command, *options), jobs.mpich_environment(provider, **extra)
     if library == "ompi":
         env = jobs.environment(provider, **extra)
-        return jobs.open_mpi(ranks, command, env, "-x", f"LD_PRELOAD={SHIM}"), env
+        passed = [word for name in extra if not name.startswith("FI_") for word in ("-x", name)]
+        return jobs.open_mpi(ranks, command, env, *passed, "-x", f"LD_PRELOAD={preload}"), env
     env = jobs.intel_mpi_environment(provider, **extra)
     argv = jobs.intel_mpi(ranks, command)
-    return [argv[0], "-genv", "LD_PRELOAD", SHIM, *argv[1:]], env
+    return [argv[0], "-genv", "LD_PRELOAD", preload, *argv[1:]], env
 
 
 def mpi4py_over(library: str) -> tuple[str, dict[str, str]]:
@@ -48,14 +52,14 @@ def mpi4py_over(library: str) -> tuple[str, dict[str, str]]:
 
 
 @functools.cache
-def program(library: str, name: str = "coll_ops") -> str:
+def program(library: str, name: str = "coll_ops", *extra: str, compiler: str = "mpicc") -> str:
     """A program of tests/programs, which Intel MPI runs as compiled for MPICH."""
     family = "ompi" if library == "ompi" else "mpich"
-    built = jobs.TARGET / "tests" / f"{name}-{family}"
+    built = jobs.TARGET / "tests" / f"{name}-{family}-{compiler}"
     built.parent.mkdir(parents=True, exist_ok=True)
-    compiler = jobs.ROOT / f".venv-{family}" / "bin/mpicc"
-    options = ["-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", str(built)]
-    jobs.run([str(compiler), *options, str(harness.PROGRAMS / f"{name}.c")], jobs.environment("weft"), 60).check()
+    compiler = str(jobs.ROOT / f".venv-{family}" / "bin" / compiler)
+    options = ["-O2", "-g", "-Wall", "-Wextra", "-pthread", *extra, "-o", str(built)]
+    jobs.run([compiler, *options, str(harness.PROGRAMS / f"{name}.c")], jobs.environment("weft"), 60).check()
     return str(built)
 
 
@@ -168,6 +172,81 @@ def test_death_ends_collectives_with_an_error(runner: harness.Runner, form: str)
         assert found.exists() and found.read_text().startswith("MPI_ERR_OTHER after"), outcome.output[-3000:]
 
 
+def test_an_error_names_the_rank_that_died(runner: harness.Runner) -> None:
+    """The text of the error has the call, the communicator, the rank, and the rank and host of the dead member."""
+    need("mpich")
+    python, _ = mpi4py_over("mpich")
+    script = f"{python} {harness.PROGRAMS / 'coll_death_text.py'} {runner.directory}; sleep 2"
+    argv, env = line("mpich", 2, ["sh", "-c", script], "weft")
+    outcome = runner.run(argv, env, 30)
+    found = runner.directory / "text-0"
+    text = found.read_text() if found.exists() else "none\n" + outcome.output[-3000:]
+    begin, host = "weft-coll: MPI_Allreduce on MPI_COMM_WORLD, rank 0: ", socket.gethostname()
+    assert text.startswith(f"{begin}rank 1 on host {host} died"), text
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_wrong_calls_end_with_their_error(runner: harness.Runner, library: str) -> None:
+    """Wrong calls get the class of the MPI standard and write nothing behind a buffer; the communicator stays sound."""
+    need(library)
+    argv, env = line(library, 3, [program(library, "coll_errors")], "weft")
+    outcome = runner.run(argv, env, 60).check()
+    assert re.search(r"^0 errors were not as expected$", outcome.output, re.M), outcome.output[-4000:]
+    report = re.search(r"weft-coll: (\d+) collectives by weft", outcome.output)
+    assert report and int(report[1]) > 30, outcome.output[-3000:]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_one_probe_finds_a_message_after_a_collective(runner: harness.Runner, library: str) -> None:
+    """A message that was sent before any collective is found after it by a single MPI_Iprobe."""
+    need(library)
+    argv, env = line(library, 2, [program(library, "coll_probe")], "weft")
+    outcome = runner.run(argv, env, 60).check()
+    assert "missed 0 of 2100 messages" in outcome.output, outcome.output[-2000:]
+    assert "weft-coll: 2100 collectives by weft" in outcome.output, outcome.output[-2000:]
+
+
+TOOL_REPORT = "tool: allreduce 10 iallreduce 10 wait 10 dup 1"
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_other_tools_see_all_calls(runner: harness.Runner, library: str, place: str) -> None:
+    """A profiling tool in front of or behind the library counts the calls, and weft runs them."""
+    need(library)
+    tool = program(library, "coll_tool", "-shared", "-fPIC")
+    preload = f"{tool}:{SHIM}" if place == "first" else f"{SHIM}:{tool}"
+    argv, env = line(library, 2, [program(library, "coll_tooled")], "weft", preload)
+    outcome = runner.run(argv, env, 60).check()
+    assert TOOL_REPORT in outcome.output and "total right" in outcome.output, outcome.output[-2000:]
+    assert "weft-coll: 20 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output[-2000:]
+
+
+@pytest.mark.parametrize("library", ["mpich", "ompi"])
+def test_a_tool_that_passes_the_library_by_is_named(runner: harness.Runner, library: str) -> None:
+    """A tool that calls the MPI library directly gets one line in the one order, and works in the other."""
+    need(library)
+    tool, command = program(library, "coll_tool", "-shared", "-fPIC"), [program(library, "coll_tooled")]
+    argv, env = line(library, 2, command, "weft", f"{SHIM}:{tool}", TOOL="direct")
+    outcome = runner.run(argv, env, 60).check()
+    assert TOOL_REPORT in outcome.output and "total right" in outcome.output, outcome.output[-2000:]
+    assert outcome.output.count(LEFT) == 1 and "Name it before libweft-coll.so" in outcome.output, outcome.output
+    argv, env = line(library, 2, command, "weft", f"{tool}:{SHIM}", TOOL="direct")
+    outcome = runner.run(argv, env, 60).check()
+    assert TOOL_REPORT in outcome.output and LEFT not in outcome.output, outcome.output[-2000:]
+    assert "weft-coll: 20 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output[-2000:]
+
+
+def test_programs_of_the_standard_interface_get_one_line(runner: harness.Runner) -> None:
+    """A program of mpicc_abi runs as without the library, and rank 0 says why."""
+    need("mpich")
+    built = program("mpich", "coll_tooled", compiler="mpicc_abi")
+    argv, env = line("mpich", 3, [built], "weft")
+    outcome = runner.run(argv, env, 60).check()
+    assert "total right" in outcome.output, outcome.output[-2000:]
+    assert outcome.output.count(LEFT) == 1 and "mpicc_abi" in outcome.output, outcome.output[-2000:]
+
+
 def test_hosts_share_collectives(runner: harness.Runner) -> None:
     """Two hosts with two ranks each: shared memory inside a host, TCP between them."""
     need("mpich")
@@ -183,13 +262,13 @@ def test_hosts_share_collectives(runner: harness.Runner) -> None:
 
 
 def test_fortran_calls_pass_through(runner: harness.Runner) -> None:
-    """The Fortran functions of Intel MPI call those of C, in which the library takes part."""
+    """The Fortran functions of Intel MPI call those of C, in which the library takes part: mpif.h and mpi_f08."""
     need("impi")
     built = harness.compile_c("coll_fortran", *(str(jobs.INTEL_MPI / "lib" / name) for name in FORTRAN))
     argv, env = line("impi", 2, [str(built)], "weft")
     outcome = runner.run(argv, env, 30).check()
     assert "sum 3\n" in outcome.output
-    assert "weft-coll: 2 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output
+    assert "weft-coll: 4 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output
 
 
 def test_program_without_mpi_runs(runner: harness.Runner) -> None:
