@@ -95,6 +95,19 @@ def test_collectives_progress_while_the_program_sleeps(runner: harness.Runner, l
     assert "4 of 4 complete" in outcome.output, outcome.output[-3000:]
 
 
+@pytest.mark.parametrize("ranks, processors", [(3, "0,1"), (2, "0")])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_blocked_ranks_take_part(runner: harness.Runner, library: str, ranks: int, processors: str) -> None:
+    """Where ranks share processors, a rank that is blocked in another call of MPI does its part of a collective."""
+    need(library)
+    argv, env = line(library, ranks, [program(library, "coll_blocked")], "weft", I_MPI_PIN="0")
+    outcome = runner.run(["taskset", "-c", processors, *argv], env, 60).check()
+    ended = re.findall(r"^(\w+) ended$", outcome.output, re.M)
+    assert ended == "recv ssend probe wait fence left dup".split(), outcome.output[-3000:]
+    # Without the scans, duplicates and fences, which are no collectives of this library.
+    assert "weft-coll: 28 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output[-3000:]
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_library_runs_collectives_without_weft(runner: harness.Runner, library: str) -> None:
     """Where weft cannot be found, the results are the same, and one line says why."""

@@ -43,6 +43,18 @@ pub enum Threading {
     Safe,
 }
 
+/// The ways in which a caller sleeps while a queue is empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// It never sleeps.
+    #[default]
+    Never,
+    /// In [`crate::Endpoint::wait`].
+    InCalls,
+    /// On the queue's descriptor ([`crate::Endpoint::park`]), or in calls.
+    OnDescriptor,
+}
+
 /// The requirements, which become the hints of `fi_getinfo`.
 #[derive(Clone, Debug, Default)]
 pub struct Requirements {
@@ -56,8 +68,8 @@ pub struct Requirements {
     pub threading: Threading,
     /// Operations complete only when the data has arrived at the peer.
     pub delivery: bool,
-    /// A caller must be able to sleep on the queues.
-    pub can_sleep: bool,
+    /// The way in which callers sleep.
+    pub waiting: Waiting,
     /// The number of receives that must fit the receive queue; 0 accepts the provider's default.
     pub receives: usize,
 }
@@ -69,7 +81,7 @@ pub struct Domain(Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) library: &'static Library,
     pub(crate) info: Info,
-    pub(crate) can_sleep: bool,
+    pub(crate) waiting: Waiting,
     pub(crate) fabric: *mut fid_fabric,
     pub(crate) domain: *mut fid_domain,
     next_key: AtomicU64,
@@ -164,7 +176,7 @@ impl Domain {
         let mut inner = Inner {
             library,
             info,
-            can_sleep: requirements.can_sleep,
+            waiting: requirements.waiting,
             fabric,
             domain: null_mut(),
             next_key: AtomicU64::new(1),

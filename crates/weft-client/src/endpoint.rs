@@ -11,7 +11,7 @@ use weft_fi_sys::v2::fi_cq_err_entry_1_20;
 use weft_fi_sys::*;
 
 use crate::block::Block;
-use crate::domain::{Domain, Inner, close};
+use crate::domain::{Domain, Inner, Waiting, close};
 use crate::{Error, Library};
 
 /// The number of completions that one call reads.
@@ -124,7 +124,11 @@ impl Endpoint {
             size: slots.max(1024),
             flags: 0,
             format: FI_CQ_FORMAT_TAGGED,
-            wait_obj: if domain.can_sleep { FI_WAIT_UNSPEC } else { FI_WAIT_NONE },
+            wait_obj: match domain.waiting {
+                Waiting::Never => FI_WAIT_NONE,
+                Waiting::InCalls => FI_WAIT_UNSPEC,
+                Waiting::OnDescriptor => FI_WAIT_FD,
+            },
             signaling_vector: 0,
             wait_cond: 0,
             wait_set: null_mut(),
@@ -369,18 +373,32 @@ impl Endpoint {
         self.deliver("fi_cq_sread", result, &entries, each)
     }
 
-    /// Tells the provider that no call follows for a while (fi_trywait(3)). A provider with automatic progress takes
-    /// over at once, if its queue can be slept on.
-    pub fn leave_to_provider(&mut self) {
+    /// Tells the provider that no call follows for a while (fi_trywait(3)). Returns whether the calling thread may now
+    /// sleep on [`Endpoint::descriptor`], until its next poll. A provider with automatic progress takes over at once.
+    pub fn park(&mut self) -> bool {
         let fabric = self.inner().fabric;
         // SAFETY: the fabric is open as long as the domain.
         let head = unsafe { &*fabric };
         // SAFETY: an open fabric has its table.
         let table = unsafe { &*head.ops };
-        let Some(call) = table.trywait else { return };
+        let Some(call) = table.trywait else { return false };
         let mut queues: [*mut fid; 1] = [self.cq.cast()];
-        // SAFETY: fabric and queue are open. The answer does not matter: a queue with completions is no reason to wait.
-        unsafe { call(fabric, queues.as_mut_ptr(), 1) };
+        // SAFETY: fabric and queue are open.
+        unsafe { call(fabric, queues.as_mut_ptr(), 1) == 0 }
+    }
+
+    /// The descriptor that is readable when a parked thread must poll ([`Waiting::OnDescriptor`]). It is valid as long
+    /// as the endpoint.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<c_int> {
+        // SAFETY: the queue is open.
+        let head = unsafe { &(*self.cq).fid };
+        // SAFETY: an open queue has its table.
+        let table = unsafe { &*head.ops };
+        let mut descriptor: c_int = -1;
+        // SAFETY: the command writes one descriptor.
+        let result = unsafe { (table.control?)(self.cq.cast(), FI_GETWAIT as c_int, (&raw mut descriptor).cast()) };
+        (result == 0 && descriptor >= 0).then_some(descriptor)
     }
 
     #[inline]

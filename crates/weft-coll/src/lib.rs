@@ -39,3 +39,4 @@ mod requests;
 mod run;
 mod start;
 mod types;
+mod watcher;

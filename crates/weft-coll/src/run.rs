@@ -4,9 +4,10 @@
 //! completions. An operation that finds no room waits in a queue, and all later ones behind it, so that the order of a
 //! group's operations is kept.
 //!
-//! The provider has automatic progress: operations advance while the program computes. Only where ranks share
-//! processors do they advance in calls alone ([`crate::places`]). A member that waits here polls the provider, and
-//! also lets the MPI library make progress: other members may need that before they join in.
+//! The provider has automatic progress: operations advance while the program computes. Where ranks share processors
+//! ([`crate::places`]) they advance in this rank's polls, and in those of the watcher while the rank does not poll
+//! ([`crate::watcher`]). A member that waits here polls the provider, and also lets the MPI library make progress:
+//! other members may need that before they join in.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -25,6 +26,7 @@ use crate::plan::{Call, Context, Decision, Member, Staged, decide};
 use crate::pmpi::Pmpi;
 use crate::requests;
 use crate::types::Types;
+use crate::watcher::{Next, Watcher};
 
 /// Operations that the provider has at a time.
 pub(crate) const SLOTS: u32 = 256;
@@ -54,6 +56,8 @@ pub(crate) struct Runtime {
     /// A collective has ended since [`Runtime::take_arrived`].
     news: AtomicBool,
     pub(crate) state: Mutex<State>,
+    /// Where ranks share processors, until `MPI_Finalize`.
+    watcher: Mutex<Option<Watcher>>,
 }
 
 /// The parts of a runtime that do not change.
@@ -94,6 +98,12 @@ pub(crate) struct State {
     started: Vec<Option<Arc<Op>>>,
     free: Vec<u32>,
     waiting: VecDeque<Arc<Op>>,
+    /// Operations that the watcher has found complete, which the rank's next poll ends.
+    found: Ended,
+    /// The rank has polled since the watcher's last look.
+    polled: bool,
+    /// The watcher looks at the operations under way. It sleeps otherwise.
+    watched: bool,
 }
 
 /// A communicator whose collectives weft runs.
@@ -237,6 +247,9 @@ impl State {
             started: (0..SLOTS).map(|_| None).collect(),
             free: (0..SLOTS).rev().collect(),
             waiting: VecDeque::new(),
+            found: Ended::new(),
+            polled: false,
+            watched: false,
         }
     }
 
@@ -266,6 +279,7 @@ impl State {
 
     /// Reads completions into `ended`, with whether each operation succeeded.
     fn poll(&mut self, ended: &mut Ended) {
+        let before = ended.len();
         let Some(endpoint) = self.endpoint.as_mut() else { return };
         let mut slots: SmallVec<[Option<u32>; 16]> = SmallVec::new();
         match endpoint.poll(|completion| slots.push(completion.slot)) {
@@ -292,8 +306,31 @@ impl State {
                 Err(error) => ended.push((op, Some(Box::new(Cause::of(&error, &[]))))),
             }
         }
-        for (op, failure) in &*ended {
+        for (op, failure) in &ended[before..] {
             self.end_in_group(op.group, failure.is_none());
+        }
+    }
+
+    /// The watcher looks at the operations, and polls if the rank does not. `parked`: it has slept on the endpoint.
+    fn stand_in(&mut self, parked: &mut bool) -> Next {
+        let rank_polls = std::mem::take(&mut self.polled);
+        // Only a poll of the thread that has parked the endpoint ends the parking.
+        if std::mem::take(parked) || !rank_polls {
+            let mut found = std::mem::take(&mut self.found);
+            self.poll(&mut found);
+            self.found = found;
+        }
+        if self.free.len() == SLOTS as usize && self.waiting.is_empty() {
+            self.watched = false;
+            return Next::WhenStarted;
+        }
+        let Some(endpoint) = self.endpoint.as_mut().filter(|_| !rank_polls) else { return Next::Later };
+        match endpoint.descriptor() {
+            Some(descriptor) if endpoint.park() => {
+                *parked = true;
+                Next::WhenReadable(descriptor)
+            }
+            _ => Next::Soon,
         }
     }
 
@@ -349,7 +386,7 @@ impl Deref for Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn new(parts: Parts, endpoint: Endpoint) -> Self {
+    pub(crate) fn new(parts: Parts, endpoint: Endpoint, watcher: Option<Watcher>) -> Self {
         Self {
             parts,
             under_way: AtomicUsize::new(0),
@@ -357,6 +394,7 @@ impl Runtime {
             closed: AtomicBool::new(false),
             news: AtomicBool::new(false),
             state: Mutex::new(State::new(endpoint)),
+            watcher: Mutex::new(watcher),
         }
     }
 
@@ -364,6 +402,7 @@ impl Runtime {
     pub(crate) fn submit(&self, op: &Arc<Op>) {
         self.under_way.fetch_add(1, Ordering::AcqRel);
         let mut state = self.state.lock();
+        state.polled = true;
         if let Some(joined) = state.groups.get_mut(&op.group) {
             joined.operations += 1;
         }
@@ -379,11 +418,25 @@ impl Runtime {
         }
     }
 
-    /// Tells the provider that the program computes from now on. Otherwise its thread would notice within milliseconds.
-    fn leave_to_provider(&self) {
-        if let Some(endpoint) = self.state.lock().endpoint.as_mut() {
-            endpoint.leave_to_provider();
+    /// The program computes from now on, or blocks in other calls. Without this, the provider's thread would notice
+    /// within milliseconds, and the watcher would not.
+    fn leave(&self, op: &Op) {
+        if op.is_complete() || !(self.is_crowded || op.takes_long) {
+            return;
         }
+        let mut state = self.state.lock();
+        if !self.is_crowded {
+            state.endpoint.as_mut().map(Endpoint::park);
+        } else if !std::mem::replace(&mut state.watched, true) {
+            drop(state);
+            self.watcher.lock().as_ref().inspect(|watcher| watcher.wake());
+        }
+    }
+
+    /// As [`State::stand_in`]. A rank that holds the lock polls.
+    pub(crate) fn stand_in(&self, parked: &mut bool) -> Next {
+        let state = if *parked { Some(self.state.lock()) } else { self.state.try_lock() };
+        state.map_or(Next::Later, |mut state| state.stand_in(parked))
     }
 
     /// The end of an operation: its data reach the program, and its request completes.
@@ -411,7 +464,13 @@ impl Runtime {
             return false;
         }
         let mut ended = Ended::new();
-        self.state.lock().poll(&mut ended);
+        let mut state = self.state.lock();
+        state.polled = true;
+        if !state.found.is_empty() {
+            ended.append(&mut state.found);
+        }
+        state.poll(&mut ended);
+        drop(state);
         let any = !ended.is_empty();
         for (op, failure) in ended {
             self.end(&op, failure.map(|cause| *cause));
@@ -450,6 +509,7 @@ impl Runtime {
         // No member needs this endpoint any more when all members have come here.
         self.pmpi.barrier(self.own);
         self.closed.store(true, Ordering::Release);
+        drop(self.watcher.lock().take());
         let mut state = self.state.lock();
         let groups: Vec<usize> = state.groups.keys().copied().collect();
         groups.into_iter().for_each(|number| state.leave(number));
@@ -517,8 +577,6 @@ pub(crate) fn nonblocking(call: &Call, request: *mut c_void) -> Option<c_int> {
     // SAFETY: the program's place for the request.
     unsafe { runtime.pmpi.mpi.write(request, handle) };
     runtime.submit(&op);
-    if op.takes_long && !op.is_complete() {
-        runtime.leave_to_provider();
-    }
+    runtime.leave(&op);
     Some(SUCCESS)
 }

@@ -8,7 +8,7 @@ use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use weft_client::{Caps, Domain, Endpoint, Library, Progress, Requirements};
+use weft_client::{Caps, Domain, Endpoint, Library, Requirements, Waiting};
 
 use crate::chain;
 use crate::exports::export;
@@ -18,6 +18,7 @@ use crate::places::{self, PLACE_BYTES, Surroundings};
 use crate::pmpi::{Constants, Pmpi};
 use crate::run::{self, BY_LIBRARY, BY_WEFT, Parts, Runtime, SLOTS};
 use crate::types::Types;
+use crate::watcher::Watcher;
 
 export! {
     [c_int] MPI_Init(argc: pointer, argv: pointer)
@@ -38,11 +39,11 @@ const CARD_BYTES: usize = 256;
 /// The place of the text.
 const TEXT_AT: usize = 2;
 
-fn card(endpoint: &Result<Endpoint, String>) -> [u8; CARD_BYTES] {
+fn card(opened: &Result<(Endpoint, Option<Watcher>), String>) -> [u8; CARD_BYTES] {
     let mut card = [0; CARD_BYTES];
-    let text = endpoint.as_ref().map_or_else(|reason| reason.as_bytes(), |endpoint| endpoint.name());
+    let text = opened.as_ref().map_or_else(|reason| reason.as_bytes(), |(endpoint, _)| endpoint.name());
     let len = text.len().min(CARD_BYTES - TEXT_AT);
-    card[0] = u8::from(endpoint.is_ok());
+    card[0] = u8::from(opened.is_ok());
     card[1] = u8::try_from(len).unwrap_or(u8::MAX);
     card[TEXT_AT..TEXT_AT + len].copy_from_slice(&text[..len]);
     card
@@ -117,15 +118,15 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let places = pmpi.gather_bytes(own, &places::own(), ranks).ok_or(LOST)?;
     let places: Vec<&[u8]> = places.chunks_exact(PLACE_BYTES).collect();
     let surroundings = pmpi.rank(own).map(|rank| Surroundings::of(rank, &places)).ok_or(LOST)?;
-    let endpoint = open(pmpi, own, ranks, surroundings.progress());
-    let cards = pmpi.gather_bytes(own, &card(&endpoint), ranks).ok_or(LOST)?;
+    let opened = open(pmpi, own, ranks, surroundings);
+    let cards = pmpi.gather_bytes(own, &card(&opened), ranks).ok_or(LOST)?;
     let cards: Vec<&[u8]> = cards.chunks_exact(CARD_BYTES).collect();
     if let Some(rank) = cards.iter().position(|card| card[0] == 0) {
         let reason = String::from_utf8_lossy(text(cards[rank]));
         let place = if rank == 0 { String::new() } else { format!("rank {rank}: ") };
         return Err(if reason.is_empty() { String::new() } else { format!("{place}{reason}") });
     }
-    let mut endpoint = endpoint?;
+    let (mut endpoint, watcher) = opened?;
     let names: Vec<u8> = cards.iter().flat_map(|card| text(card).iter().copied()).collect();
     let addresses = endpoint.insert(&names, ranks);
     let world = pmpi.group(own);
@@ -141,15 +142,21 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let hosts = places.iter().map(|place| places::host_name(place)).collect();
     let parts =
         Parts { pmpi, types, own, world, addresses, hosts, keyval, is_crowded, hand_over_bytes, refuses_aliases };
-    let runtime = Runtime::new(parts, endpoint);
+    let runtime = Runtime::new(parts, endpoint, watcher);
     if let Some(runtime) = run::install(runtime) {
         runtime.communicator(pmpi.constants.world, true);
     }
     Ok(())
 }
 
-/// Opens this rank's endpoint. The error is a reason for users; an empty one is not worth a line.
-fn open(pmpi: Pmpi, own: Handle, ranks: usize, progress: Progress) -> Result<Endpoint, String> {
+/// Opens this rank's endpoint, and starts the watcher if it is needed. The error is a reason for users; an empty one is
+/// not worth a line.
+fn open(
+    pmpi: Pmpi,
+    own: Handle,
+    ranks: usize,
+    surroundings: Surroundings,
+) -> Result<(Endpoint, Option<Watcher>), String> {
     if std::env::var_os("FI_WEFT_COLL").is_some_and(|value| value == "0") {
         return Err(String::new());
     }
@@ -157,16 +164,19 @@ fn open(pmpi: Pmpi, own: Handle, ranks: usize, progress: Progress) -> Result<End
         return Err("the MPI library packs data in a form of its own".to_owned());
     }
     name_provider_path();
-    let domain = open_domain(progress)?;
-    Endpoint::open(&domain, 0, SLOTS, ranks).map_err(|error| error.to_string())
+    let domain = open_domain(surroundings)?;
+    let endpoint = Endpoint::open(&domain, 0, SLOTS, ranks).map_err(|error| error.to_string())?;
+    let watcher = surroundings.is_crowded().then(Watcher::start).transpose().map_err(|error| error.to_string())?;
+    Ok((endpoint, watcher))
 }
 
-fn open_domain(progress: Progress) -> Result<Domain, String> {
+fn open_domain(surroundings: Surroundings) -> Result<Domain, String> {
     let requirements = Requirements {
         provider: "weft".to_owned(),
         caps: Caps { collective: true, ..Caps::default() },
-        progress: Some(progress),
-        can_sleep: true, // The queue's wait object makes the provider take over early, see `Runtime::leave_to_provider`.
+        progress: Some(surroundings.progress()),
+        // A queue with a wait object lets the provider's thread take over early (`Endpoint::park`).
+        waiting: if surroundings.is_crowded() { Waiting::OnDescriptor } else { Waiting::InCalls },
         ..Requirements::default()
     };
     let try_in = |library: Result<&'static Library, weft_client::Error>| {

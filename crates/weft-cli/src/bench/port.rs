@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Posted, Progress, Region, Requirements, Threading};
+use weft_client::{
+    Address, Caps, Domain, Endpoint, Error, Library, Posted, Progress, Region, Requirements, Threading, Waiting,
+};
 
 use super::child::{RankError, from_hex, to_hex};
 use super::job::{Hello, Job};
@@ -57,7 +59,7 @@ pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Rank
         }),
         threading: if case.threads > 1 { Threading::Completion } else { Threading::Domain },
         delivery: job.delivery,
-        can_sleep: job.wait == Wait::Sread,
+        waiting: if job.wait == Wait::Sread { Waiting::InCalls } else { Waiting::Never },
         receives,
     };
     match Domain::open(library, &wanted) {
