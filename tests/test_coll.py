@@ -108,6 +108,27 @@ def test_blocked_ranks_take_part(runner: harness.Runner, library: str, ranks: in
     assert "weft-coll: 28 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output[-3000:]
 
 
+@pytest.mark.parametrize("absent", [0, 1, 2])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ranks_without_the_library_are_found(runner: harness.Runner, library: str, absent: int) -> None:
+    """If a rank was started without the library, one line names it, and the MPI library runs the collectives."""
+    need(library)
+    built = program(library, "coll_partial")
+    commands = [[built] if rank == absent else ["env", f"LD_PRELOAD={SHIM}", built] for rank in range(3)]
+    if library == "mpich":
+        argv, env = jobs.mpich(1, commands[0]), jobs.mpich_environment("weft")
+    elif library == "ompi":
+        env = jobs.environment("weft")
+        argv = jobs.open_mpi(1, commands[0], env)
+    else:
+        argv, env = jobs.intel_mpi(1, commands[0]), jobs.intel_mpi_environment("weft")
+    others = [word for command in commands[1:] for word in (":", "-n", "1", *command)]
+    outcome = runner.run([*argv, *others], env, 60).check()
+    assert "sums 3 and 3\n" in outcome.output, outcome.output[-3000:]
+    assert outcome.output.count(LEFT) == 1, outcome.output[-3000:]
+    assert re.search(f"{LEFT}rank {absent} on host \\S+ was started without", outcome.output), outcome.output[-3000:]
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_library_runs_collectives_without_weft(runner: harness.Runner, library: str) -> None:
     """Where weft cannot be found, the results are the same, and one line says why."""
@@ -272,6 +293,21 @@ def test_hosts_share_collectives(runner: harness.Runner) -> None:
     outcome = runner.run([hosts, argv[0], *launcher, *place, *argv[1:]], env, 90).check()
     assert digests(outcome.output) == digests(alone.output), outcome.output[-3000:]
     assert re.search(r"weft-coll: \d{4} collectives by weft, 6 by the MPI library", outcome.output)
+
+
+def test_a_host_without_the_library_is_found(runner: harness.Runner) -> None:
+    """If the library is missing on one host, one line names a rank there, and the MPI library runs the collectives."""
+    need("mpich")
+    harness.need_sandbox()
+    script = f'[ "$PMI_HOSTNAME" = h2 ] || export LD_PRELOAD={SHIM}; exec {program("mpich", "coll_partial")}'
+    argv, env = jobs.mpich(4, ["sh", "-c", script]), jobs.mpich_environment("weft")
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2"]
+    hosts = str(harness.SUPPORT / "two-hosts.sh")
+    outcome = runner.run([hosts, argv[0], *launcher, *place, *argv[1:]], env, 60).check()
+    assert "sums 6 and 6\n" in outcome.output, outcome.output[-3000:]
+    assert outcome.output.count(LEFT) == 1, outcome.output[-3000:]
+    assert re.search(f"{LEFT}rank [23] on host 1 of the launcher's list", outcome.output), outcome.output[-3000:]
 
 
 def test_fortran_calls_pass_through(runner: harness.Runner) -> None:

@@ -35,6 +35,7 @@ mod mpi;
 mod places;
 mod plan;
 mod pmpi;
+mod presence;
 mod requests;
 mod run;
 mod start;

@@ -84,17 +84,22 @@ impl Surroundings {
         self.sharing > self.processors
     }
 
-    /// The progress to request. A thread that competes with several ranks for a processor delays them, unless the user
-    /// gives it a place.
+    /// Whether this rank does without the provider's thread. A thread that competes with several ranks for a processor
+    /// delays them, unless the user gives it a place.
+    pub(crate) fn lacks_thread(self) -> bool {
+        self.is_crowded() && !self.placed
+    }
+
+    /// The progress to request.
     pub(crate) fn progress(self) -> Progress {
-        if self.is_crowded() && !self.placed { Progress::Manual } else { Progress::Auto }
+        if self.lacks_thread() { Progress::Manual } else { Progress::Auto }
     }
 
     /// Bytes from which the provider's thread is worth its wake-up for a non-blocking operation.
     ///
     /// Inside a host the processor moves the data. A thread that shares it with the program only adds its switches.
     pub(crate) fn hand_over_bytes(self) -> usize {
-        if self.is_crowded() && !self.placed {
+        if self.lacks_thread() {
             return usize::MAX;
         }
         if self.beside < self.ranks {

@@ -47,6 +47,9 @@ pub(crate) struct Pmpi {
     pub(crate) constants: Constants,
 }
 
+/// The tag of this library's messages in the world, before the program gets it.
+const TAG: c_int = 32_766;
+
 fn succeeded(code: c_int) -> Option<()> {
     (code == SUCCESS).then_some(())
 }
@@ -154,6 +157,36 @@ impl Pmpi {
 
     pub(crate) fn barrier(&self, comm: Handle) {
         pmpi!("PMPI_Barrier", comm => Handle);
+    }
+
+    /// Sends a number, or none, to a rank of the world that receives it.
+    pub(crate) fn send_number(&self, number: Option<usize>, rank: usize) {
+        let number = number.and_then(|number| i64::try_from(number).ok()).unwrap_or(-1);
+        pmpi!(
+            "PMPI_Send",
+            &raw const number => *const i64,
+            1 => c_int,
+            self.constants.long => Handle,
+            c_int::try_from(rank).unwrap_or(0) => c_int,
+            TAG => c_int,
+            self.constants.world => Handle,
+        );
+    }
+
+    /// Receives what [`Pmpi::send_number`] sends.
+    pub(crate) fn receive_number(&self, rank: usize) -> Option<usize> {
+        let mut number: i64 = -1;
+        pmpi!(
+            "PMPI_Recv",
+            &raw mut number => *mut i64,
+            1 => c_int,
+            self.constants.long => Handle,
+            c_int::try_from(rank).unwrap_or(0) => c_int,
+            TAG => c_int,
+            self.constants.world => Handle,
+            self.mpi.status_ignore() => usize,
+        );
+        usize::try_from(number).ok()
     }
 
     /// Lets the MPI library make progress.

@@ -1,6 +1,7 @@
 //! `MPI_Init` and `MPI_Finalize`: weft is found, and all ranks agree to use it.
 //!
-//! Place in the data flow: after the MPI library has started, each rank opens an endpoint of weft in the libfabric that
+//! Place in the data flow: ranks without this library are found around the start of the MPI library
+//! ([`crate::presence`]). If all ranks have it, each opens an endpoint of weft in the libfabric that
 //! the MPI library has loaded. The ranks exchange names by `PMPI_Allgather`. If one rank has no endpoint, the MPI
 //! library runs all collectives, and rank 0 says why.
 
@@ -16,17 +17,18 @@ use crate::groups;
 use crate::mpi::{self, Abi, Handle, SUCCESS};
 use crate::places::{self, PLACE_BYTES, Surroundings};
 use crate::pmpi::{Constants, Pmpi};
+use crate::presence::{Patience, Space};
 use crate::run::{self, BY_LIBRARY, BY_WEFT, Parts, Runtime, SLOTS};
 use crate::types::Types;
 use crate::watcher::Watcher;
 
 export! {
     [c_int] MPI_Init(argc: pointer, argv: pointer)
-    |library| started(library())
+    |library| start_around(library)
 }
 export! {
     [c_int] MPI_Init_thread(argc: pointer, argv: pointer, required: int, provided: pointer)
-    |library| started(library())
+    |library| start_around(library)
 }
 export! {
     [c_int] MPI_Finalize()
@@ -54,16 +56,26 @@ fn text(card: &[u8]) -> &[u8] {
     &card[TEXT_AT..TEXT_AT + usize::from(card[1])]
 }
 
-/// Starts the runtime after a successful start of the MPI library, once. Returns `code`.
+/// Starts the MPI library, and the runtime after it. Returns the library's code.
+fn start_around(library: impl Fn() -> c_int) -> c_int {
+    let (code, space) = Space::around(library);
+    start_once(code, space.as_ref())
+}
+
+/// Starts the runtime after a start of the MPI library that has passed this library. Returns `code`.
 pub(crate) fn started(code: c_int) -> c_int {
+    start_once(code, None)
+}
+
+fn start_once(code: c_int, space: Option<&Space>) -> c_int {
     static STARTED: AtomicBool = AtomicBool::new(false);
     if code == SUCCESS && !STARTED.swap(true, Ordering::Relaxed) {
-        start();
+        start(space);
     }
     code
 }
 
-fn start() {
+fn start(space: Option<&Space>) {
     let Some(mpi) = mpi::loaded() else { return };
     let Some(constants) = Constants::of(mpi) else {
         if is_first_rank() {
@@ -72,11 +84,18 @@ fn start() {
         return;
     };
     let pmpi = Pmpi { mpi, constants };
-    let Some((own, ranks)) = pmpi.duplicate(constants.world).and_then(|own| Some((own, pmpi.size(own)?))) else {
+    let (Some(rank), Some(ranks)) = (pmpi.rank(constants.world), pmpi.size(constants.world)) else { return };
+    if let Some(reason) = space.and_then(|space| space.reason(&pmpi, rank, ranks)) {
+        if !is_refused() && !reason.is_empty() {
+            say(&reason);
+        }
         return;
-    };
+    }
+    let patience = (space.is_none() && ranks > 1).then(Patience::start);
+    let Some(own) = pmpi.duplicate(constants.world) else { return };
+    drop(patience);
     if let Err(reason) = start_with(pmpi, own, ranks) {
-        if pmpi.rank(own) == Some(0) && !reason.is_empty() {
+        if rank == 0 && !reason.is_empty() {
             say(&reason);
         }
         pmpi.free_communicator(own);
@@ -102,6 +121,11 @@ pub(crate) fn is_first_rank() -> bool {
         Some(pmpi) => pmpi.rank(pmpi.constants.world) == Some(0),
         None => VARIABLES.iter().find_map(std::env::var_os).is_none_or(|rank| rank == "0"),
     }
+}
+
+/// Whether the user wants this library to run nothing.
+fn is_refused() -> bool {
+    std::env::var_os("FI_WEFT_COLL").is_some_and(|value| value == "0")
 }
 
 /// Prints the reason for which the MPI library runs the collectives.
@@ -157,7 +181,7 @@ fn open(
     ranks: usize,
     surroundings: Surroundings,
 ) -> Result<(Endpoint, Option<Watcher>), String> {
-    if std::env::var_os("FI_WEFT_COLL").is_some_and(|value| value == "0") {
+    if is_refused() {
         return Err(String::new());
     }
     if !pmpi.packs_plainly(own) {
@@ -166,7 +190,7 @@ fn open(
     name_provider_path();
     let domain = open_domain(surroundings)?;
     let endpoint = Endpoint::open(&domain, 0, SLOTS, ranks).map_err(|error| error.to_string())?;
-    let watcher = surroundings.is_crowded().then(Watcher::start).transpose().map_err(|error| error.to_string())?;
+    let watcher = surroundings.lacks_thread().then(Watcher::start).transpose().map_err(|error| error.to_string())?;
     Ok((endpoint, watcher))
 }
 
@@ -176,7 +200,7 @@ fn open_domain(surroundings: Surroundings) -> Result<Domain, String> {
         caps: Caps { collective: true, ..Caps::default() },
         progress: Some(surroundings.progress()),
         // A queue with a wait object lets the provider's thread take over early (`Endpoint::park`).
-        waiting: if surroundings.is_crowded() { Waiting::OnDescriptor } else { Waiting::InCalls },
+        waiting: if surroundings.lacks_thread() { Waiting::OnDescriptor } else { Waiting::InCalls },
         ..Requirements::default()
     };
     let try_in = |library: Result<&'static Library, weft_client::Error>| {
