@@ -19,10 +19,11 @@ mount -t overlay overlay -o "lowerdir=$below,upperdir=$layers/changes,workdir=$l
 if [ "$kind" = venv ]; then
   exec "$@"
 fi
+# The directory is mounted last, since it may lie below /tmp.
+mount -t tmpfs tmpfs "$place/tmp"
 for mounted in /proc /dev /sys "$directory"; do
   mkdir -p "$place$mounted"
   mount --rbind "$mounted" "$place$mounted"
 done
-mount -t tmpfs tmpfs "$place/tmp"
 cd "$directory"
 exec chroot "$place" "$@"

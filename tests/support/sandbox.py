@@ -25,9 +25,9 @@ GRACE_S = 2.0
 EMPTIED = ("/dev/shm", "/tmp", "/run")
 
 
-def mount(*words: str) -> None:
-    """Mounts, or exits with the reason."""
-    subprocess.run(["mount", *words], check=True)
+def mount(*words: str, inherited: tuple[int, ...] = ()) -> None:
+    """Mounts, or exits with the reason. `inherited` are descriptors that the words name."""
+    subprocess.run(["mount", *words], check=True, pass_fds=inherited)
 
 
 def empty_world(keep: Path) -> None:
@@ -37,7 +37,8 @@ def empty_world(keep: Path) -> None:
         mount("-t", "tmpfs", "tmpfs", directory)
     if not keep.exists():
         keep.mkdir(parents=True)
-        mount("--bind", f"/proc/self/fd/{handle}", str(keep))
+        # The path behind the descriptor is hidden now, so mount(8) must not resolve it.
+        mount("--no-canonicalize", "--bind", f"/proc/self/fd/{handle}", str(keep), inherited=(handle,))
     os.close(handle)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
@@ -51,9 +52,18 @@ def reap() -> None:
         pass
 
 
-def present() -> dict[str, list[str]]:
+def files_below(top: str, keep: Path) -> list[str]:
+    """All files and directories below a directory, without those of `keep`."""
+    found = []
+    for place, directories, names in os.walk(top):
+        directories[:] = [name for name in directories if Path(place, name) != keep]
+        found += [f"{place}/{name}" for name in [*directories, *names]]
+    return found
+
+
+def present(keep: Path) -> dict[str, list[str]]:
     """Lists all resources of the kinds that a job may leave."""
-    files = [str(path) for top in EMPTIED[:2] for path in Path(top).rglob("*")]
+    files = [file for top in EMPTIED[:2] for file in files_below(top, keep)]
     sockets = []
     for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]:
         words = line.split()
@@ -74,12 +84,12 @@ def main() -> int:
     """Runs the command and writes the report."""
     keep, report, command = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     empty_world(keep)
-    before = present()
+    before = present(keep)
     status = subprocess.run(command, start_new_session=True, check=False).returncode
     deadline = time.monotonic() + GRACE_S
     while True:
         reap()
-        left = {kind: sorted(set(found) - set(before[kind])) for kind, found in present().items()}
+        left = {kind: sorted(set(found) - set(before[kind])) for kind, found in present(keep).items()}
         if not any(left.values()) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
