@@ -453,7 +453,7 @@ fn native<T: Native>(op: Op, target: &[Iov], sources: &[u8], mut results: Option
         }
         return;
     }
-    each_number(target, size_of::<T>(), |number| {
+    each_number(target, size_of::<T>(), &mut |number| {
         let (operand, compare) = sources.next::<T>();
         let cell = match number {
             [piece] => T::Cell::cells(piece).and_then(<[_]>::first),
@@ -470,14 +470,14 @@ fn native<T: Native>(op: Op, target: &[Iov], sources: &[u8], mut results: Option
 /// Updates an array of a type for which the CPU has no instructions.
 fn unaligned<T: Number>(op: Op, target: &[Iov], sources: &[u8], mut results: Option<&mut Vec<u8>>) {
     let mut sources = Sources::new(sources, mem::total_len(target));
-    each_number(target, size_of::<T>(), |number| {
+    each_number(target, size_of::<T>(), &mut |number| {
         let (operand, compare) = sources.next::<T>();
         keep(&mut results, on_bytes(op, number, operand, compare));
     });
 }
 
-/// Calls `each` with the memory of each number of an array that may lie in several pieces.
-fn each_number(target: &[Iov], size: usize, mut each: impl FnMut(&[Iov])) {
+/// Calls `each` with the memory of each number of an array that may lie in several pieces. One copy serves all types.
+fn each_number(target: &[Iov], size: usize, each: &mut dyn FnMut(&[Iov])) {
     let mut pieces = target.iter().copied();
     let mut piece = Iov::EMPTY;
     loop {

@@ -110,8 +110,20 @@ pub(crate) unsafe extern "C" fn open<D: Device, const SLOT: usize>(
     fabric: *mut *mut sys::fid_fabric,
     context: *mut c_void,
 ) -> c_int {
+    // SAFETY: the arguments of the call.
+    unsafe { open_in::<D>(SLOT, attr, fabric, context) }
+}
+
+/// One copy serves all slots.
+#[inline(never)]
+unsafe fn open_in<D: Device>(
+    slot: usize,
+    attr: *mut sys::fi_fabric_attr,
+    fabric: *mut *mut sys::fid_fabric,
+    context: *mut c_void,
+) -> c_int {
     object::guard("fi_fabric", || {
-        host::enter_slot(SLOT);
+        host::enter_slot(slot);
         let place = object::place(fabric)?;
         // SAFETY: null, or the attributes of the host.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;

@@ -50,8 +50,23 @@ pub(crate) unsafe extern "C" fn getinfo<D: Device, const SLOT: usize>(
     hints: *const sys::fi_info,
     info: *mut *mut sys::fi_info,
 ) -> c_int {
+    // SAFETY: the arguments of the call.
+    unsafe { getinfo_in::<D>(SLOT, version, node, service, flags, hints, info) }
+}
+
+/// One copy serves all slots.
+#[inline(never)]
+unsafe fn getinfo_in<D: Device>(
+    slot: usize,
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const sys::fi_info,
+    info: *mut *mut sys::fi_info,
+) -> c_int {
     object::guard("fi_getinfo", || {
-        let host = host::enter_slot(SLOT).ok_or(Errno::OTHER)?;
+        let host = host::enter_slot(slot).ok_or(Errno::OTHER)?;
         crate::observe::log::refresh();
         // SAFETY: null or a C string of the client.
         let node = (!node.is_null()).then(|| unsafe { CStr::from_ptr(node) });

@@ -185,8 +185,14 @@ impl Providers {
 /// The host is about to unload us. A domain's threads end with the domain. Domains that the client left open have their
 /// threads stopped here, so that no thread executes unloaded code.
 unsafe extern "C" fn cleanup<const SLOT: usize>() {
+    cleanup_in(SLOT);
+}
+
+/// One copy serves all slots.
+#[inline(never)]
+fn cleanup_in(slot: usize) {
     abi::object::guard("cleanup", || {
-        let Some(host) = host::enter_slot(SLOT) else { return Ok(0) };
+        let Some(host) = host::enter_slot(slot) else { return Ok(0) };
         domain::stop_all(Some(host));
         observe::report::at_end(host);
         host.detach();

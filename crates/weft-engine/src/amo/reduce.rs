@@ -74,35 +74,37 @@ impl Reduction {
 
 /// Combines both arrays, a chunk at a time: client memory is copied and never viewed as a slice.
 fn chunks<T: Number>(op: Op, from: &Iov, into: &Iov, order: Order) {
-    let (mut others, mut own) = ([0; CHUNK_BYTES], [0; CHUNK_BYTES]);
+    let (mut theirs, mut mine, mut combined) = ([0; CHUNK_BYTES], [0; CHUNK_BYTES], [0; CHUNK_BYTES]);
     for at in (0..into.len()).step_by(CHUNK_BYTES) {
         let (source, target) = (from.slice(at, CHUNK_BYTES), into.slice(at, CHUNK_BYTES));
-        let len = source.read(&mut others).min(target.read(&mut own));
-        let (others, own) = (&others[..len], &mut own[..len]);
+        let len = source.read(&mut theirs).min(target.read(&mut mine));
+        let len = len - len % size_of::<T>();
+        // The order is chosen outside of the loops, which have one copy for both.
+        let (first, second) = match order {
+            Order::IntoFirst => (&mine[..len], &theirs[..len]),
+            Order::FromFirst => (&theirs[..len], &mine[..len]),
+        };
+        let into = &mut combined[..len];
         // The operation is chosen outside of the loop, so that the loop can be vectorized.
         match op {
-            Op::Sum => each::<T>(others, own, order, T::sum),
-            Op::Prod => each::<T>(others, own, order, T::product),
-            Op::Bor => each::<T>(others, own, order, T::or),
-            Op::Band => each::<T>(others, own, order, T::and),
-            Op::Bxor => each::<T>(others, own, order, T::xor),
-            _ => each::<T>(others, own, order, |first, second| {
+            Op::Sum => each::<T>(first, second, into, T::sum),
+            Op::Prod => each::<T>(first, second, into, T::product),
+            Op::Bor => each::<T>(first, second, into, T::or),
+            Op::Band => each::<T>(first, second, into, T::and),
+            Op::Bxor => each::<T>(first, second, into, T::xor),
+            _ => each::<T>(first, second, into, |first, second| {
                 result(op, first, second, T::truth(false)).unwrap_or(first)
             }),
         }
-        target.write(own);
+        target.write(into);
     }
 }
 
 #[inline]
-fn each<T: Number>(others: &[u8], own: &mut [u8], order: Order, combine: impl Fn(T, T) -> T) {
-    for (other, own) in others.chunks_exact(size_of::<T>()).zip(own.chunks_exact_mut(size_of::<T>())) {
-        let (theirs, mine) = (T::from_bytes(other), T::from_bytes(own));
-        let combined = match order {
-            Order::IntoFirst => combine(mine, theirs),
-            Order::FromFirst => combine(theirs, mine),
-        };
-        combined.to_bytes(own);
+fn each<T: Number>(first: &[u8], second: &[u8], into: &mut [u8], combine: impl Fn(T, T) -> T) {
+    let numbers = first.chunks_exact(size_of::<T>()).zip(second.chunks_exact(size_of::<T>()));
+    for ((first, second), into) in numbers.zip(into.chunks_exact_mut(size_of::<T>())) {
+        combine(T::from_bytes(first), T::from_bytes(second)).to_bytes(into);
     }
 }
 
