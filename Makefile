@@ -3,7 +3,7 @@
 #   make            builds the provider, the MPI profiling library and the weft command in target/dist
 #   make install    installs both under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
 #   make uninstall  removes them again
-#   make packages   makes the wheels and the .deb of this build in target/packages
+#   make packages   builds for glibc 2.28, and makes wheels, .deb and archive in target/packages, as a release does
 #   make demo       runs an MPI program over weft, libfabric's shm and tcp, and MPICH alone, and prints one table
 #   make test       runs every check and test, as CI does
 #   make check      runs the quick checks: format, style, clippy, rustdoc, bindings, unit tests
@@ -23,6 +23,8 @@ SHELL := bash
 .NOTPARALLEL:
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+# With an explicit target, cargo builds into a directory of that target.
+BUILT := $(TARGET)/$(if $(CARGO_BUILD_TARGET),$(notdir $(CARGO_BUILD_TARGET:.json=))/)release
 DIST := $(TARGET)/dist
 LOGS := $(TARGET)/test-logs
 # With an explicit target, programs that run at build time are not sanitized.
@@ -34,13 +36,26 @@ PREFIX := /usr/local
 MULTIARCH := $(shell cc -print-multiarch 2>/dev/null)
 LIBFABRIC_DIR := $(PREFIX)/lib/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),$(MULTIARCH)/)libfabric
 MAN_DIR := $(PREFIX)/share/man
+DOC_DIR := $(PREFIX)/share/doc/weft
 # Debian's zsh searches another directory of its packages than that of other systems.
 ZSH_DIR := $(PREFIX)/share/zsh/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),vendor-completions,site-functions)
 BASH_COMPLETIONS := $(PREFIX)/share/bash-completion/completions/weft
 FISH_COMPLETIONS := $(PREFIX)/share/fish/vendor_completions.d/weft.fish
 INSTALLED := $(LIBFABRIC_DIR)/libweft-fi.so $(LIBFABRIC_DIR)/libweft-coll.so $(PREFIX)/bin/weft \
   $(MAN_DIR)/man1/weft.1 $(MAN_DIR)/man7/fi_weft.7 $(MAN_DIR)/man7/weft-coll.7 \
+  $(DOC_DIR)/LICENSE $(DOC_DIR)/THIRD-PARTY \
   $(BASH_COMPLETIONS) $(ZSH_DIR)/_weft $(FISH_COMPLETIONS)
+
+# The crates whose files are installed.
+SHIPPED := -p weft-provider -p weft-cli -p weft-coll
+
+# Packages run on every Linux with this glibc, which the wheels of the MPI libraries need as well.
+GLIBC := 2.28
+PACKAGES := $(TARGET)/packages
+
+STRIP ?= strip
+# `install` sets modes that do not depend on the umask.
+put_file = install -D -m 644
 
 .PHONY: install packages uninstall
 .PHONY: all asan bench check faults fuzz dist build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
@@ -55,13 +70,17 @@ test-deps deps:
 
 # libfabric loads files named *fi.so. A new file replaces the old one by a rename, so that a process keeps the file
 # that it has mapped.
-put = mkdir -p $(DIST) && cp $(TARGET)/release/$(1) $(DIST)/.new && mv $(DIST)/.new $(DIST)/$(2)
+put = mkdir -p $(DIST) && cp $(BUILT)/$(1) $(DIST)/.new && mv $(DIST)/.new $(DIST)/$(2)
+define put_all
+$(call put,libweft_fi.so,libweft-fi.so)
+$(call put,libweft_coll.so,libweft-coll.so)
+$(call put,weft,weft)
+scripts/third_party.py $(DIST)/THIRD-PARTY
+endef
 
 dist: build-deps
-	cargo build --release -p weft-provider -p weft-cli -p weft-coll
-	@$(call put,libweft_fi.so,libweft-fi.so)
-	@$(call put,libweft_coll.so,libweft-coll.so)
-	@$(call put,weft,weft)
+	cargo build --release $(SHIPPED)
+	@$(put_all)
 	@echo "$(DIST)/libweft-fi.so $(DIST)/libweft-coll.so $(DIST)/weft"
 
 provider: build-deps
@@ -70,23 +89,32 @@ provider: build-deps
 
 # Builds nothing, so that root needs no compiler.
 install:
-	@for file in libweft-fi.so libweft-coll.so weft; do \
+	@for file in libweft-fi.so libweft-coll.so weft THIRD-PARTY; do \
 	  [ -e $(DIST)/$$file ] || { echo "$(DIST)/$$file does not exist: run make first, as the user who builds" >&2; exit 1; }; done
-	install -D -s -m 644 -t $(DESTDIR)$(LIBFABRIC_DIR) $(DIST)/libweft-fi.so $(DIST)/libweft-coll.so
-	install -D -s -m 755 -t $(DESTDIR)$(PREFIX)/bin $(DIST)/weft
-	install -D -m 644 -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
-	install -d $(DESTDIR)$(MAN_DIR)/man1 $(DESTDIR)$(ZSH_DIR) $(dir $(DESTDIR)$(BASH_COMPLETIONS) $(DESTDIR)$(FISH_COMPLETIONS))
-	$(DIST)/weft man weft > $(DESTDIR)$(MAN_DIR)/man1/weft.1
-	$(DIST)/weft completions bash > $(DESTDIR)$(BASH_COMPLETIONS)
-	$(DIST)/weft completions zsh > $(DESTDIR)$(ZSH_DIR)/_weft
-	$(DIST)/weft completions fish > $(DESTDIR)$(FISH_COMPLETIONS)
+	$(put_file) -s --strip-program=$(STRIP) -t $(DESTDIR)$(LIBFABRIC_DIR) $(DIST)/libweft-fi.so $(DIST)/libweft-coll.so
+	install -D -m 755 -s --strip-program=$(STRIP) -t $(DESTDIR)$(PREFIX)/bin $(DIST)/weft
+	$(put_file) -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
+	$(put_file) -t $(DESTDIR)$(DOC_DIR) LICENSE $(DIST)/THIRD-PARTY
+	$(DIST)/weft man weft | $(put_file) /dev/stdin $(DESTDIR)$(MAN_DIR)/man1/weft.1
+	$(DIST)/weft completions bash | $(put_file) /dev/stdin $(DESTDIR)$(BASH_COMPLETIONS)
+	$(DIST)/weft completions zsh | $(put_file) /dev/stdin $(DESTDIR)$(ZSH_DIR)/_weft
+	$(DIST)/weft completions fish | $(put_file) /dev/stdin $(DESTDIR)$(FISH_COMPLETIONS)
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
-	-@rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBFABRIC_DIR) 2>/dev/null
+	-@rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBFABRIC_DIR) $(DESTDIR)$(DOC_DIR) 2>/dev/null
 
-packages: dist
-	@python3 scripts/package.py $(TARGET)/packages
+# The only way to packages; scripts/release.sh takes it, too. zig is the linker, with the symbols of that glibc. A target
+# directory of their own keeps these files apart from those that are linked with this machine's glibc.
+packages: export CARGO_TARGET_DIR := $(TARGET)/portable
+packages: BUILT = $(TARGET)/portable/$(HOST)/packages
+packages: DIST := $(TARGET)/portable/dist
+packages:
+	@scripts/deps.sh packages
+	PATH=$(CURDIR)/.venv-packages/bin:$$PATH \
+	  cargo zigbuild --locked --profile packages --target $(HOST).$(GLIBC) $(SHIPPED)
+	@$(put_all)
+	@scripts/package.py --portable $(GLIBC) $(PACKAGES)
 
 man: dist
 	@$(DIST)/weft man > man/fi_weft.7

@@ -2,7 +2,8 @@
 # Installs missing dependencies of the build, the demo or the tests. Idempotent, and quick if nothing is
 # missing.
 #
-#     scripts/deps.sh build    a C linker
+#     scripts/deps.sh build    a C linker and Python
+#     scripts/deps.sh packages build, plus tools of packages, and zig as a linker in .venv-packages
 #     scripts/deps.sh demo     build, plus MPICH in .venv-mpich
 #     scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, valgrind,
 #                              Open MPI, Intel MPI, and mpi4py's test suite and Debian's MPI libraries in .cache
@@ -23,8 +24,9 @@ need_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" 
 # Tests the modules and not the package, since a Python from elsewhere (pyenv, conda) needs no python3-venv.
 need_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv); }
 
-need_build() { need_command cc gcc; }
-need_demo() { need_build; need_command python3 python3; need_venv; }
+need_build() { need_command "${CC:-cc}" gcc; need_command python3 python3; }
+need_demo() { need_build; need_venv; }
+need_packages() { need_build; need_venv; need_command objdump binutils; need_command dpkg-deb dpkg; }
 need_test() {
   need_demo
   cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1 ||
@@ -91,7 +93,8 @@ get_debian_mpis() {
 command -v cargo >/dev/null 2>&1 || die 'cargo is missing: install Rust from https://rustup.rs (the version is in Cargo.toml, rust-version)'
 case "${1:-test}" in
   build) need_build; install_missing ;;
+  packages) need_packages; install_missing; make_venv packages ;;
   demo) need_demo; install_missing; make_venv mpich ;;
   test) need_test; install_missing; make_venv mpich; make_venv ompi; make_venv impi; get_mpi4py_tests; get_debian_mpis ;;
-  *) die "unknown set '$1' (build, demo, test)" ;;
+  *) die "unknown set '$1' (build, packages, demo, test)" ;;
 esac

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Makes packages of a build: wheels for PyPI, a Debian package, and a tree as tar.xz.
 
-    scripts/package.py OUT [wheel] [deb] [tar]      (all, if none is named)
+    scripts/package.py [--portable GLIBC] OUT
 
 The files come from `make install` (of CARGO_TARGET_DIR/dist), so a package holds what `make install` installs. Archives
-are reproducible: their times are that of the commit, or SOURCE_DATE_EPOCH.
+are reproducible: their times are that of the commit, or SOURCE_DATE_EPOCH, and their modes do not depend on the umask.
+OUT/SHA256SUMS has their checksums. With --portable, files that need a newer glibc or are too large make no package.
 
 The wheel has the provider in three more places, under a name that libfabric searches without any variable: beside the
 libfabrics in the wheels of MPICH, Open MPI and Intel MPI. The tag of the wheel names the glibc that the files need.
@@ -12,6 +13,7 @@ libfabrics in the wheels of MPICH, Open MPI and Intel MPI. The tag of the wheel 
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import os
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -29,6 +32,7 @@ NAME = "weft_fabric"
 KNOWN_NAME = "libusnic-fi.so"
 SUMMARY = "weft, a libfabric provider for shared memory and TCP, for MPICH, Open MPI and Intel MPI"
 PYTHONS = "Requires-Python: >=3.8"
+LARGEST_PROVIDER = 2_500_000
 
 
 def version() -> str:
@@ -48,6 +52,11 @@ def epoch() -> int:
     return int(given or 1_577_836_800)
 
 
+def dist() -> Path:
+    """The directory of the built files."""
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "dist"
+
+
 def install(destination: Path, prefix: str) -> None:
     """Installs into a tree."""
     command = ["make", "--no-print-directory", "-s", "-C", str(ROOT), "install", f"PREFIX={prefix}", f"DESTDIR={destination}"]
@@ -63,6 +72,19 @@ def needed_glibc(files: list[Path]) -> tuple[int, int]:
     return newest
 
 
+def check_portable(glibc: tuple[int, int]) -> None:
+    """Ends the program unless the built files suit every Linux with this glibc."""
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Path(directory)
+        install(tree, "")
+        needed = needed_glibc([*tree.rglob("*.so"), tree / "bin/weft"])
+        size = (tree / "lib/libfabric/libweft-fi.so").stat().st_size
+    if needed > glibc:
+        raise SystemExit(f"{dist()} needs glibc {needed[0]}.{needed[1]}, newer than {glibc[0]}.{glibc[1]}: use `make packages`")
+    if size > LARGEST_PROVIDER:
+        raise SystemExit(f"{dist()}/libweft-fi.so has {size} bytes when stripped, more than {LARGEST_PROVIDER}")
+
+
 class Wheel:
     """A wheel under construction (PyPA, binary distribution format 1.0)."""
 
@@ -74,37 +96,36 @@ class Wheel:
         self.record: list[str] = []
         self.tag = tag
 
+    def _write(self, name: str, content: bytes, mode: int) -> None:
+        entry = zipfile.ZipInfo(name, date_time=time.gmtime(epoch())[:6])
+        entry.external_attr = (0o100000 | mode) << 16
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        self.zip.writestr(entry, content)
+
     def add(self, name: str, content: bytes, mode: int = 0o644) -> None:
         """Adds a file."""
-        moment = zipfile.ZipInfo(name, date_time=_moment())
-        moment.external_attr = (0o100000 | mode) << 16
-        moment.compress_type = zipfile.ZIP_DEFLATED
-        self.zip.writestr(moment, content)
+        self._write(name, content, mode)
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         self.record.append(f"{name},sha256={digest},{len(content)}")
 
-    def close(self, metadata: str, pure: bool) -> Path:
-        """Adds the descriptions and finishes the file."""
+    def close(self, metadata: str, pure: bool, licences: list[Path]) -> Path:
+        """Adds the descriptions and licences, and finishes the file."""
         self.add(f"{self.info}/METADATA", metadata.encode())
         wheel = f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: {str(pure).lower()}\nTag: {self.tag}\n"
         self.add(f"{self.info}/WHEEL", wheel.encode())
-        self.add(f"{self.info}/licenses/LICENSE", (ROOT / "LICENSE").read_bytes())
+        for file in licences:
+            self.add(f"{self.info}/licenses/{file.name}", file.read_bytes())
         self.record.append(f"{self.info}/RECORD,,\n")
-        self.zip.writestr(zipfile.ZipInfo(f"{self.info}/RECORD", date_time=_moment()), "\n".join(self.record))
+        self._write(f"{self.info}/RECORD", "\n".join(self.record).encode(), 0o644)
         self.zip.close()
         return self.path
 
 
-def _moment() -> tuple[int, int, int, int, int, int]:
-    import time
-
-    return time.gmtime(epoch())[:6]  # type: ignore[return-value]
-
-
-def metadata(name: str, summary: str, extra: str, text: str) -> str:
+def metadata(name: str, summary: str, licences: list[Path], extra: str, text: str) -> str:
     """The description of a wheel."""
     head = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version()}\nSummary: {summary}\n{PYTHONS}\n"
-    licensed = "License-Expression: BSD-2-Clause\nLicense-File: LICENSE\nClassifier: Operating System :: POSIX :: Linux\n"
+    licensed = "".join(f"License-File: {file.name}\n" for file in licences)
+    licensed = f"License-Expression: BSD-2-Clause\n{licensed}Classifier: Operating System :: POSIX :: Linux\n"
     return f"{head}{licensed}{extra}Description-Content-Type: text/markdown\n\n{text}"
 
 
@@ -117,6 +138,7 @@ same environment, and the command `weft` into its `bin`:
 **Open MPI uses weft as soon as this package is installed**, without any variable. `FI_PROVIDER=^weft` excludes it, and
 `pip uninstall weft-fabric` removes it. MPICH and Intel MPI use it under `weft run`, or with `FI_PROVIDER=weft`.
 The extra `weft-fabric[auto]` sets that variable for every Python process of the environment, so that mpi4py needs none.
+It sets nothing once weft-fabric is removed.
 """
 
 
@@ -132,18 +154,23 @@ def make_wheel(out: Path) -> list[Path]:
             wheel.add(f"{wheel.data}/data/lib/{place}/{KNOWN_NAME}".replace("/./", "/"), provider.read_bytes())
         for file in [provider, collectives]:
             wheel.add(f"{wheel.data}/data/lib/weft/{file.name}", file.read_bytes())
-        for file in sorted(file for file in (tree / "share").rglob("*") if file.is_file()):
+        # The licences have another place in wheels.
+        shared = [file for file in (tree / "share").rglob("*") if file.is_file() and file.parent.name != "weft"]
+        for file in sorted(shared):
             wheel.add(f"{wheel.data}/data/{file.relative_to(tree)}", file.read_bytes())
         wheel.add(f"{wheel.data}/scripts/weft", command.read_bytes(), 0o755)
     extra = f"Provides-Extra: auto\nRequires-Dist: weft-fabric-auto=={version()}; extra == 'auto'\n"
-    made = wheel.close(metadata("weft-fabric", SUMMARY, extra, WHEEL_TEXT), pure=False)
+    licences = [ROOT / "LICENSE", dist() / "THIRD-PARTY"]
+    made = wheel.close(metadata("weft-fabric", SUMMARY, licences, extra, WHEEL_TEXT), pure=False, licences=licences)
     auto = Wheel(out, f"{NAME}_auto", "py3-none-any")
     # A line of a .pth file that begins with "import" is executed when Python starts.
     auto.add("weft_fabric_auto.pth", b"import weft_fabric_auto\n")
     auto.add("weft_fabric_auto.py", (ROOT / "packaging/weft_fabric_auto.py").read_bytes())
     text = "Sets variables in every Python process of its environment, so that mpi4py runs over weft.\n"
     needs = f"Requires-Dist: weft-fabric=={version()}\n"
-    return [made, auto.close(metadata("weft-fabric-auto", "defaults by which mpi4py runs over weft", needs, text), pure=True)]
+    own = licences[:1]
+    described = metadata("weft-fabric-auto", "defaults by which mpi4py runs over weft", own, needs, text)
+    return [made, auto.close(described, pure=True, licences=own)]
 
 
 CONTROL = """\
@@ -171,8 +198,10 @@ def make_deb(out: Path) -> list[Path]:
         tree.chmod(0o755)
         install(tree, "/usr")
         doc = tree / "usr/share/doc/weft"
-        doc.mkdir(parents=True)
-        (doc / "copyright").write_text((ROOT / "LICENSE").read_text())
+        # Debian's name of these files.
+        (doc / "copyright").write_text("\n".join((doc / name).read_text() for name in ["LICENSE", "THIRD-PARTY"]))
+        for name in ["LICENSE", "THIRD-PARTY"]:
+            (doc / name).unlink()
         (doc / "changelog").write_text((ROOT / "CHANGELOG.md").read_text())
         for page in [*(tree / "usr/share/man").rglob("*.[17]"), doc / "changelog"]:
             subprocess.run(["gzip", "-9n", str(page)], check=True)
@@ -211,28 +240,30 @@ def make_tar(out: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
         install(tree, "")
-        for text in ["LICENSE", "CHANGELOG.md"]:
-            (tree / "share/doc/weft").mkdir(parents=True, exist_ok=True)
-            (tree / "share/doc/weft" / text).write_text((ROOT / text).read_text())
+        (tree / "share/doc/weft/CHANGELOG.md").write_text((ROOT / "CHANGELOG.md").read_text())
         with tarfile.open(made, "w:xz") as archive:
             for file in sorted(tree.rglob("*")):
                 archive.add(file, f"{name}/{file.relative_to(tree)}", recursive=False, filter=plain)
     return [made]
 
 
-KINDS = {"wheel": make_wheel, "deb": make_deb, "tar": make_tar}
-
-
 def main() -> int:
-    """Makes the packages that the command line names."""
-    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(KINDS):
-        print(__doc__, file=sys.stderr)
-        return 2
-    out = Path(sys.argv[1]).resolve()
+    """Makes the packages and their checksums."""
+    os.umask(0o022)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--portable", metavar="GLIBC")
+    arguments = parser.parse_args()
+    if arguments.portable:
+        major, minor = arguments.portable.split(".")
+        check_portable((int(major), int(minor)))
+    out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    for kind in sys.argv[2:] or KINDS:
-        for made in KINDS[kind](out):
-            print(f"{made} ({made.stat().st_size / 1e6:.1f} MB)")
+    sums = []
+    for made in [*make_wheel(out), *make_deb(out), *make_tar(out)]:
+        print(f"{made} ({made.stat().st_size / 1e6:.1f} MB)")
+        sums.append(f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n")
+    (out / "SHA256SUMS").write_text("".join(sorted(sums, key=lambda line: line.split()[1])))
     return 0
 
 
