@@ -17,19 +17,11 @@ class Weft(Package):
     depends_on("c", type="build")
     depends_on("rust@1.88:", type="build")
     depends_on("gmake", type="build")
+    depends_on("python@3.8:", type="build")
     depends_on("libfabric@1.17:", type="run")
 
     def install(self, spec, prefix):
-        cargo = which("cargo", required=True)
-        cargo("build", "--locked", "--release", "-p", "weft-provider", "-p", "weft-cli", "-p", "weft-coll")
-        # The Makefile takes the built files from target/dist.
-        mkdirp("target/dist")
-        for built, name in [
-            ("libweft_fi.so", "libweft-fi.so"),
-            ("libweft_coll.so", "libweft-coll.so"),
-            ("weft", "weft"),
-        ]:
-            copy(join_path("target/release", built), join_path("target/dist", name))
+        make("dist")
         make("install", "PREFIX={0}".format(prefix))
 
     def setup_run_environment(self, env):

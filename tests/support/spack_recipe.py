@@ -8,7 +8,6 @@ variables that the installed package sets at run time.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import types
@@ -31,10 +30,8 @@ class Environment:
         print(f"{name}={path}")
 
 
-def command(name: str, required: bool = False) -> Callable[..., None]:
+def command(name: str) -> Callable[..., None]:
     """A program as a function."""
-    if required and shutil.which(name) is None:
-        sys.exit(f"{name} is missing")
 
     def run(*words: str) -> None:
         subprocess.run([name, *words], check=True)
@@ -52,14 +49,10 @@ def main() -> None:
     module = types.ModuleType("spack.package")
     module.__dict__.update(
         Package=object,
-        copy=shutil.copy,
         depends_on=nothing,
-        join_path=lambda *parts: str(Path(*parts)),
         license=nothing,
         make=command("make"),
-        mkdirp=lambda path: Path(path).mkdir(parents=True, exist_ok=True),
         version=nothing,
-        which=command,
     )
     sys.modules |= {"spack": types.ModuleType("spack"), "spack.package": module}
     scope: dict[str, Any] = {}
