@@ -4,6 +4,8 @@
 mod params;
 mod protocols;
 
+use std::net::{IpAddr, SocketAddr};
+
 use serde::Serialize;
 use weft_fi::params::Params;
 use weft_nic::{host, shm};
@@ -86,9 +88,11 @@ pub(crate) fn gather() -> Info {
     let set = std::env::var("FI_PROVIDER_PATH").ok();
     let library = library::find(&library::places(set.as_deref())).or_else(library::beside_us);
     let used = chosen.as_ref().ok().and_then(|addr| host::choose_addresses(params.iface.as_deref(), *addr).ok());
-    let used = used.unwrap_or_default();
+    let mut used: Vec<IpAddr> = used.unwrap_or_default().iter().map(SocketAddr::ip).collect();
+    let first = chosen.as_ref().ok().copied();
+    used.extend(first.and_then(|first| host::second_address(params.iface.as_deref(), None, first)).map(IpAddr::V4));
     let interfaces = host::interfaces().unwrap_or_default().into_iter().map(|interface| InterfaceFact {
-        chosen: interface.addrs.iter().any(|addr| used.iter().any(|used| used.ip() == addr.ip())),
+        chosen: interface.addrs.iter().any(|addr| used.contains(&addr.ip())),
         name: interface.name,
         up: interface.up,
         loopback: interface.loopback,
@@ -139,7 +143,7 @@ fn shm_path(params: &Params) -> PathFact {
     )
 }
 
-fn tcp_path(params: &Params, chosen: Result<std::net::SocketAddr, weft_nic::NicError>) -> PathFact {
+fn tcp_path(params: &Params, chosen: Result<SocketAddr, weft_nic::NicError>) -> PathFact {
     let (available, why) = match chosen {
         _ if !params.tcp => (false, "disabled by FI_WEFT_TCP".to_owned()),
         Err(error) => (false, error.to_string()),
@@ -150,7 +154,11 @@ fn tcp_path(params: &Params, chosen: Result<std::net::SocketAddr, weft_nic::NicE
             };
             (true, format!("only on this host: {why} ({})", addr.ip()))
         }
-        Ok(addr) => (true, format!("listens on {}", addr.ip())),
+        Ok(addr) => {
+            let second = host::second_address(params.iface.as_deref(), None, addr);
+            let second = second.map(|ip| format!(", and on {ip} for peers that cannot reach it")).unwrap_or_default();
+            (true, format!("listens on {}{second}", addr.ip()))
+        }
     };
     PathFact { name: "tcp", reaches: "endpoints that shared memory does not reach", available, why }
 }
