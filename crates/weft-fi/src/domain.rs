@@ -45,6 +45,7 @@ use crate::info::network::Network;
 use crate::observe::stats;
 use crate::params::Params;
 use crate::sleep::lock::{Callers, Meter};
+use crate::sleep::poll::Naps;
 use crate::sleep::progress::AutoProgress;
 use crate::sleep::{flusher, pollset};
 use crate::trigger::WorkQueue;
@@ -70,6 +71,7 @@ pub(crate) struct Domain {
     auto: Option<Arc<AutoProgress>>,
     tables: Tables,
     meter: Arc<Meter>,
+    naps: Arc<Naps>,
     /// Datagrams dropped by endpoints that are closed by now.
     dropped: AtomicU64,
     /// The programs that wait for counters.
@@ -251,6 +253,7 @@ fn open_domain<D: Device>(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut 
         auto,
         tables: Tables::of::<D>(),
         meter: Arc::default(),
+        naps: Arc::default(),
         dropped: AtomicU64::new(0),
         work,
         shared: Mutex::default(),
@@ -384,6 +387,11 @@ impl Domain {
     /// serializes only the calls on a context and its queues, and did not announce scalable endpoints.
     pub(crate) fn joins_contexts(&self) -> bool {
         self.threading != sys::FI_THREAD_COMPLETION || self.callers() == Callers::Any
+    }
+
+    /// Counts the naps of readers of the domain's queues and counters.
+    pub(crate) const fn naps(&self) -> &Arc<Naps> {
+        &self.naps
     }
 
     /// Counts the waits at the locks of the domain's objects.

@@ -199,6 +199,17 @@ impl<N: Nic> Engine<N> {
         self.state.me
     }
 
+    /// Whether another endpoint of this host is linked. Messages inside the host then pass through this engine.
+    #[must_use]
+    pub fn has_near_peer(&self) -> bool {
+        let me = &self.state.me;
+        let is_near = |peer: &Peer| {
+            let name = peer.name();
+            peer.is_in_use() && name.host_id() == me.host_id() && !name.same_endpoint(me)
+        };
+        me.host_id() != 0 && self.state.peers.iter().any(|(_, peer)| is_near(peer))
+    }
+
     /// Sets the address book.
     pub fn bind_book(&mut self, book: Book) {
         let shared = self.state.peers.bind_book(book);

@@ -24,6 +24,10 @@ struct Stats {
     thread_rounds: u64,
     /// The number of datagrams dropped before they left.
     datagrams_dropped: u64,
+    /// The number of short sleeps in reads that do not block.
+    naps: u64,
+    /// The number of those that ended without an event.
+    fruitless_naps: u64,
 }
 
 /// `struct weft_stats_ops`.
@@ -50,6 +54,8 @@ unsafe extern "C" fn read(domain: *mut sys::fid_domain, out: *mut Stats, len: us
             lock_waits: domain.meter().waits(),
             thread_rounds: domain.auto_progress().map_or(0, |auto| auto.rounds()),
             datagrams_dropped: domain.dropped(),
+            naps: domain.naps().all(),
+            fruitless_naps: domain.naps().fruitless(),
         };
         // SAFETY: the client's buffer has `len` bytes.
         unsafe { object::give_known(&stats, out, len) }

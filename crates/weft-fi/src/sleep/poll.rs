@@ -6,8 +6,14 @@
 //!
 //! A non-blocking reader that finds nothing for a while yields as well. If other threads have used its core meanwhile,
 //! there are more threads than cores, and the peer may lack one. The reader then naps: it sleeps for a short time, and
-//! its devices wake it. A thread that reads several queues in turn does not nap on one of them, since it would miss the
-//! events of the others ([`presence`]).
+//! its devices wake it.
+//!
+//! A nap delays events that weft does not know. A client reads weft's queue in turn with other sources, and MPI
+//! libraries with shared memory of their own are such clients. Three rules recognise them:
+//! - A client naps only if weft links it with another endpoint of its host. Otherwise its messages inside the host take
+//!   another way, and peers of other hosts do not need its core.
+//! - A thread that reads several queues in turn does not nap on one of them ([`presence`]).
+//! - A reader naps a limited number of times between two events of weft ([`MOST_IDLE`]).
 //!
 //! No wake-up is lost. A sleeper parks the devices of each endpoint, which fails if something has arrived. It then arms
 //! its queue or counter. Arming finds the queue empty under the lock (or in the total order of atomics) in which other
@@ -20,7 +26,7 @@ mod presence;
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::ClockId;
@@ -60,6 +66,8 @@ const NAPS: u32 = 64;
 /// Fruitless reads before a nap, as long as naps end because something has arrived. Where threads compete for cores, a
 /// poll costs its peer the core, and MPICH lets other threads run after each poll.
 const READS_BEFORE_NAP: u32 = 2;
+/// Successive empty reads after which the reader naps no more: it then has napped about 64 times without an event.
+const MOST_IDLE: u32 = SPINS + 64 * READS_PER_YIELD;
 /// Longest nap. The client may poll other things besides weft's queues.
 const NAP: Duration = Duration::from_micros(200);
 
@@ -70,6 +78,30 @@ struct Contention {
     naps: u32,
     /// Time that this thread had spent without a core, at the last yield.
     waited: Duration,
+}
+
+/// The naps on a domain's queues and counters.
+#[derive(Debug, Default)]
+pub(crate) struct Naps {
+    all: AtomicU64,
+    fruitless: AtomicU64,
+}
+
+impl Naps {
+    /// Number of naps.
+    pub(crate) fn all(&self) -> u64 {
+        self.all.load(Ordering::Relaxed)
+    }
+
+    /// Number of those that ended without an event.
+    pub(crate) fn fruitless(&self) -> u64 {
+        self.fruitless.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, has_event: bool) {
+        self.all.fetch_add(1, Ordering::Relaxed);
+        self.fruitless.fetch_add(u64::from(!has_event), Ordering::Relaxed);
+    }
 }
 
 thread_local! {
@@ -92,6 +124,7 @@ pub(crate) struct Sources {
     presence: Arc<Presence>,
     /// Number of successive empty reads before the next yield or nap: `SPINS` or `READS_BEFORE_NAP`.
     patience: AtomicU32,
+    naps: Arc<Naps>,
     /// The endpoints that `fi_trywait` has parked. None with automatic progress.
     outside: Trywait<CellRef>,
     /// The domain's progress thread, with automatic progress.
@@ -126,6 +159,7 @@ impl Domain {
             list,
             presence: Presence::enter(),
             patience,
+            naps: Arc::clone(self.naps()),
             outside: Trywait::new(),
             auto: self.auto_progress().cloned(),
         }
@@ -183,7 +217,7 @@ impl Sources {
     pub(crate) fn note_empty_read<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
         let idle = self.presence.note_empty_read(done);
         if idle >= self.patience.load(Ordering::Relaxed) && (idle < SPINS || idle.is_multiple_of(READS_PER_YIELD)) {
-            self.yield_or_nap(idle < SPINS + READS_PER_YIELD, waker());
+            self.yield_or_nap(idle, waker());
         }
     }
 
@@ -193,27 +227,33 @@ impl Sources {
         self.presence.note_read();
     }
 
-    /// Lets other threads run. `first`: the thread may have slept elsewhere since its last yield.
+    /// Lets other threads run. `idle`: successive reads without an entry or progress.
     #[cold]
-    fn yield_or_nap(&self, first: bool, waker: Option<&Waker>) {
+    fn yield_or_nap(&self, idle: u32, waker: Option<&Waker>) {
         let mut contention = CONTENTION.get();
-        if let Some(waker) = waker.filter(|_| contention.naps > 0 && self.presence.reader_reads_nothing_else())
+        let may_nap = contention.naps > 0 && idle < MOST_IDLE && self.presence.reader_reads_nothing_else();
+        if let Some(waker) = waker.filter(|_| may_nap)
             && let Some(parked) = self.park(waker, Sleep::Inside)
         {
             // A nap without an event may have missed one of another library of the client.
-            let useful = waker.nap(NAP) && contention.naps > 1;
+            let has_event = waker.nap(NAP);
+            let useful = has_event && contention.naps > 1;
             wake_all(&parked, Sleep::Inside);
+            self.naps.count(has_event);
             self.patience.store(if useful { READS_BEFORE_NAP } else { SPINS }, Ordering::Relaxed);
             CONTENTION.set(Contention { naps: contention.naps - 1, waited: without_core() });
             return;
         }
         self.patience.store(SPINS, Ordering::Relaxed);
-        if first {
+        // Since its last yield, the thread may have slept elsewhere.
+        if idle < SPINS + READS_PER_YIELD {
             contention.waited = without_core();
         }
         std::thread::yield_now();
         let waited = without_core();
-        if waited.saturating_sub(contention.waited) > CONTENDED {
+        if waited.saturating_sub(contention.waited) > CONTENDED
+            && self.list.lock().iter().any(|cell| cell.has_near_peer())
+        {
             contention.naps = NAPS;
         }
         CONTENTION.set(Contention { waited, ..contention });

@@ -44,6 +44,7 @@ mod joins;
 mod levels;
 mod limits;
 mod misuse;
+mod naps;
 mod network;
 mod objects;
 mod peers;
@@ -209,6 +210,8 @@ const GROUPS: &[Group] = &[
     Group { name: "shared_tcp", run: shared::all, env: TCP },
     Group { name: "scalable_shm", run: scalable::all, env: SHM },
     Group { name: "scalable_tcp", run: scalable::all, env: TCP },
+    Group { name: "naps_shm", run: naps::all, env: SHM },
+    Group { name: "naps_tcp", run: naps::all, env: TCP },
     Group { name: "asleep_shm", run: asleep::all, env: SHM },
     Group { name: "asleep_push", run: asleep::all, env: SHM_PUSH },
     Group { name: "asleep_tcp", run: asleep::all, env: TCP },
@@ -413,7 +416,7 @@ groups! {
     suite_sim_tiny receives_sim_tiny suite_sim_rough receives_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
-    sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
+    sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp naps_shm naps_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     collectives_shm collectives_push collectives_tcp table_shm table_tcp table_mixed
     chains_tcp chains_polled chains_off chains_encrypted chains_refused network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp helpers_tcp helpers_shm wrong_interface

@@ -218,10 +218,10 @@ struct Ops {
 }
 
 /// Reads the statistics into a buffer of `bytes` bytes. Words that are not written keep the value 77.
-fn stats(side: &Side<'_>, bytes: usize) -> [u64; 3] {
+pub(crate) fn stats<const N: usize>(side: &Side<'_>, bytes: usize) -> [u64; N] {
     let domain = side.opened.domain;
     let mut ops: *mut c_void = null_mut();
-    let mut words = [77; 3];
+    let mut words = [77; N];
     unsafe {
         let open = (*(*domain).fid.ops).ops_open.unwrap();
         assert_eq!(open(domain.cast(), c"weft_stats".as_ptr(), 0, &mut ops, null_mut()), 0);
@@ -235,8 +235,9 @@ fn stats(side: &Side<'_>, bytes: usize) -> [u64; 3] {
 
 fn stats_have_the_requested_length(side: &Side<'_>) {
     assert_eq!(stats(side, 8), [0, 77, 77]);
+    assert_eq!(stats(side, 40), [0, 0, 0, 0, 0]);
     // A client of a later version gets zeros for unknown statistics.
-    assert_eq!(stats(side, 24), [0, 0, 0]);
+    assert_eq!(stats(side, 48), [0; 6]);
     assert_eq!(stats(side, 0), [77; 3]);
     let domain = side.opened.domain;
     let mut ops = null_mut();

@@ -50,6 +50,9 @@ pub(crate) trait AnyCell: Driver {
     /// Number of calls that had to wait at a lock of the domain.
     fn lock_waits(&self) -> u64;
 
+    /// Whether the endpoint is linked with another one of this host. A call of the client.
+    fn has_near_peer(&self) -> bool;
+
     /// Adds the endpoint's traffic to the report of the process, unless a thread is inside the endpoint.
     fn report_to(&self, sums: &mut Sums);
 
@@ -159,6 +162,10 @@ impl<D: Device> AnyCell for EndpointCell<D> {
 
     fn lock_waits(&self) -> u64 {
         self.state.waits()
+    }
+
+    fn has_near_peer(&self) -> bool {
+        self.state.lock().engine.as_deref().is_some_and(Engine::has_near_peer)
     }
 
     fn report_to(&self, sums: &mut Sums) {
