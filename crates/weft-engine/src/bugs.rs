@@ -177,8 +177,8 @@ bugs! {
     BoardReleasedEarly,
     /// A member enters a board's bank that others still use.
     BankOvertaken,
-    /// The members of a host do not learn that the exchange with other hosts has failed.
-    BoardPoisonLost,
+    /// A member whose group has failed tells no other one.
+    FailureUntold,
 }
 
 #[cfg(feature = "mutants")]

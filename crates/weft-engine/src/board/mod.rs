@@ -9,7 +9,7 @@
 //!
 //! Layout, in words of 8 bytes:
 //! ```text
-//! | poison | bank 0 | bank 1 | … |
+//! | bank 0 | bank 1 | … |
 //! bank: | arrived, departed, combiner, shapes | released, agreed | result | slot of member 0 | slot of member 1 | … |
 //! slot: | entered, shape | contribution |
 //! ```
@@ -89,7 +89,7 @@ pub(crate) fn own(bytes: usize) -> Board {
 
 /// Bytes of a board for this number of members.
 pub(crate) const fn board_bytes(members: usize) -> usize {
-    8 * (COUNTER_WORDS + BANKS * (BANK_WORDS + members * MEMBER_WORDS))
+    8 * BANKS * (BANK_WORDS + members * MEMBER_WORDS)
 }
 
 /// The board of a group's members on one host. A member's *place* is its position among them, in rank order.
@@ -107,7 +107,7 @@ impl HostBoard {
 
     #[allow(clippy::cast_possible_truncation)] // The remainder is small.
     fn bank_at(&self, turn: u64) -> usize {
-        COUNTER_WORDS + (turn % BANKS as u64) as usize * (BANK_WORDS + self.members * MEMBER_WORDS)
+        (turn % BANKS as u64) as usize * (BANK_WORDS + self.members * MEMBER_WORDS)
     }
 
     fn bank(&self, turn: u64) -> Bank<'_> {
@@ -233,16 +233,6 @@ impl HostBoard {
     pub(crate) fn depart(&self, turn: u64) -> bool {
         self.bank(turn).depart()
     }
-
-    /// Fails the turn and all later ones that are not released.
-    pub(crate) fn poison(&self, turn: u64) {
-        self.board.words()[0].fetch_max(u64::MAX - turn, Ordering::AcqRel);
-    }
-
-    /// Whether the turn has failed, unless it is released.
-    pub(crate) fn is_poisoned(&self, turn: u64) -> bool {
-        turn >= u64::MAX - self.board.words()[0].load(Ordering::Acquire)
-    }
 }
 
 /// A member's place in the order of arrival.
@@ -327,17 +317,6 @@ mod tests {
             assert!(board.claim(turn, 2) && !board.claim(turn, 1) && board.claim(turn, 2));
             assert!(board.has_claimed(turn, 2) && !board.has_claimed(turn, 0));
         }
-    }
-
-    #[test]
-    fn poison_holds_from_the_earliest_turn_on() {
-        let board = HostBoard::new(own(board_bytes(1)), 1).unwrap();
-        assert!(!board.is_poisoned(0) && !board.is_poisoned(1 << 60));
-        board.poison(7);
-        board.poison(9);
-        assert!(!board.is_poisoned(6) && board.is_poisoned(7) && board.is_poisoned(8));
-        board.poison(3);
-        assert!(!board.is_poisoned(2) && board.is_poisoned(3));
     }
 
     #[test]

@@ -95,13 +95,14 @@ impl Run {
         self.under_way
     }
 
-    /// The rank with which the task at this index exchanges a message.
-    #[must_use]
-    pub fn partner(&self, task: u32) -> Option<u32> {
-        match self.schedule.tasks().get(task as usize)? {
-            Task::Send { to: rank, .. } | Task::Receive { from: rank, .. } => Some(*rank),
-            _ => None,
-        }
+    /// The transfers that are not complete, whether they have been started or not.
+    pub fn open_transfers(&self) -> impl Iterator<Item = Task> {
+        let tasks = self.schedule.tasks().iter().enumerate();
+        let is_transfer = |task: &Task| matches!(task, Task::Send { .. } | Task::Receive { .. });
+        let open = tasks.filter(move |(index, task)| {
+            is_transfer(task) && !self.is_complete(u32::try_from(*index).unwrap_or(u32::MAX))
+        });
+        open.map(|(_, task)| *task)
     }
 
     /// The ranks of the members whose messages have not arrived, of the receives started so far.

@@ -14,24 +14,24 @@
 //!
 //! Faults. When a transfer fails, the run is *poisoned*. It performs the rest of its schedule with empty messages that
 //! carry the mark of the failure, and without copies and reductions. Every member's schedule therefore ends, and no
-//! garbage is forwarded. Each member that depends on the failed one gets an error. A member that cannot be reached is
-//! lost to the group, and is told so if it lives (`withdraw.rs`).
+//! garbage is forwarded. Each member that depends on the failed one gets an error. If the transfer fails for want of a
+//! member, the whole group has failed, and all its members are told (`failure.rs`).
 //!
 //! Invariants: a run is complete only when no transfer refers to its memory; a collective is accepted whole or not at
 //! all. A repeated collective allocates nothing, except for messages that arrive before their receive.
 
 mod boards;
 mod chains;
+mod failure;
 mod join;
+mod messages;
 mod report;
-mod withdraw;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
-use zerocopy::little_endian::U64;
 
 use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::bugs::planted;
@@ -40,18 +40,14 @@ use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
 use crate::engine::ids::{self, PeerId};
-use crate::engine::ops::TxOp;
-use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
-use crate::engine::receives::RecvInfo;
-use crate::engine::state::Violation;
-use crate::mem::{Iov, IovList, Owned};
-use crate::nic::{LinkError, Nic, RemoteIov};
-use crate::wire::{F_ACK, F_DATA, Reader, Rts};
+use crate::mem::{Iov, Owned};
+use crate::nic::{LinkError, Nic};
 use boards::{BoardRun, Host};
 use chains::Chain;
+use failure::Notices;
 use join::Joined;
+use messages::{Arrived, Posted};
 pub use report::GroupReport;
-use withdraw::{NO_RUN, Withdrawals, is_signal};
 
 /// Bits of a tag for the message's number in its schedule.
 const NUMBER_BITS: u32 = 14;
@@ -101,23 +97,7 @@ pub(crate) struct Collectives {
     posted: FxHashMap<(PeerId, u64), Posted>,
     /// Messages without a receive, by peer and tag.
     arrived: FxHashMap<(PeerId, u64), Arrived>,
-    withdrawals: Withdrawals,
-}
-
-/// A receive that waits for its message, which must be exactly as long.
-struct Posted {
-    memory: Iov,
-    ctx: Context,
-}
-
-/// A message that waits for its receive.
-enum Arrived {
-    /// The payload is here. `orphan`: its link has ended.
-    Eager { bytes: Box<[u8]>, poisoned: bool, orphan: bool },
-    /// The payload is at the sender, whose operation `op` waits.
-    Announced { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool, poisoned: bool },
-    /// The payload is lost.
-    Lost(LinkError),
+    notices: Notices,
 }
 
 struct Group {
@@ -133,9 +113,10 @@ struct Group {
     joined: bool,
     next_sequence: u64,
     templates: FxHashMap<Request, Template>,
-    /// Members whose link has ended, that could not be reached, or that have withdrawn. Messages may have been lost, so
-    /// neither side waits for the other any more: all transfers between them fail.
+    /// Members whose link has ended. Messages may have been lost, so that all transfers with them fail.
     lost: Vec<(u32, LinkError)>,
+    /// The failure of the group: all its operations fail.
+    failed: Option<Fault>,
     /// Operations under way, the join included.
     runs: usize,
     /// Whether members are on different hosts.
@@ -191,6 +172,32 @@ impl ActiveRun {
         };
         buffer.slice(at.offset, at.len)
     }
+
+    /// The rank in the group of a partner in the schedule, whose ranks may be those of hosts.
+    fn rank_of(&self, group: &Group, partner: u32) -> u32 {
+        if let Purpose::Exchange { .. } = self.purpose { group.leader_of(partner) } else { partner }
+    }
+
+    /// The tag of a message to a member, by its number in the schedule.
+    fn tag_at(&self, group: &Group, receiver: u32, number: u32) -> u64 {
+        match self.purpose {
+            Purpose::Join { .. } => group.tag | u64::from(number),
+            Purpose::Vote { .. } => group.tag_for(receiver, VOTE_SEQUENCE, number),
+            Purpose::Operation { sequence } | Purpose::Exchange { sequence, .. } => {
+                group.tag_for(receiver, sequence, number)
+            }
+        }
+    }
+
+    /// Whether the run receives a message with this tag from a member, and has not.
+    fn expects(&self, group: &Group, rank: u32, tag: u64) -> bool {
+        self.run.open_transfers().any(|task| match task {
+            Task::Receive { from, number, .. } => {
+                self.rank_of(group, from) == rank && self.tag_at(group, group.rank, number) == tag
+            }
+            _ => false,
+        })
+    }
 }
 
 /// The end of one transfer.
@@ -208,8 +215,8 @@ struct Transfer {
     memory: Iov,
     ctx: Context,
     poisoned: bool,
-    /// The peer is lost to the group.
-    lost: Option<LinkError>,
+    /// The reason for which no message is exchanged with the peer.
+    cut_off: Option<Fault>,
     /// A chain has received the message.
     taken: bool,
 }
@@ -253,6 +260,7 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         }
         let (run, scratch) = group.run_of(&request)?;
+        let lacks_members = !group.lost.is_empty();
         let sequence = group.next_sequence;
         group.next_sequence += 1;
         group.runs += 1;
@@ -271,6 +279,10 @@ impl<N: Nic> Engine<N> {
             ready: false,
         });
         self.run_collectives();
+        if lacks_members {
+            self.state.check_losses(op.group.index());
+            self.run_collectives();
+        }
         Ok(())
     }
 
@@ -345,227 +357,10 @@ impl<N: Nic> Engine<N> {
     }
 }
 
-impl<N: Nic> Engine<N> {
-    fn send_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, poisoned, lost, .. } = *transfer;
-        if let Some(why) = lost {
-            return self.state.end_transfer(ctx, Some(Fault::Link(why)));
-        }
-        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
-        if self.would_dial_in_vain(peer_id, poisoned) {
-            return self.state.end_transfer(ctx, Some(Fault::Link(LinkError::Closed)));
-        }
-        let mut flags = OpFlags::TAGGED;
-        flags.set(OpFlags::DATA, poisoned);
-        let State { peers, outgoing, .. } = &mut self.state;
-        let send = || TxOp::collective(peer_id, ctx, flags, IovList::from_slice(&[memory]), tag);
-        let index = outgoing.push(&mut peers[peer_id], send);
-        self.state.peers.defer(peer_id, Deferred::Collective(index));
-        self.run_peer(peer_id);
-    }
-
-    fn receive_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, poisoned, lost, taken } = *transfer;
-        if taken {
-            return self.state.end_transfer(ctx, None);
-        }
-        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
-        if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
-            return self.state.deliver_arrived(peer_id, &memory, ctx, arrived);
-        }
-        if let Some(why) = lost.or_else(|| self.would_dial_in_vain(peer_id, poisoned).then_some(LinkError::Closed)) {
-            return self.state.end_transfer(ctx, Some(Fault::Link(why)));
-        }
-        self.state.collectives().posted.insert((peer_id, tag), Posted { memory, ctx });
-        self.dial_for_receives(peer_id);
-    }
-
-    /// Makes a link to a peer from which collectives wait for messages. Without a link, the death of the peer would not
-    /// be noticed. An attempt may also have been given up in favour of the peer's, which has come to nothing.
-    #[inline]
-    pub(crate) fn dial_for_receives(&mut self, peer_id: PeerId) -> bool {
-        let waits = |groups: &Collectives| groups.posted.keys().any(|(peer, _)| *peer == peer_id);
-        let dials = self.state.peers[peer_id].state() == PeerState::Idle
-            && self.state.collectives.as_deref().is_some_and(waits);
-        if dials {
-            self.dial(peer_id);
-        }
-        dials
-    }
-
-    /// Whether a link would be made for a poisoned run. The peer may be dead, and each attempt could delay the end of
-    /// the run. A peer that lives and waits makes a link itself, and learns of the withdrawal then.
-    fn would_dial_in_vain(&self, peer_id: PeerId, poisoned: bool) -> bool {
-        poisoned && self.state.peers[peer_id].state() == PeerState::Idle
-    }
-}
-
 impl State {
     /// The groups; made when the first group or message asks for them.
     fn collectives(&mut self) -> &mut Collectives {
         self.collectives.get_or_insert_default()
-    }
-
-    /// An eager message of a collective.
-    #[cold]
-    pub(crate) fn on_collective_eager(
-        &mut self,
-        peer_id: PeerId,
-        flags: u8,
-        mut r: Reader<'_>,
-    ) -> Result<(), Violation> {
-        let tag = r.take::<U64>().ok_or(Violation)?.get();
-        let poisoned = flags & F_DATA != 0;
-        if poisoned {
-            r.take::<U64>().ok_or(Violation)?;
-        }
-        if flags & F_ACK != 0 {
-            return Err(Violation);
-        }
-        let payload = r.rest();
-        self.admit_eager(peer_id, payload.len())?;
-        if is_signal(tag) {
-            self.return_window(peer_id, payload.len());
-            self.on_signal(peer_id, tag);
-            return Ok(());
-        }
-        let groups = self.collectives();
-        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
-            let fault = fault_of(payload.len() as u64, &memory, poisoned);
-            if fault.is_none() {
-                memory.write(payload);
-            }
-            self.return_window(peer_id, payload.len());
-            self.end_transfer(ctx, fault);
-            return Ok(());
-        }
-        if self.is_unwanted(peer_id, tag) {
-            self.return_window(peer_id, payload.len());
-            self.tell_withdrawals(peer_id);
-            return Ok(());
-        }
-        let arrived = Arrived::Eager { bytes: payload.into(), poisoned, orphan: false };
-        if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
-            return Err(Violation);
-        }
-        Ok(())
-    }
-
-    /// A message of a collective whose payload is at the sender.
-    #[cold]
-    pub(crate) fn on_collective_rts(
-        &mut self,
-        peer_id: PeerId,
-        flags: u8,
-        rts: &Rts,
-        mut source: Vec<RemoteIov>,
-    ) -> Result<(), Violation> {
-        let (tag, op, len) = (rts.tag.get(), rts.op.get(), rts.len.get());
-        let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
-        self.admit_announcement(peer_id, &mut source)?;
-        let arrived = Arrived::Announced { op, len, source, ack, poisoned };
-        if is_signal(tag) {
-            self.discard_one(peer_id, arrived);
-            self.on_signal(peer_id, tag);
-            return Ok(());
-        }
-        let groups = self.collectives();
-        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
-            self.deliver_arrived(peer_id, &memory, ctx, arrived);
-        } else if self.is_unwanted(peer_id, tag) {
-            self.discard_one(peer_id, arrived);
-            self.tell_withdrawals(peer_id);
-        } else if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
-            return Err(Violation);
-        }
-        Ok(())
-    }
-
-    /// A message and its receive have found each other.
-    fn deliver_arrived(&mut self, peer_id: PeerId, memory: &Iov, ctx: Context, arrived: Arrived) {
-        match arrived {
-            Arrived::Eager { bytes, poisoned, orphan } => {
-                let fault = fault_of(bytes.len() as u64, memory, poisoned);
-                if fault.is_none() {
-                    memory.write(&bytes);
-                }
-                if planted!(Bug::CollectiveCreditLost, true, false) {
-                    self.eager_taken(peer_id, bytes.len(), orphan);
-                }
-                self.end_transfer(ctx, fault);
-            }
-            Arrived::Announced { op, len, source, ack, poisoned } => {
-                self.announcement_taken(peer_id);
-                let fault = fault_of(len, memory, poisoned);
-                if fault.is_some() {
-                    self.queue_ack(peer_id, op);
-                    return self.end_transfer(ctx, fault);
-                }
-                let mut info = RecvInfo::collective(ctx);
-                info.fit(&[*memory], memory.len() as u64);
-                self.start_rendezvous(peer_id, IovList::from_slice(&[*memory]), info, op, source, ack);
-            }
-            Arrived::Lost(why) => self.end_transfer(ctx, Some(Fault::Link(why))),
-        }
-    }
-
-    /// Handles the failure of a peer: receives from it fail, and messages whose payload is not here are lost. As for
-    /// the messages of clients, the number of lost messages is limited per peer, and those of strangers are dropped.
-    /// `linked`: a link has ended, which the peer learns as well.
-    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
-        let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
-        self.withdraw_after_loss(peer_id, why, linked);
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        let lost =
-            |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
-        let mut places = most.saturating_sub(groups.arrived.iter().filter(lost).count());
-        groups.arrived.retain(|(peer, _), arrived| match arrived {
-            _ if *peer != peer_id => true,
-            Arrived::Eager { orphan, .. } => {
-                *orphan = true;
-                true
-            }
-            Arrived::Announced { .. } if places == 0 => false,
-            Arrived::Announced { .. } => {
-                places -= 1;
-                *arrived = Arrived::Lost(why);
-                true
-            }
-            Arrived::Lost(_) => true,
-        });
-        let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
-        let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
-        theirs.sort_unstable(); // Nothing happens in hash order.
-        self.fail_receives(theirs, why);
-    }
-
-    /// Records the end of a run's send or receive, which `ctx` names.
-    #[cold]
-    pub(crate) fn end_transfer(&mut self, ctx: Context, fault: Option<Fault>) {
-        if ctx == NO_RUN {
-            return;
-        }
-        if let Some(Fault::Link(why)) = fault {
-            self.withdraw_from_partner(ctx, why);
-        }
-        let (run, task) = (ids::number(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        groups.ended.push(Ended { run, task, fault });
-        if groups.ended.len() == 1 {
-            // The next round of progress works off the links' queue, and collectives with it.
-            self.links.queue_query();
-        }
-    }
-}
-
-/// The reason for which a message of a collective cannot be received, if there is one.
-fn fault_of(len: u64, memory: &Iov, poisoned: bool) -> Option<Fault> {
-    if poisoned {
-        Some(Fault::Revoked)
-    } else if len > memory.len() as u64 {
-        Some(Fault::Truncated(usize::try_from(len - memory.len() as u64).unwrap_or(usize::MAX)))
-    } else {
-        (len < memory.len() as u64).then_some(Fault::Refused(Error::Invalid))
     }
 }
 
@@ -606,23 +401,16 @@ impl Collectives {
     fn transfer(&mut self, index: u32, task: u32, peer: u32, number: u32, memory: Iov, side: Side) -> Transfer {
         let active = &self.runs[index as usize];
         let group = &self.groups[active.group];
-        let (peer, sequence) = match active.purpose {
-            Purpose::Join { .. } | Purpose::Vote { .. } => (peer, VOTE_SEQUENCE),
-            Purpose::Operation { sequence } => (peer, sequence),
-            Purpose::Exchange { sequence, .. } => (group.leader_of(peer), sequence),
-        };
+        let peer = active.rank_of(group, peer);
         let receiver = if side == Side::Send { peer } else { group.rank };
-        let tag = match active.purpose {
-            Purpose::Join { .. } => group.tag,
-            _ => group.tag_for(receiver, sequence, 0),
-        } | u64::from(number);
+        let tag = active.tag_at(group, receiver, number);
         Transfer {
             peer: group.members[peer as usize],
             tag,
             memory,
             ctx: Context { ptr: index as usize, user: u64::from(task) },
             poisoned: active.fault.is_some(),
-            lost: group.lost(peer),
+            cut_off: group.cut_off(peer),
             taken: side == Side::Receive && group.has_taken(peer, tag),
         }
     }
@@ -632,7 +420,7 @@ impl Collectives {
         let hosts = self.groups.iter().filter_map(|(_, group)| group.host.as_deref());
         let shared = hosts.flat_map(Host::peers);
         let waiting = self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer);
-        waiting.chain(shared).chain(self.withdrawals.peers())
+        waiting.chain(shared).chain(self.notices.peers())
     }
 
     /// Operations that are not complete.
@@ -661,6 +449,12 @@ impl Group {
         let group = u64::from(self.numbers[receiver as usize]);
         let sequence = planted!(Bug::SequenceLost, sequence, 1) & ((1 << SEQUENCE_BITS) - 1);
         group << (SEQUENCE_BITS + NUMBER_BITS) | sequence << NUMBER_BITS | u64::from(number)
+    }
+
+    /// Whether a message's tag has the sequence number of an operation that has begun here.
+    fn is_past(&self, tag: u64) -> bool {
+        let behind = self.next_sequence.wrapping_sub(tag >> NUMBER_BITS) & ((1 << SEQUENCE_BITS) - 1);
+        self.joined && (1..1 << (SEQUENCE_BITS - 1)).contains(&behind)
     }
 
     /// The request for a schedule, once the operation is found valid.
@@ -754,12 +548,12 @@ impl State {
                     Ok(Joined::Complete) => {}
                     Err(why) => fault = Some(why),
                 }
-                self.end_join(active.group, fault.is_none());
+                self.end_join(active.group, fault);
                 Kind::Joined
             }
             Purpose::Vote { votes } => {
                 groups.votes_known(active.group, &votes.into_bytes());
-                self.end_join(active.group, fault.is_none());
+                self.end_join(active.group, fault);
                 Kind::Joined
             }
             Purpose::Exchange { turn, .. } => {

@@ -528,7 +528,7 @@ impl State {
             self.send_window(peer_id);
         }
         self.peers.activate(peer_id);
-        self.tell_withdrawals(peer_id);
+        self.tell_failures(peer_id);
     }
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {

@@ -429,7 +429,9 @@ impl Sink for State {
     }
 
     fn board(&mut self, link: LinkId, key: u64, board: Option<crate::board::Board>) {
-        self.board_passed(link, key, board);
+        if self.board_passed(link, key, board).is_err() {
+            self.violated(link);
+        }
     }
 
     fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {

@@ -9,6 +9,8 @@
 //! - It fails only if a member of the group has died, or a link between two members has broken.
 //! - It ends: [`DEATH_BOUND_NS`] after a death at the latest, if all living members have called. (Where packets are
 //!   lost and sent again, transfers alone may take longer.)
+//! - It ends as long after a part of any member of the group has failed, whether all members have called or not. In
+//!   every second run, ranks whose part has failed call nothing more in that group, as programs do.
 //! - No member leaves a barrier before all have entered it.
 
 mod call;
@@ -49,6 +51,8 @@ enum Membership {
     Joined(GroupId),
     /// The join has failed.
     Refused,
+    /// A call has failed, and the member makes no further ones.
+    GivenUp(GroupId),
 }
 
 /// A group of ranks.
@@ -60,6 +64,8 @@ struct Group {
     memberships: Vec<Membership>,
     /// Since when parts may fail: a member has died, a link between two members has broken, or a join has failed.
     disturbed_ns: Option<u64>,
+    /// When the first part of a member failed.
+    failed_ns: Option<u64>,
     /// When the last member began to join.
     begun_ns: u64,
 }
@@ -72,7 +78,8 @@ impl Group {
     /// Whether each living member's part has begun, or never will: its join has failed.
     fn all_began(&self, alive: impl Fn(usize) -> bool, began: impl Fn(usize) -> bool) -> bool {
         let places = (0..self.members.len()).filter(|&place| alive(self.members[place]));
-        places.into_iter().all(|place| began(place) || self.memberships[place] == Membership::Refused)
+        let never = |place: usize| matches!(self.memberships[place], Membership::Refused | Membership::GivenUp(_));
+        places.into_iter().all(|place| began(place) || never(place))
     }
 }
 
@@ -103,6 +110,7 @@ struct Part {
     rank: usize,
     group: usize,
     place: usize,
+    started_ns: u64,
     /// The call and its buffers; `None`: a join.
     call: Option<(usize, Buffer, Option<Buffer>)>,
 }
@@ -127,6 +135,8 @@ struct Play {
     chained: bool,
     /// Connection attempts may fail.
     refuses: bool,
+    /// Members make no further calls in a group after a failure.
+    gives_up: bool,
     /// Packets are lost and sent again, so that transfers may take seconds.
     resends: bool,
     next_successor: usize,
@@ -163,6 +173,7 @@ pub(crate) fn run(plan: &Plan, chains: Option<u32>) -> Report {
         breaking: Vec::new(),
         chained: chains.is_some(),
         refuses: plan.hazards.has(Hazard::Refuse),
+        gives_up: Stream::new(plan.seed, Entity::Test(usize::MAX >> 11)).chance(500),
         resends: plan.hazards.has(Hazard::Drop) || plan.hazards.has(Hazard::Corrupt),
         next_successor: plan.ranks,
     };
@@ -287,6 +298,15 @@ impl Play {
             if group.all_began(alive, |place| has(place, false)) {
                 let place = (0..group.members.len()).find(|&place| has(place, true) && alive(group.members[place]));
                 late.extend(place.map(|place| format!("rank {}: no join in time: {group:?}", group.members[place])));
+            }
+        }
+        for part in self.parts.iter().flatten().filter(|part| alive(part.rank)) {
+            let group = &self.groups[part.group];
+            if group.failed_ns.is_some_and(|failed_ns| now_ns > failed_ns.max(part.started_ns) + DEATH_BOUND_NS) {
+                late.push(format!(
+                    "rank {}: the group's failure ends no part in time: {part:?} in {group:?}",
+                    part.rank
+                ));
             }
         }
         // A part that is late stays late in the turns that follow.
@@ -431,7 +451,13 @@ impl Play {
         let disturbed = self.refuses || self.breaking.iter().any(touches);
         let now_ns = self.now_ns();
         let memberships = vec![Membership::Outside; members.len()];
-        self.groups.push(Group { members, memberships, disturbed_ns: disturbed.then_some(now_ns), begun_ns: now_ns });
+        self.groups.push(Group {
+            members,
+            memberships,
+            disturbed_ns: disturbed.then_some(now_ns),
+            failed_ns: None,
+            begun_ns: now_ns,
+        });
         self.add(Item::Join(self.groups.len() - 1));
     }
 
@@ -517,10 +543,11 @@ impl Play {
             (Item::Join(_), _) => self.join(rank, group, place),
             (_, Membership::Joining(_)) => false,
             (Item::Call(call), Membership::Joined(id)) => self.start(rank, call, place, id),
-            (Item::Leave(_), Membership::Joined(id)) => {
+            (Item::Leave(_), Membership::Joined(id) | Membership::GivenUp(id)) => {
                 let left = self.cluster().engine(rank).map(|engine| engine.leave_group(id));
                 left != Some(Err(Error::Again))
             }
+            (Item::Call(_), Membership::GivenUp(_)) => true,
             (Item::Call(_) | Item::Leave(_), Membership::Outside | Membership::Refused) => true,
         }
     }
@@ -542,8 +569,8 @@ impl Play {
     fn join(&mut self, rank: usize, group: usize, place: usize) -> bool {
         let members = self.groups[group].members.clone();
         let addrs: Vec<u64> = members.iter().map(|&member| self.cluster().addr(rank, member)).collect();
-        let token = self.parts.len();
-        self.parts.push(Some(Part { rank, group, place, call: None }));
+        let (token, started_ns) = (self.parts.len(), self.now_ns());
+        self.parts.push(Some(Part { rank, group, place, started_ns, call: None }));
         let Some(engine) = self.cluster().engine(rank) else { return true };
         let outcome = engine.join_group(&addrs, context(token));
         match self.accepts(rank, token, outcome) {
@@ -595,7 +622,8 @@ impl Play {
             return false;
         }
         let group = self.records[number].group;
-        self.parts.push(Some(Part { rank, group, place, call: Some((number, result, input)) }));
+        let started_ns = fabric.now_ns();
+        self.parts.push(Some(Part { rank, group, place, started_ns, call: Some((number, result, input)) }));
         self.records[number].started[place] = true;
         self.records[number].started_ns = fabric.now_ns();
         true
@@ -616,6 +644,13 @@ impl Play {
             self.complain(format!("rank {rank}: failed without a fault: {completion:?}, {part:?}"));
         }
         let Part { group, place, call, .. } = part;
+        if failed {
+            self.groups[group].failed_ns.get_or_insert(now_ns);
+            let membership = &mut self.groups[group].memberships[place];
+            if let (true, Membership::Joined(id)) = (self.gives_up, *membership) {
+                *membership = Membership::GivenUp(id);
+            }
+        }
         match (completion.kind, call) {
             (Kind::Joined, None) => {
                 let membership = &mut self.groups[group].memberships[place];

@@ -8,16 +8,16 @@
 //!
 //! The arithmetic follows the same tree as that of the schedules, over ranks: leaders exchange contributions, not sums.
 //!
-//! Faults. A member that finds another one dead, whose part an operation needs, poisons the board: this
-//! operation and all later ones fail at all members of the host. A leader passes the failure on to other
-//! hosts as a poisoned exchange.
+//! Faults. An operation that needs the part of a lost member fails, and the whole group with it (`failure.rs`). The
+//! other members of the host are told by messages, as all members are.
 //!
 //! A member that passes other lengths than the rest, or makes another call, gets no result. Inside a host the operation
 //! then fails at all members that would take one, and later operations are not affected.
 
 mod shapes;
 
-use super::{ActiveRun, Collectives, Group, Purpose};
+use super::messages::Standing;
+use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
 use crate::amo::Reduction;
 use crate::api::{Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::board::{self, Arrival, Board, HostBoard, MAX_MEMBERS, SLOT_BYTES};
@@ -25,6 +25,8 @@ use crate::bugs::planted;
 use crate::collective::{Operation, Order, Overlap, Request, tree};
 use crate::engine::collective_op::{CollectiveOp, Elements};
 use crate::engine::ids::{self, PeerId};
+use crate::engine::links::LinkState;
+use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::mem::{Iov, Owned};
 use crate::name::EpName;
@@ -101,6 +103,8 @@ pub(super) struct Host {
     /// Members that have been lost, and whether there are any.
     lost: Vec<Option<LinkError>>,
     any_lost: bool,
+    /// The failure of the group.
+    failed: Option<Fault>,
     /// Members to which the leader has passed the board.
     passed: Vec<bool>,
     /// The board that the leader has made or passed.
@@ -123,6 +127,7 @@ impl Host {
             peers: vec![None; members],
             lost: vec![None; members],
             any_lost: false,
+            failed: None,
             passed: vec![false; members],
             board,
             offered: false,
@@ -180,6 +185,10 @@ impl Host {
         }
     }
 
+    pub(super) const fn fail(&mut self, why: Fault) {
+        self.failed = Some(why);
+    }
+
     /// Whether boards must be passed between this member and the one at `place`.
     pub(super) const fn needs_link_to(&self, place: usize) -> bool {
         self.offered && (self.places.is_leader() || place == 0)
@@ -194,12 +203,14 @@ impl Host {
         self.passed[place] = true;
     }
 
-    /// Takes the board that a peer has passed, if it is the leader.
-    fn receive(&mut self, peer_id: PeerId, board: Option<Board>) {
-        if !self.places.is_leader() && !self.received && self.peers[0].is_none_or(|leader| leader == peer_id) {
-            self.board = board;
-            self.received = true;
+    /// Takes the board that a member has passed. The leader alone passes one, and once.
+    fn receive(&mut self, rank: u32, board: Option<Board>) -> Result<(), Violation> {
+        if self.places.is_leader() || self.received || rank != self.leader() {
+            return Err(Violation);
         }
+        self.board = board;
+        self.received = true;
+        Ok(())
     }
 
     /// Uses the board, if it is here. `None`: the leader has not passed it. False: there is none.
@@ -278,6 +289,11 @@ impl BoardRun {
 
     pub(super) const fn request(&self) -> &Request {
         &self.request
+    }
+
+    /// Whether a message's tag is one of the exchange of this operation.
+    pub(super) fn exchanges(&self, group: usize, tag: u64) -> bool {
+        self.group == group && (self.sequence ^ tag >> NUMBER_BITS) & ((1 << SEQUENCE_BITS) - 1) == 0
     }
 
     const fn is_root(&self) -> bool {
@@ -476,11 +492,11 @@ impl<N: Nic> Engine<N> {
         groups.on_boards.iter().any(|run| {
             let host = groups.groups.get(run.group).and_then(|group| group.host.as_deref());
             let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_ref()?))) else { return true };
-            let poisoned = board.is_poisoned(run.turn);
+            let failed = host.failed.is_some();
             match run.step {
-                Step::Enter if poisoned || run.entry_needs_lost(host, board).is_some() => true,
+                Step::Enter if failed || run.entry_needs_lost(host, board).is_some() => true,
                 Step::Enter => host.next_entry == run.turn && board.is_free(run.turn),
-                Step::Wait if poisoned || run.needs_lost(host, board).is_some() => true,
+                Step::Wait if failed || run.needs_lost(host, board).is_some() => true,
                 Step::Wait => board.is_released(run.turn) || run.may_exchange(host, board),
                 Step::Exchange => false,
                 Step::Exchanged => true,
@@ -506,14 +522,20 @@ impl<N: Nic> Engine<N> {
             Outcome::Waits => false,
             Outcome::Exchanges => {
                 groups.start_exchange(run);
+                self.state.check_losses(run.group);
                 false
             }
             Outcome::Ended => {
+                let index = run.group;
                 group.runs -= 1;
                 if run.fault.is_some() || !run.flags.contains(OpFlags::QUIET) {
                     let completion = Completion::new(Kind::Collective, run.ctx, run.flags.into());
                     let data = run.fault.map_or(0, |_| group.first_lost());
                     completions.push(Completion { fault: run.fault, data, ..completion });
+                }
+                let is_sound = |why: &Fault| !group.spans_hosts && shapes::is_mismatch(why);
+                if let Some(why) = run.fault.filter(|why| !is_sound(why)) {
+                    self.state.fail_group(index, why);
                 }
                 true
             }
@@ -524,18 +546,23 @@ impl<N: Nic> Engine<N> {
 impl State {
     /// A peer has passed a board to the group that has this number here.
     #[cold]
-    pub(crate) fn board_passed(&mut self, link: LinkId, number: u64, board: Option<Board>) {
-        let Some((_, Some(peer_id))) = self.links.lookup(link) else { return };
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        let group = groups.groups.iter_mut().find(|(_, group)| u64::from(group.number) == number);
-        if let Some(host) = group.and_then(|(_, group)| group.host.as_deref_mut()) {
-            host.receive(peer_id, board);
+    pub(crate) fn board_passed(&mut self, link: LinkId, number: u64, board: Option<Board>) -> Result<(), Violation> {
+        let Some((state, Some(peer_id))) = self.links.lookup(link) else { return Ok(()) };
+        if state == LinkState::Free {
+            return Ok(());
+        }
+        // The group may have been left, or use no boards.
+        let Some(index) = self.collectives.as_deref().and_then(|groups| groups.numbered(number)) else { return Ok(()) };
+        match self.standing(index, peer_id) {
+            Standing::Member(rank) => self.host_of(index).map_or(Ok(()), |host| host.receive(rank, board)),
+            Standing::Outsider => Err(Violation),
+            Standing::Unclear => Ok(()),
         }
     }
 }
 
 impl Collectives {
-    /// Starts the exchange between the leaders of the hosts. If this host has failed, the exchange is poisoned.
+    /// Starts the exchange between the leaders of the hosts.
     fn start_exchange(&mut self, run: &mut BoardRun) {
         let Some(group) = self.groups.get_mut(run.group) else { return };
         let prepared = group.exchange_request(run).and_then(|request| Some((request, group.run_of(&request).ok()?)));
@@ -626,7 +653,8 @@ impl Advance<'_> {
     fn enter(&mut self) -> Outcome {
         let turn = self.run.turn;
         if let Some(fault) = self.broken(self.run.entry_needs_lost(self.host, self.board)) {
-            return self.fail(fault);
+            self.run.fault = Some(fault);
+            return Outcome::Ended;
         }
         let is_free = planted!(Bug::BankOvertaken, self.board.is_free(turn), true);
         if self.host.next_entry != turn || !is_free {
@@ -659,7 +687,9 @@ impl Advance<'_> {
         }
         if self.run.may_exchange(self.host, self.board) {
             if self.run.differs(self.host, self.board) {
-                return self.fail(self.run.mismatch(self.host, self.board));
+                // No member of this host gets a result, so that the group fails.
+                self.run.fault = Some(self.run.mismatch(self.host, self.board));
+                return Outcome::Ended;
             }
             self.prepare_parts();
             return Outcome::Exchanges;
@@ -675,15 +705,17 @@ impl Advance<'_> {
         match self.broken(self.run.needs_lost(self.host, self.board)) {
             // The member may have released the turn before it was lost.
             Some(_) | None if self.board.is_released(turn) => self.leave(),
-            Some(fault) => self.fail(fault),
+            Some(fault) => {
+                self.run.fault = Some(fault);
+                Outcome::Ended
+            }
             None => Outcome::Waits,
         }
     }
 
     /// The reason for which the operation cannot end here, after the loss of a member that it needs or of none.
     fn broken(&self, lost: Option<LinkError>) -> Option<Fault> {
-        let poisoned = self.board.is_poisoned(self.run.turn).then_some(Fault::Revoked);
-        lost.map(Fault::Link).or(poisoned)
+        self.host.failed.or(lost.map(Fault::Link))
     }
 
     /// Combines the contributions of this host and releases the turn, unless another member does.
@@ -727,9 +759,6 @@ impl Advance<'_> {
         let turn = self.run.turn;
         self.changed = true;
         if self.run.fault.is_some() {
-            if planted!(Bug::BoardPoisonLost, true, false) {
-                self.board.poison(turn);
-            }
             return Outcome::Ended;
         }
         let (parts, block, places) = (self.run.parts.iov(), self.run.request.block(), &self.host.places);
@@ -758,20 +787,6 @@ impl Advance<'_> {
         }
         self.changed |= self.board.depart(self.run.turn);
         Outcome::Ended
-    }
-
-    /// Ends the operation here, and at the members that depend on it.
-    fn fail(&mut self, fault: Fault) -> Outcome {
-        let turn = self.run.turn;
-        self.run.fault = Some(fault);
-        self.board.poison(turn);
-        self.changed = true;
-        self.host.next_entry = self.host.next_entry.max(turn + 1);
-        if !(self.host.spans_hosts() && self.host.places.is_leader()) {
-            return Outcome::Ended;
-        }
-        self.prepare_parts();
-        Outcome::Exchanges
     }
 }
 

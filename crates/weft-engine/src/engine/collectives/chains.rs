@@ -20,12 +20,13 @@ use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-use super::withdraw::{CHAIN_LEFT, is_of, signal};
+use super::failure::{CHAIN_LEFT, is_of, signal};
 use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
 use crate::api::OpFlags;
 use crate::collective::{self, Operation, Overlap, Request};
 use crate::engine::ids::{self, PeerId};
 use crate::engine::peer::PeerState;
+use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::nic::{CHAIN_STEPS, ChainEnd, ChainId, ChainState, ChainStep, Nic};
 
@@ -127,7 +128,7 @@ impl<N: Nic> Engine<N> {
             let group = self.state.collectives().groups.get(index)?;
             let (addr, ours, theirs) = (group.members[rank as usize], group.number, group.numbers[rank as usize]);
             let peer_id = self.state.peer_for(addr).ok();
-            let is_lost = || self.state.collectives.as_deref()?.groups.get(index)?.lost(rank);
+            let is_lost = || self.state.collectives.as_deref()?.groups.get(index)?.cut_off(rank);
             let Some(peer_id) = peer_id.filter(|_| is_lost().is_none()) else { return Some(None) };
             if self.state.peers[peer_id].state() == PeerState::Idle {
                 self.dial(peer_id);
@@ -241,14 +242,15 @@ impl State {
         self.collectives().groups.get_mut(index)?.chain.as_deref_mut()
     }
 
-    /// A partner has left the chain of the group whose join has this tag.
-    pub(super) fn on_chain_left(&mut self, peer_id: PeerId, tag: u64) {
-        let addr = self.peers[peer_id].addr();
-        let groups = self.collectives();
-        let group = groups.groups.iter().find(|(_, group)| group.tag == tag && group.rank_of(addr).is_some());
-        if let Some((index, _)) = group {
-            self.leave_chain(index);
+    /// A member has left the chain of a group. Partners alone tell that.
+    pub(super) fn on_chain_left(&mut self, index: usize, rank: u32) -> Result<(), Violation> {
+        match self.chain(index) {
+            Some(chain) if !chain.partners.contains(&rank) => return Err(Violation),
+            Some(_) => self.leave_chain(index),
+            // The chain is not prepared here. The partner votes against it.
+            None => {}
         }
+        Ok(())
     }
 
     /// Leaves the chain of a group, if it has one.
@@ -280,6 +282,7 @@ impl State {
         self.discard_repeated(index);
         self.repeat_completed(index);
         queue.into_iter().for_each(|run| self.collectives().make_ready(run));
+        self.check_losses(index);
     }
 
     /// Repeats the steps of the last barrier that the chain has completed, by messages.
@@ -301,7 +304,7 @@ impl State {
     /// Sends an empty message of no run to a member, unless it is lost.
     fn signal_member(&mut self, index: usize, rank: u32, tag: u64) {
         let Some(group) = self.collectives().groups.get(index) else { return };
-        if group.lost(rank).is_some() {
+        if group.cut_off(rank).is_some() {
             return;
         }
         let addr = group.members[rank as usize];
@@ -423,6 +426,11 @@ impl Group {
         if let Some(chain) = self.chain.as_deref_mut().filter(|chain| chain.stage == Stage::Opening) {
             chain.stage = Stage::InUse;
         }
+    }
+
+    /// Whether a run waits for the group's chain, or is performed by it.
+    pub(super) fn is_on_chain(&self, run: usize) -> bool {
+        self.chain.as_deref().is_some_and(|chain| chain.queue.contains(&ids::number(run)))
     }
 
     /// Whether the message of a member with this tag has arrived as a frame.

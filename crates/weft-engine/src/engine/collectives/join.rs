@@ -103,6 +103,7 @@ impl<N: Nic> Engine<N> {
             next_sequence: VOTE_SEQUENCE + 1,
             templates: FxHashMap::default(),
             lost: Vec::new(),
+            failed: None,
             runs: 1,
             spans_hosts: spans,
             host: places.map(|places| Box::new(Host::new(places, board))),
@@ -123,7 +124,7 @@ impl<N: Nic> Engine<N> {
             fault: None,
             ready: false,
         });
-        self.state.take_early_withdrawals(group, tag);
+        self.state.take_early_notices(group, tag);
         self.run_collectives();
         Ok(GroupId::from_number(ids::number(group)))
     }
@@ -132,6 +133,10 @@ impl<N: Nic> Engine<N> {
     /// done.
     pub(super) fn link_boards(&mut self) {
         for group in std::mem::take(&mut self.state.collectives().linking) {
+            if self.state.has_failed(group) {
+                self.state.collectives().vote(group, false, false);
+                continue;
+            }
             let chained = self.open_chain(group);
             match chained.and_then(|chained| Some((self.link_board(group)?, chained))) {
                 None => self.state.collectives().linking.push(group),
@@ -193,16 +198,24 @@ impl<N: Nic> Engine<N> {
 
 impl State {
     /// The join has ended.
-    pub(super) fn end_join(&mut self, index: usize, good: bool) {
+    pub(super) fn end_join(&mut self, index: usize, fault: Option<Fault>) {
         let Some(group) = self.collectives().groups.get_mut(index) else { return };
         group.runs -= 1;
-        group.joined = good;
-        if !good {
-            self.withdraw_from_all(index);
+        group.joined = fault.is_none();
+        let tag = group.tag;
+        match fault {
+            // The others may have succeeded, so they are told.
+            Some(why) => self.fail_group(index, why),
+            None => self.discard_join(tag),
         }
     }
 
-    fn host_of(&mut self, group: usize) -> Option<&mut Host> {
+    fn has_failed(&self, index: usize) -> bool {
+        let group = self.collectives.as_deref().and_then(|groups| groups.groups.get(index));
+        group.is_none_or(|group| group.failed.is_some())
+    }
+
+    pub(super) fn host_of(&mut self, group: usize) -> Option<&mut Host> {
         self.collectives().groups.get_mut(group)?.host.as_deref_mut()
     }
 

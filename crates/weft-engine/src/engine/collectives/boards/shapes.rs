@@ -9,6 +9,11 @@ use crate::api::{Error, Fault};
 use crate::board::{HostBoard, Shape};
 use crate::collective::Operation;
 
+/// Whether members passed different arguments. Inside a host the turn has ended normally then, and the group is sound.
+pub(super) const fn is_mismatch(why: &Fault) -> bool {
+    matches!(why, Fault::Truncated(_) | Fault::Refused(Error::Invalid))
+}
+
 impl BoardRun {
     /// What the other members must pass as well.
     pub(super) fn shape(&self) -> Shape {

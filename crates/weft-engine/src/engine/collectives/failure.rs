@@ -1,0 +1,335 @@
+//! The failure of groups: a group that lacks a member for an operation has failed at all members.
+//!
+//! Place in the data flow: [`State::fail_group`] is called when an operation or a join fails for want of a member, or on
+//! the boards. [`State::lose_member`] is called when the link to a member ends. [`State::on_signal`] takes the notices
+//! of other members.
+//!
+//! One member notices a failure, and the others may wait for that member, in the same operation or in a later one.
+//! Each member that learns of the failure therefore tells all others, once. All its operations in the group end with
+//! an error, those under way and those that are started later. A notice is an empty message whose tag is that of the
+//! join, with the number [`FAILED`]. It leaves at once if there is a link, and otherwise with the next link: a member
+//! that waits for a message makes one. A receiver that has not begun the join keeps the notice until then.
+//!
+//! The end of a link alone is no failure, because a member that has completed its operations may go. The group fails
+//! as soon as an operation needs the lost member. That member gets a notice with the next link: if it lives, messages
+//! may be lost.
+//!
+//! Messages that arrive for a group that has failed or was left are discarded and acknowledged. No sender waits for
+//! them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::messages::{Arrived, Standing};
+use super::{ActiveRun, Collectives, Group, JOIN, NUMBER_BITS, SEQUENCE_BITS};
+use crate::api::{Addr, Context, Fault, OpFlags};
+use crate::bugs::planted;
+use crate::collective::Task;
+use crate::engine::State;
+use crate::engine::ids::{self, PeerId};
+use crate::engine::ops::{Outgoing, TxOp};
+use crate::engine::peer::Deferred;
+use crate::engine::peers::Peers;
+use crate::engine::state::Violation;
+use crate::mem::{Iov, IovList};
+use crate::nic::LinkError;
+
+/// The number of a notice among the messages of a join, whose schedule has far fewer.
+pub(super) const FAILED: u64 = (1 << NUMBER_BITS) - 1;
+/// The number by which a member tells its partners that it leaves the group's chain (`chains.rs`).
+pub(super) const CHAIN_LEFT: u64 = FAILED - 1;
+/// The context of a signal, which is no transfer of a run.
+pub(super) const NO_RUN: Context = Context { ptr: usize::MAX, user: 0 };
+/// Notices for one member that are kept. The oldest are dropped.
+const MADE_LIMIT: usize = 4096;
+/// Notices of one peer that are kept for later joins. The oldest are dropped.
+const EARLY_LIMIT: usize = 64;
+
+/// Notices of this endpoint and of others.
+#[derive(Default)]
+pub(super) struct Notices {
+    /// Those of this endpoint, by the member to be told.
+    made: FxHashMap<Addr, VecDeque<Notice>>,
+    /// Those of peers, for joins that have not begun here, by the join's tag.
+    early: VecDeque<(PeerId, u64)>,
+}
+
+/// A notice of this endpoint to one member.
+struct Notice {
+    /// The tag of the group's join.
+    tag: u64,
+    /// Whether the message has been sent over the present link, or the member knows otherwise.
+    told: bool,
+}
+
+impl Notices {
+    /// The peers whose notices are kept.
+    pub(super) fn peers(&self) -> impl Iterator<Item = PeerId> {
+        self.early.iter().map(|(peer, _)| *peer)
+    }
+
+    fn make(&mut self, tag: u64, addr: Addr) {
+        let made = self.made.entry(addr).or_default();
+        if made.iter().any(|one| one.tag == tag) {
+            return;
+        }
+        if made.len() == MADE_LIMIT {
+            made.pop_front();
+        }
+        made.push_back(Notice { tag, told: planted!(Bug::FailureUntold, false, true) });
+    }
+
+    pub(super) fn is_made(&self, tag: u64, addr: Addr) -> bool {
+        self.made.get(&addr).is_some_and(|made| made.iter().any(|one| one.tag == tag))
+    }
+
+    /// A member knows that the group has failed.
+    fn is_known(&mut self, tag: u64, addr: Addr) {
+        let made = self.made.get_mut(&addr).into_iter().flatten();
+        made.filter(|one| one.tag == tag).for_each(|one| one.told = true);
+    }
+
+    /// Messages that have left may not have arrived.
+    fn link_ended(&mut self, addr: Addr) {
+        let made = self.made.get_mut(&addr).into_iter().flatten();
+        made.for_each(|one| one.told = planted!(Bug::FailureUntold, false, true));
+    }
+
+    fn keep_early(&mut self, peer_id: PeerId, tag: u64) {
+        let of_peer = |(peer, _): &(PeerId, u64)| *peer == peer_id;
+        if self.early.contains(&(peer_id, tag)) {
+            return;
+        }
+        if self.early.iter().filter(|one| of_peer(one)).count() >= EARLY_LIMIT
+            && let Some(oldest) = self.early.iter().position(of_peer)
+        {
+            self.early.remove(oldest);
+        }
+        self.early.push_back((peer_id, tag));
+    }
+
+    /// Takes the peers whose notices arrived before the join began here.
+    fn take_early(&mut self, tag: u64) -> Vec<PeerId> {
+        let of_join = |one: &&(PeerId, u64)| one.1 == tag;
+        let peers = self.early.iter().filter(of_join).map(|(peer, _)| *peer).collect();
+        self.early.retain(|one| one.1 != tag);
+        peers
+    }
+}
+
+impl Group {
+    /// The rank of the member at an address.
+    pub(super) fn rank_of(&self, addr: Addr) -> Option<u32> {
+        self.members.iter().position(|&member| member == addr).map(ids::number)
+    }
+
+    /// The reason for which no message is exchanged with a member, if there is one.
+    pub(super) fn cut_off(&self, rank: u32) -> Option<Fault> {
+        let lost = || self.lost.iter().find(|(other, _)| *other == rank).map(|(_, why)| Fault::Link(*why));
+        self.failed.or_else(lost)
+    }
+}
+
+impl Collectives {
+    /// The index of the group whose join has this tag.
+    pub(super) fn joined_by(&self, tag: u64) -> Option<usize> {
+        self.groups.iter().find(|(_, group)| group.tag == tag).map(|(index, _)| index)
+    }
+
+    /// The index of the group that has this number here.
+    pub(super) fn numbered(&self, number: u64) -> Option<usize> {
+        self.groups.iter().find(|(_, group)| u64::from(group.number) == number).map(|(index, _)| index)
+    }
+}
+
+impl State {
+    /// Ends the operations of a group, and tells the other members.
+    pub(super) fn fail_group(&mut self, index: usize, why: Fault) {
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let Some(group) = groups.groups.get_mut(index).filter(|group| group.failed.is_none()) else { return };
+        group.failed = Some(why);
+        let (tag, number, rank, members) = (group.tag, group.number, group.rank, Arc::clone(&group.members));
+        if let Some(host) = group.host.as_deref_mut() {
+            host.fail(why);
+            self.links.poll_boards(true);
+        }
+        self.leave_chain(index);
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let others = members.iter().enumerate().filter(|(at, _)| ids::number(*at) != rank).map(|(_, addr)| *addr);
+        others.clone().for_each(|addr| groups.notices.make(tag, addr));
+        let of_group = |ctx: Context| groups.runs.get(ctx.ptr).is_some_and(|run| run.group == index);
+        let posted = groups.posted.iter().filter(|(_, posted)| of_group(posted.ctx));
+        let mut posted: Vec<(PeerId, u64)> = posted.map(|(key, _)| *key).collect();
+        posted.sort_unstable(); // Nothing happens in hash order.
+        self.fail_receives(posted, why);
+        self.discard_arrived(|arrived| arrived & !FAILED == tag || is_of(arrived, number));
+        for addr in others {
+            if let Some(peer_id) = self.member_peer(addr) {
+                self.tell_failures(peer_id);
+            }
+        }
+    }
+
+    /// The peer at a member's address. A member that has called here may have an address that was never used.
+    fn member_peer(&self, addr: Addr) -> Option<PeerId> {
+        self.peers.known(addr).or_else(|| self.peers.find(&self.peers.book().name(addr)?))
+    }
+
+    /// Fails receives that wait for their messages.
+    pub(super) fn fail_receives(&mut self, keys: Vec<(PeerId, u64)>, why: Fault) {
+        for key in keys {
+            let Some(groups) = self.collectives.as_deref_mut() else { return };
+            if let Some(posted) = groups.posted.remove(&key) {
+                self.end_transfer(posted.ctx, Some(why));
+            }
+        }
+    }
+
+    /// Fails the group of a transfer.
+    pub(super) fn fail_group_of(&mut self, ctx: Context, why: Fault) {
+        let group = self.collectives.as_deref().and_then(|groups| groups.runs.get(ctx.ptr)).map(|run| run.group);
+        group.into_iter().for_each(|index| self.fail_group(index, why));
+    }
+
+    /// A link to the peer has ended, or (not `linked`) an attempt to make one. The peer is lost to the groups that rely
+    /// on the link.
+    pub(super) fn lose_peer(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
+        let addr = self.peers[peer_id].addr();
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        groups.notices.link_ended(addr);
+        let relies = |group: &Group| {
+            let shares = || group.host.as_deref().is_some_and(|host| host.peers().any(|peer| peer == peer_id));
+            group.rank_of(addr).filter(|&rank| linked || shares() || group.opens_chain_with(rank))
+        };
+        let affected = groups.groups.iter().filter_map(|(index, group)| Some((index, relies(group)?)));
+        for (index, rank) in affected.collect::<Vec<_>>() {
+            self.lose_member(index, rank, why);
+        }
+    }
+
+    fn lose_member(&mut self, index: usize, rank: u32, why: LinkError) {
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let Some(group) = groups.groups.get_mut(index) else { return };
+        if rank == group.rank || group.cut_off(rank).is_some() {
+            return;
+        }
+        group.lost.push((rank, why));
+        if let Some(host) = group.host.as_deref_mut() {
+            host.lose(rank, why);
+            self.links.poll_boards(true);
+        }
+        groups.notices.make(group.tag, group.members[rank as usize]);
+        self.leave_chain(index);
+        self.check_losses(index);
+    }
+
+    /// Fails a group if an operation under way needs a lost member.
+    pub(super) fn check_losses(&mut self, index: usize) {
+        let Some(groups) = self.collectives.as_deref() else { return };
+        let Some(group) = groups.groups.get(index).filter(|group| group.failed.is_none()) else { return };
+        let by_messages = || groups.runs.iter().filter(|(at, run)| run.group == index && !group.is_on_chain(*at));
+        let needed = |rank: u32| by_messages().any(|(_, run)| self.needs(group, run, rank));
+        if let Some((_, why)) = group.lost.iter().find(|(rank, _)| needed(*rank)) {
+            self.fail_group(index, Fault::Link(*why));
+        }
+    }
+
+    /// Whether an operation exchanges messages with a member that it has not exchanged.
+    fn needs(&self, group: &Group, run: &ActiveRun, rank: u32) -> bool {
+        let Some(groups) = self.collectives.as_deref() else { return false };
+        let peer_id = self.member_peer(group.members[rank as usize]);
+        run.run.open_transfers().any(|task| match task {
+            Task::Send { to, .. } => run.rank_of(group, to) == rank,
+            Task::Receive { from, number, .. } if run.rank_of(group, from) == rank => {
+                let tag = run.tag_at(group, group.rank, number);
+                let arrived = peer_id.and_then(|peer_id| groups.arrived.get(&(peer_id, tag)));
+                !group.has_taken(rank, tag) && arrived.is_none_or(|it| matches!(it, Arrived::Lost(_)))
+            }
+            _ => false,
+        })
+    }
+
+    /// Sends the notices of which the peer does not know, if there is a link.
+    pub(crate) fn tell_failures(&mut self, peer_id: PeerId) {
+        let Self { collectives: Some(groups), peers, outgoing, .. } = self else { return };
+        if !peers[peer_id].is_in_use() {
+            return;
+        }
+        let Some(made) = groups.notices.made.get_mut(&peers[peer_id].addr()) else { return };
+        for one in made.iter_mut().filter(|one| !one.told) {
+            one.told = true;
+            let mut flags = OpFlags::TAGGED;
+            flags.set(OpFlags::DATA, true);
+            signal(peers, outgoing, peer_id, flags, one.tag | FAILED);
+        }
+    }
+
+    /// A peer reports the failure of a group, or has left its chain. The group's members alone may.
+    pub(super) fn on_signal(&mut self, peer_id: PeerId, tag: u64) -> Result<(), Violation> {
+        let (join, number) = (tag & !FAILED, tag & FAILED);
+        let groups = self.collectives();
+        let Some(index) = groups.joined_by(join) else {
+            if number == FAILED {
+                groups.notices.keep_early(peer_id, join);
+            }
+            return Ok(());
+        };
+        match self.standing(index, peer_id) {
+            Standing::Outsider => Err(Violation),
+            Standing::Unclear => Ok(()),
+            Standing::Member(_) if number == FAILED => {
+                self.on_notice(index, peer_id);
+                Ok(())
+            }
+            Standing::Member(rank) => self.on_chain_left(index, rank),
+        }
+    }
+
+    /// A member has told that the group has failed.
+    fn on_notice(&mut self, index: usize, peer_id: PeerId) {
+        let from = self.peers[peer_id].addr();
+        let groups = self.collectives();
+        let Some(tag) = groups.groups.get(index).map(|group| group.tag) else { return };
+        groups.notices.make(tag, from);
+        groups.notices.is_known(tag, from);
+        self.fail_group(index, Fault::Link(LinkError::Closed));
+    }
+
+    /// The join of a group begins. Members may have reported its failure already.
+    pub(super) fn take_early_notices(&mut self, index: usize, tag: u64) {
+        for peer_id in self.collectives().notices.take_early(tag) {
+            if let Standing::Member(_) = self.standing(index, peer_id) {
+                self.on_notice(index, peer_id);
+            }
+        }
+    }
+
+    /// A join is complete: there are no receives for its messages any more.
+    pub(super) fn discard_join(&mut self, tag: u64) {
+        self.discard_arrived(|arrived| arrived & !FAILED == tag);
+    }
+
+    /// A group was left: there are no receives for its messages any more.
+    pub(super) fn discard_group(&mut self, number: u32) {
+        self.discard_arrived(|tag| is_of(tag, number));
+    }
+}
+
+/// Whether a message with this tag belongs to no transfer, but concerns a whole group.
+pub(super) fn is_signal(tag: u64) -> bool {
+    tag & JOIN != 0 && tag & FAILED >= CHAIN_LEFT
+}
+
+/// Sends an empty message that belongs to no run.
+pub(super) fn signal(peers: &mut Peers, outgoing: &mut Outgoing, peer_id: PeerId, flags: OpFlags, tag: u64) {
+    let send = || TxOp::collective(peer_id, NO_RUN, flags, IovList::from_slice(&[Iov::EMPTY]), tag);
+    let index = outgoing.push(&mut peers[peer_id], send);
+    peers.defer(peer_id, Deferred::Collective(index));
+}
+
+/// Whether a message's tag has this number of a group.
+pub(super) fn is_of(tag: u64, number: u32) -> bool {
+    tag & JOIN == 0 && tag >> (SEQUENCE_BITS + NUMBER_BITS) == u64::from(number)
+}

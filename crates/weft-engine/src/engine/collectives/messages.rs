@@ -1,0 +1,336 @@
+//! The messages of transfers: they are sent, checked when they arrive, and find their receives.
+//!
+//! Place in the data flow: [`Engine::advance`] starts transfers here. The engine's dispatch passes messages with the flag
+//! COLLECTIVE. [`State::end_transfer`] records the end of each transfer.
+//!
+//! Checks. A message finds a receive by its sender and its tag, so that it has an effect only where the sender's message
+//! is awaited. Other messages for a group are kept if a member sent them and a receive may follow. A peer that is no
+//! member, or sends a message that the join does not have, has broken the protocol ([`State::receive_later`]).
+
+use zerocopy::little_endian::U64;
+
+use super::failure::{FAILED, NO_RUN, is_signal};
+use super::{Collectives, Ended, JOIN, NO_PEER, NUMBER_BITS, Purpose, SEQUENCE_BITS, Transfer};
+use crate::api::{Context, Error, Fault, OpFlags};
+use crate::bugs::planted;
+use crate::engine::ids::{self, PeerId};
+use crate::engine::ops::TxOp;
+use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
+use crate::engine::receives::RecvInfo;
+use crate::engine::state::Violation;
+use crate::engine::{Engine, State};
+use crate::mem::{Iov, IovList};
+use crate::nic::{LinkError, Nic, RemoteIov};
+use crate::wire::{F_ACK, F_DATA, Reader, Rts};
+
+/// A receive that waits for its message, which must be exactly as long.
+pub(super) struct Posted {
+    memory: Iov,
+    pub(super) ctx: Context,
+}
+
+/// A message that waits for its receive.
+pub(super) enum Arrived {
+    /// The payload is here. `orphan`: its link has ended.
+    Eager { bytes: Box<[u8]>, poisoned: bool, orphan: bool },
+    /// The payload is at the sender, whose operation `op` waits.
+    Announced { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool, poisoned: bool },
+    /// The payload is lost.
+    Lost(LinkError),
+}
+
+/// The place of a peer in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Member(u32),
+    Outsider,
+    /// The name of some member is not known any more. It may be that of the peer.
+    Unclear,
+}
+
+/// The treatment of a message without a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reception {
+    Kept,
+    /// No receive will take it.
+    Discarded,
+}
+
+impl<N: Nic> Engine<N> {
+    pub(super) fn send_collective(&mut self, transfer: &Transfer) {
+        let Transfer { peer, tag, memory, ctx, poisoned, cut_off, .. } = *transfer;
+        if cut_off.is_some() {
+            return self.state.end_transfer(ctx, cut_off);
+        }
+        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
+        let mut flags = OpFlags::TAGGED;
+        flags.set(OpFlags::DATA, poisoned);
+        let State { peers, outgoing, .. } = &mut self.state;
+        let send = || TxOp::collective(peer_id, ctx, flags, IovList::from_slice(&[memory]), tag);
+        let index = outgoing.push(&mut peers[peer_id], send);
+        self.state.peers.defer(peer_id, Deferred::Collective(index));
+        self.run_peer(peer_id);
+    }
+
+    pub(super) fn receive_collective(&mut self, transfer: &Transfer) {
+        let Transfer { peer, tag, memory, ctx, cut_off, taken, .. } = *transfer;
+        if taken {
+            return self.state.end_transfer(ctx, None);
+        }
+        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
+        if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
+            return self.state.deliver_arrived(peer_id, &memory, ctx, arrived);
+        }
+        if cut_off.is_some() {
+            return self.state.end_transfer(ctx, cut_off);
+        }
+        self.state.collectives().posted.insert((peer_id, tag), Posted { memory, ctx });
+        self.dial_for_receives(peer_id);
+    }
+
+    /// Makes a link to a peer from which collectives wait for messages. Without a link, the death of the peer would not
+    /// be noticed. An attempt may also have been given up in favour of the peer's, which has come to nothing.
+    #[inline]
+    pub(crate) fn dial_for_receives(&mut self, peer_id: PeerId) -> bool {
+        let waits = |groups: &Collectives| groups.posted.keys().any(|(peer, _)| *peer == peer_id);
+        let dials = self.state.peers[peer_id].state() == PeerState::Idle
+            && self.state.collectives.as_deref().is_some_and(waits);
+        if dials {
+            self.dial(peer_id);
+        }
+        dials
+    }
+}
+
+impl State {
+    /// An eager message of a collective.
+    #[cold]
+    pub(crate) fn on_collective_eager(
+        &mut self,
+        peer_id: PeerId,
+        flags: u8,
+        mut r: Reader<'_>,
+    ) -> Result<(), Violation> {
+        let tag = r.take::<U64>().ok_or(Violation)?.get();
+        let poisoned = flags & F_DATA != 0;
+        if poisoned {
+            r.take::<U64>().ok_or(Violation)?;
+        }
+        if flags & F_ACK != 0 {
+            return Err(Violation);
+        }
+        let payload = r.rest();
+        self.admit_eager(peer_id, payload.len())?;
+        if is_signal(tag) {
+            self.return_window(peer_id, payload.len());
+            return self.on_signal(peer_id, tag);
+        }
+        let groups = self.collectives();
+        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
+            let fault = fault_of(payload.len() as u64, &memory, poisoned);
+            if fault.is_none() {
+                memory.write(payload);
+            }
+            self.return_window(peer_id, payload.len());
+            self.end_transfer(ctx, fault);
+            return Ok(());
+        }
+        if self.receive_later(peer_id, tag)? == Reception::Discarded {
+            self.return_window(peer_id, payload.len());
+            self.tell_failures(peer_id);
+            return Ok(());
+        }
+        let arrived = Arrived::Eager { bytes: payload.into(), poisoned, orphan: false };
+        if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
+            return Err(Violation);
+        }
+        Ok(())
+    }
+
+    /// A message of a collective whose payload is at the sender.
+    #[cold]
+    pub(crate) fn on_collective_rts(
+        &mut self,
+        peer_id: PeerId,
+        flags: u8,
+        rts: &Rts,
+        mut source: Vec<RemoteIov>,
+    ) -> Result<(), Violation> {
+        let (tag, op, len) = (rts.tag.get(), rts.op.get(), rts.len.get());
+        let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
+        self.admit_announcement(peer_id, &mut source)?;
+        let arrived = Arrived::Announced { op, len, source, ack, poisoned };
+        if is_signal(tag) {
+            self.discard_one(peer_id, arrived);
+            return self.on_signal(peer_id, tag);
+        }
+        let groups = self.collectives();
+        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
+            self.deliver_arrived(peer_id, &memory, ctx, arrived);
+        } else if self.receive_later(peer_id, tag)? == Reception::Discarded {
+            self.discard_one(peer_id, arrived);
+            self.tell_failures(peer_id);
+        } else if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
+            return Err(Violation);
+        }
+        Ok(())
+    }
+
+    /// A message and its receive have found each other.
+    pub(super) fn deliver_arrived(&mut self, peer_id: PeerId, memory: &Iov, ctx: Context, arrived: Arrived) {
+        match arrived {
+            Arrived::Eager { bytes, poisoned, orphan } => {
+                let fault = fault_of(bytes.len() as u64, memory, poisoned);
+                if fault.is_none() {
+                    memory.write(&bytes);
+                }
+                if planted!(Bug::CollectiveCreditLost, true, false) {
+                    self.eager_taken(peer_id, bytes.len(), orphan);
+                }
+                self.end_transfer(ctx, fault);
+            }
+            Arrived::Announced { op, len, source, ack, poisoned } => {
+                self.announcement_taken(peer_id);
+                let fault = fault_of(len, memory, poisoned);
+                if fault.is_some() {
+                    self.queue_ack(peer_id, op);
+                    return self.end_transfer(ctx, fault);
+                }
+                let mut info = RecvInfo::collective(ctx);
+                info.fit(&[*memory], memory.len() as u64);
+                self.start_rendezvous(peer_id, IovList::from_slice(&[*memory]), info, op, source, ack);
+            }
+            Arrived::Lost(why) => self.end_transfer(ctx, Some(Fault::Link(why))),
+        }
+    }
+
+    /// Handles the failure of a peer: receives from it fail, and messages whose payload is not here are lost. As for
+    /// the messages of clients, the number of lost messages is limited per peer, and those of strangers are dropped.
+    /// `linked`: a link has ended, which the peer learns as well.
+    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
+        let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let lost =
+            |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
+        let mut places = most.saturating_sub(groups.arrived.iter().filter(lost).count());
+        groups.arrived.retain(|(peer, _), arrived| match arrived {
+            _ if *peer != peer_id => true,
+            Arrived::Eager { orphan, .. } => {
+                *orphan = true;
+                true
+            }
+            Arrived::Announced { .. } if places == 0 => false,
+            Arrived::Announced { .. } => {
+                places -= 1;
+                *arrived = Arrived::Lost(why);
+                true
+            }
+            Arrived::Lost(_) => true,
+        });
+        let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
+        let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
+        theirs.sort_unstable(); // Nothing happens in hash order.
+        self.fail_receives(theirs, Fault::Link(why));
+        self.lose_peer(peer_id, why, linked);
+    }
+
+    /// Records the end of a run's send or receive, which `ctx` names.
+    #[cold]
+    pub(crate) fn end_transfer(&mut self, ctx: Context, fault: Option<Fault>) {
+        if ctx == NO_RUN {
+            return;
+        }
+        if let Some(why) = fault.filter(|why| matches!(why, Fault::Link(_)) || *why == NO_PEER) {
+            self.fail_group_of(ctx, why);
+        }
+        let (run, task) = (ids::number(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        groups.ended.push(Ended { run, task, fault });
+        if groups.ended.len() == 1 {
+            // The next round of progress works off the links' queue, and collectives with it.
+            self.links.queue_query();
+        }
+    }
+
+    /// The place of a peer in the group at this index.
+    pub(super) fn standing(&self, index: usize, peer_id: PeerId) -> Standing {
+        let group = self.collectives.as_deref().and_then(|groups| groups.groups.get(index));
+        let Some(group) = group else { return Standing::Unclear };
+        let peer = &self.peers[peer_id];
+        if let Some(rank) = group.rank_of(peer.addr()) {
+            return Standing::Member(rank);
+        }
+        // An address vector may have the peer's name at several addresses.
+        let names = || group.members.iter().map(|&member| self.peers.book().name(member));
+        match names().position(|name| name.is_some_and(|name| name.same_endpoint(&peer.name()))) {
+            Some(rank) => Standing::Member(ids::number(rank)),
+            None if names().any(|name| name.is_none()) => Standing::Unclear,
+            None => Standing::Outsider,
+        }
+    }
+
+    /// The treatment of a message that has no receive. An error: its sender may not send it.
+    pub(super) fn receive_later(&self, peer_id: PeerId, tag: u64) -> Result<Reception, Violation> {
+        let Some(groups) = self.collectives.as_deref() else { return Ok(Reception::Discarded) };
+        let is_join = tag & JOIN != 0;
+        let number = tag >> (SEQUENCE_BITS + NUMBER_BITS);
+        let index = if is_join { groups.joined_by(tag & !FAILED) } else { groups.numbered(number) };
+        let Some((index, group)) = index.and_then(|index| Some((index, groups.groups.get(index)?))) else {
+            // The join has not begun here, or the group was left.
+            let failed = is_join && groups.notices.is_made(tag & !FAILED, self.peers[peer_id].addr());
+            return Ok(if is_join && !failed { Reception::Kept } else { Reception::Discarded });
+        };
+        let rank = match self.standing(index, peer_id) {
+            Standing::Member(rank) => rank,
+            Standing::Outsider => return Err(Violation),
+            Standing::Unclear => return Ok(Reception::Discarded),
+        };
+        if group.cut_off(rank).is_some() || group.has_taken(rank, tag) {
+            return Ok(Reception::Discarded);
+        }
+        let mut runs = groups.runs.iter().map(|(_, run)| run).filter(|run| run.group == index);
+        if is_join {
+            // All steps of the join are known.
+            let run = runs.find(|run| matches!(run.purpose, Purpose::Join { .. })).ok_or(Violation)?;
+            return if run.expects(group, rank, tag) { Ok(Reception::Kept) } else { Err(Violation) };
+        }
+        let is_under_way = runs.any(|run| run.expects(group, rank, tag))
+            || groups.on_boards.iter().any(|run| run.exchanges(index, tag));
+        Ok(if is_under_way || !group.is_past(tag) { Reception::Kept } else { Reception::Discarded })
+    }
+
+    /// Discards messages that wait for their receives and have such tags.
+    pub(super) fn discard_arrived(&mut self, unwanted: impl Fn(u64) -> bool) {
+        let Some(groups) = self.collectives.as_deref() else { return };
+        let mut keys: Vec<_> = groups.arrived.keys().filter(|(_, tag)| unwanted(*tag)).copied().collect();
+        keys.sort_unstable(); // Nothing happens in hash order.
+        for key in keys {
+            if let Some(arrived) = self.collectives().arrived.remove(&key) {
+                self.discard_one(key.0, arrived);
+            }
+        }
+    }
+
+    /// Discards a message for which there is no receive.
+    pub(super) fn discard_one(&mut self, peer_id: PeerId, arrived: Arrived) {
+        match arrived {
+            Arrived::Eager { bytes, orphan, .. } => self.eager_taken(peer_id, bytes.len(), orphan),
+            Arrived::Announced { op, .. } => {
+                self.announcement_taken(peer_id);
+                self.queue_ack(peer_id, op);
+            }
+            Arrived::Lost(_) => {}
+        }
+    }
+}
+
+/// The reason for which a message of a collective cannot be received, if there is one.
+fn fault_of(len: u64, memory: &Iov, poisoned: bool) -> Option<Fault> {
+    if poisoned {
+        Some(Fault::Revoked)
+    } else if len > memory.len() as u64 {
+        Some(Fault::Truncated(usize::try_from(len - memory.len() as u64).unwrap_or(usize::MAX)))
+    } else {
+        (len < memory.len() as u64).then_some(Fault::Refused(Error::Invalid))
+    }
+}
