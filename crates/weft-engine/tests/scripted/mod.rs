@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use weft_engine::Engine;
 use weft_engine::api::{Addr, AddressBook, Completion, Config};
+use weft_engine::board::Board;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
@@ -67,6 +68,8 @@ pub enum Event {
         offset: u64,
         bytes: Vec<u8>,
     },
+    /// The peer passes a board under a key.
+    Board(LinkId, u64, Option<Board>),
     /// The oldest transfer in progress ends.
     Done(Result<(), LinkError>),
     /// No event of the device; the test inspects its state during a poll.
@@ -268,6 +271,7 @@ impl ScriptedDevice {
                 mem::scatter(placed.as_deref().unwrap_or_default(), 0, &bytes);
                 sink.placed(link, window, offset, bytes.len());
             }
+            Event::Board(link, key, board) if self.open.contains(&link) => sink.board(link, key, board),
             Event::Done(result) => {
                 let Some(busy) = self.busy.pop_front() else { return };
                 if busy.writes && result.is_ok() {
