@@ -281,16 +281,32 @@ def test_programs_of_the_standard_interface_get_one_line(runner: harness.Runner)
     assert outcome.output.count(LEFT) == 1 and "mpicc_abi" in outcome.output, outcome.output[-2000:]
 
 
+def over_two_hosts(argv: list[str], per_host: int) -> list[str]:
+    """An MPICH run line for two hosts, which are namespaces."""
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", str(per_host)]
+    return [str(harness.SUPPORT / "two-hosts.sh"), argv[0], *launcher, *place, *argv[1:]]
+
+
+def test_death_reaches_ranks_without_a_link_to_the_dead(runner: harness.Runner) -> None:
+    """Two hosts with two ranks each: a rank that exchanges nothing with the dead one waits in the next collective."""
+    need("mpich")
+    harness.need_sandbox()
+    script = f"{program('mpich', 'coll_death')} {runner.directory} non-blocking 100000 50; sleep 3"
+    argv, env = line("mpich", 4, ["sh", "-c", script], "weft")
+    outcome = runner.run(over_two_hosts([argv[0], "-disable-auto-cleanup", *argv[1:]], 2), env, 60)
+    for rank in (0, 2, 3):
+        found = runner.directory / f"rank-{rank}"
+        assert found.exists() and found.read_text().startswith("MPI_ERR_OTHER after"), outcome.output[-3000:]
+
+
 def test_hosts_share_collectives(runner: harness.Runner) -> None:
     """Two hosts with two ranks each: shared memory inside a host, TCP between them."""
     need("mpich")
     harness.need_sandbox()
     alone = runner.run(jobs.mpich(4, [program("mpich")]), jobs.mpich_environment("weft"), 60).check()
     argv, env = line("mpich", 4, [program("mpich")], "weft")
-    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
-    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "2"]
-    hosts = str(harness.SUPPORT / "two-hosts.sh")
-    outcome = runner.run([hosts, argv[0], *launcher, *place, *argv[1:]], env, 90).check()
+    outcome = runner.run(over_two_hosts(argv, 2), env, 90).check()
     assert digests(outcome.output) == digests(alone.output), outcome.output[-3000:]
     assert re.search(r"weft-coll: \d{4} collectives by weft, 6 by the MPI library", outcome.output)
 

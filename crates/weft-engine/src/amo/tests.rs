@@ -543,11 +543,11 @@ fn aligned_pieces_use_instructions() {
     let mut seen = Vec::new();
     let mut owned = Owned::new(vec![0; 256]);
     let target = memory(&mut owned, 0, 32, &[8, 4]);
-    each_number(&target, 8, |number| seen.push(number.iter().map(Iov::len).collect::<Vec<_>>()));
+    each_number(&target, 8, &mut |number| seen.push(number.iter().map(Iov::len).collect::<Vec<_>>()));
     assert_eq!(seen, [vec![8], vec![4, 4], vec![8], vec![8]]);
     seen.clear();
     let target = memory(&mut owned, 0, 20, &[0, 3, 0, 1]);
-    each_number(&target, 8, |number| seen.push(number.iter().map(Iov::len).collect::<Vec<_>>()));
+    each_number(&target, 8, &mut |number| seen.push(number.iter().map(Iov::len).collect::<Vec<_>>()));
     assert_eq!(seen, [vec![3, 1, 4], vec![8]], "the last four bytes are no number");
 }
 
