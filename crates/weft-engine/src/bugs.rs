@@ -55,6 +55,8 @@ bugs! {
     AckBeforeMatch,
     /// Requests that the peer has not executed count as confirmed.
     ConfirmedEarly,
+    /// A write whose client has named no level is complete when it has left.
+    WriteLeaves,
     /// A confirmation overtakes the refusal of a request.
     RefusalOvertaken,
     /// The length of a truncated rest is one byte short.

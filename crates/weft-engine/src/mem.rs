@@ -211,6 +211,25 @@ pub fn gather(iov: &[Iov], dst: &mut [u8]) -> usize {
     done
 }
 
+/// Copies `from` to `to`, which is as long. A piece may overlap its copy.
+pub(crate) fn copy(to: &[Iov], from: &[Iov]) {
+    let (mut to, mut from) = (to.iter().copied(), from.iter().copied());
+    let (mut target, mut source) = (Iov::EMPTY, Iov::EMPTY);
+    loop {
+        while target.is_empty() {
+            let Some(next) = to.next() else { return };
+            target = next;
+        }
+        while source.is_empty() {
+            let Some(next) = from.next() else { return };
+            source = next;
+        }
+        let len = target.len.min(source.len);
+        target.slice(0, len).copy_from(&source);
+        (target, source) = (target.slice(len, usize::MAX), source.slice(len, usize::MAX));
+    }
+}
+
 /// Copies the bytes of `iov`, for example for an inject that must be queued.
 #[must_use]
 pub fn to_vec(iov: &[Iov]) -> Vec<u8> {

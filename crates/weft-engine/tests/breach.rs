@@ -281,24 +281,52 @@ fn a_followed_message_waits_for_its_receive() {
     assert!(case.is_cut(), "bytes before their announcement are a violation");
 }
 
-/// A short write that names no level ends when it has left. Its refusal is reported without its context, once.
-#[test]
-fn a_plain_write_ends_when_it_has_left() {
+/// A case with a peer, and a short write of these flags to it. Returns the number in the request.
+fn writing(flags: OpFlags) -> (Case, u32) {
     let mut case = Case::new(CAPS, Config::default());
     case.connect(0, 2);
     let mut memory = Owned::new(vec![1; 100]);
     let remote = [RmaIov { addr: 0, len: 100, key: 7 }];
     let ctx = Context { ptr: 5, user: 0 };
-    let op = RmaOp { dest: 0, iov: &[memory.iov()], remote: &remote, data: 0, ctx, flags: OpFlags::empty() };
+    let op = RmaOp { dest: 0, iov: &[memory.iov()], remote: &remote, data: 0, ctx, flags };
     case.engine.write(&op).unwrap();
-    let ends = case.done();
-    assert!(ends.len() == 1 && ends[0].ctx.ptr == 5 && ends[0].fault.is_none() && ends[0].len == 100, "{ends:?}");
-    assert_eq!(u32_at(&case.sent(WRITE), 8), u32::MAX);
-    case.say(FIN, 0, &words(&[pair(u32::MAX.into(), 1), 0]));
-    let ends = case.done();
-    assert!(ends.len() == 1 && ends[0].ctx.ptr == 0 && ends[0].fault.is_some() && !case.is_cut(), "{ends:?}");
-    case.say(FIN, 0, &words(&[pair(u32::MAX.into(), 1), 0]));
-    assert!(case.is_cut() && case.done().is_empty(), "a second refusal of one write");
+    let number = u32_at(&case.sent(WRITE), 8);
+    (case, number)
+}
+
+/// A short write ends when the target answers, once, with its context, unless its client names a weaker level.
+#[test]
+fn a_write_ends_when_its_target_answers() {
+    for (flags, status) in [OpFlags::empty(), OpFlags::INJECT, OpFlags::INJECT | OpFlags::COUNTED]
+        .into_iter()
+        .flat_map(|flags| [(flags, 0), (flags, 1)])
+    {
+        let (mut case, number) = writing(flags);
+        assert!(number != u32::MAX && case.done().is_empty(), "{flags:?}");
+        case.say(FIN, 0, &words(&[pair(number.into(), status), 0]));
+        let ends = case.done();
+        assert!(ends.len() == 1 && ends[0].ctx.ptr == 5, "{flags:?}: {ends:?}");
+        assert_eq!((ends[0].fault.is_some(), case.is_cut()), (status != 0, false), "{flags:?}");
+        case.say(FIN, 0, &words(&[pair(number.into(), status), 0]));
+        assert!(case.is_cut() && case.done().is_empty(), "a second answer to one write");
+    }
+}
+
+/// A short write that names inject complete ends when it has left. Its refusal is reported without its context, once.
+/// The same holds if its client can observe no end.
+#[test]
+fn a_write_that_leaves_is_refused_later() {
+    for (flags, reported) in [(OpFlags::FREED, 1), (OpFlags::INJECT | OpFlags::QUIET, 0)] {
+        let (mut case, number) = writing(flags);
+        let ends = case.done();
+        assert_eq!((number, ends.len()), (u32::MAX, reported), "{ends:?}");
+        assert!(ends.iter().all(|end| end.ctx.ptr == 5 && end.fault.is_none() && end.len == 100), "{ends:?}");
+        case.say(FIN, 0, &words(&[pair(u32::MAX.into(), 1), 0]));
+        let ends = case.done();
+        assert!(ends.len() == 1 && ends[0].ctx.ptr == 0 && ends[0].fault.is_some() && !case.is_cut(), "{ends:?}");
+        case.say(FIN, 0, &words(&[pair(u32::MAX.into(), 1), 0]));
+        assert!(case.is_cut() && case.done().is_empty(), "a second refusal of one write");
+    }
 }
 
 /// Starts a call to a peer whose name is greater than the endpoint's, so that the peer's calls wait. Also

@@ -81,6 +81,28 @@ fn each_completion_level_has_its_own_moment() {
     }
 }
 
+/// A short write is complete when the target's memory has it, unless its client names a level that promises less.
+#[test]
+fn a_write_without_a_level_is_complete_when_it_is_stored() {
+    for fabric in fabrics() {
+        for len in [8, 100] {
+            let mut h = connected(&fabric);
+            let window = h.add_window(1, 4 * len, Access { read: true, write: true }, false).unwrap();
+            let levels = [OpFlags::empty(), OpFlags::FREED, OpFlags::TRANSMIT, OpFlags::DELIVERY];
+            let ops = [0, 1, 2, 3].map(|n| {
+                let rma = Rma { offset: n * len, remote: vec![len], flags: levels[n], ..Rma::default() };
+                h.write(0, window, &rma).unwrap()
+            });
+            let ended = |h: &Harness| ops.map(|op| h.oracle().ended(op));
+            sender_alone(&mut h);
+            assert_eq!(ended(&h), [false, true, fabric.caps.survives, false], "{fabric:?}");
+            h.drive().unwrap();
+            assert_eq!(ended(&h), [true; 4], "{fabric:?}");
+            assert_eq!(h.finish(), Vec::<String>::new());
+        }
+    }
+}
+
 /// A pushed long message has left when the device has taken all of its bytes. It has not arrived then.
 #[test]
 fn transmit_complete_of_a_pushed_message_waits_for_its_last_byte() {

@@ -344,7 +344,8 @@ fn an_endpoint_can_send_to_itself() {
             }
         }
         let window = h.add_window(0, 9000, Access { read: true, write: true }, true).unwrap();
-        h.write(0, window, &Rma { remote: vec![4000], data: Some(9), ..Rma::default() }).unwrap();
+        let op = h.write(0, window, &Rma { remote: vec![4000], data: Some(9), ..Rma::default() }).unwrap();
+        assert!(h.oracle().ended(op), "a write to oneself is done when the call returns");
         h.read(0, window, &Rma { offset: 4000, remote: vec![5000], ..Rma::default() }).unwrap();
         h.drive().unwrap();
     });

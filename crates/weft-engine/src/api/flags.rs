@@ -30,8 +30,11 @@ bitflags::bitflags! {
         /// `Engine::send_now` declines such an operation. No other call may get one.
         const TRIGGER = 1 << 12;
 
-        // ---- its completion level: with neither, an operation is complete when its buffer is free ----
+        // ---- its completion level: without one, a send is complete when its buffer is free, and a remote access when
+        // the target's memory has the data ----
 
+        /// Complete when the buffer is free (FI_INJECT_COMPLETE).
+        const FREED = 1 << 19;
         /// Complete when the data has reached the peer's endpoint, even if this process ends afterwards
         /// (FI_TRANSMIT_COMPLETE).
         const TRANSMIT = 1 << 10;
@@ -93,6 +96,11 @@ impl OpFlags {
     /// its caller may wait for the effect by other means, without progress of this endpoint.
     pub(crate) const fn must_leave(self) -> bool {
         self.contains(Self::INJECT) && self.intersects(Self::QUIET.union(Self::COUNTED))
+    }
+
+    /// Whether the client can observe neither the success of the operation nor the end of the use of its buffer.
+    pub(crate) const fn is_unwatched(self) -> bool {
+        self.contains(Self::INJECT.union(Self::QUIET))
     }
 }
 

@@ -160,7 +160,7 @@ impl<N: Nic> Engine<N> {
         let len = self.measure_atomic(op)?;
         let peer_id = self.state.peer_for(op.dest)?;
         let must_leave = op.flags.must_leave() && op.amo.form() == Form::Base;
-        let unwatched = must_leave && op.flags.contains(OpFlags::QUIET);
+        let unwatched = op.flags.is_unwatched() && op.amo.form() == Form::Base;
         if let [remote] = op.remote
             && !op.flags.contains(OpFlags::FENCE)
         {

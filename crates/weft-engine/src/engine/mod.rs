@@ -17,6 +17,7 @@ mod groups;
 mod ids;
 mod links;
 mod ops;
+mod own;
 mod peer;
 mod peers;
 mod prefetch;

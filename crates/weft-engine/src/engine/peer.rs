@@ -339,6 +339,12 @@ impl Peer {
         self.path.answer_to(flags)
     }
 
+    /// Whether a short write of this level is complete when it has left.
+    #[inline]
+    pub(crate) fn leaves(&self, flags: OpFlags) -> bool {
+        self.path.leaves(flags)
+    }
+
     /// Notes whether the peer is in the list of peers with work. Returns the former value.
     #[inline(always)]
     pub(crate) fn set_active(&mut self, active: bool) -> bool {

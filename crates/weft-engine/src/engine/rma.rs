@@ -4,22 +4,22 @@
 //! WRITE_RTS, READ or READ_BULK → ACK, FIN, READ_DATA, or bytes in a window → completion. At the target, every
 //! request is checked against [`Regions`] (key, access, range) before a byte moves.
 //!
-//! A short write without a completion level is complete when it has left, as a short send is. The target executes it
-//! when it takes it, before all later messages. Every other write is complete when the target has stored it, so
-//! delivery complete costs nothing extra. Immediate data travels with the last part. The target reports it when
-//! all parts are stored ([`crate::engine::remote_events`]).
+//! A write is complete when the target has stored it, so delivery complete costs nothing extra. A short one whose client
+//! names inject or transmit complete is complete when it has left. The target executes a short write when it takes it,
+//! before all later messages. Immediate data travels with the last part. The target reports it when all parts are
+//! stored ([`crate::engine::remote_events`]). A write to this endpoint itself sends nothing ([`crate::engine::own`]).
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::{Access, Completion, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::api::{Access, Completion, Error, Fault, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Transfer, TransferKind, TxOp};
 use crate::engine::peer::{
-    Answer, BulkOp, Deferred, Direction, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, reply_cost,
+    BulkOp, Deferred, Direction, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, reply_cost,
 };
 use crate::engine::probe::{AccessibleSpans, Probe};
 use crate::engine::registrations::Holder;
@@ -33,7 +33,7 @@ use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
 
 /// The rights that a write and a read need.
-const WRITE: Access = Access { read: false, write: true };
+pub(crate) const WRITE: Access = Access { read: false, write: true };
 const READ: Access = Access { read: true, write: false };
 
 /// Size of a READ.
@@ -170,6 +170,9 @@ impl<N: Nic> Engine<N> {
     /// differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (peer_id, len) = self.measure_rma(op)?;
+        if self.state.is_own(peer_id) && self.write_own(op, peer_id, len) {
+            return Ok(());
+        }
         if self.write_now(op, peer_id, len) {
             return Ok(());
         }
@@ -185,14 +188,14 @@ impl<N: Nic> Engine<N> {
     }
 
     /// The fast path of [`Engine::write`]: one piece that is sent eagerly, with no operation queued before it.
-    /// Returns true if its bytes have left. A write without a completion level is then complete. Otherwise only
-    /// the state for its acknowledgement is kept. Returns false if it has done nothing.
+    /// Returns true if its bytes have left. Unless the write is then complete, the state for its acknowledgement is
+    /// kept. Returns false if it has done nothing.
     fn write_now(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
         let [remote] = op.remote else { return false };
         let state = &mut self.state;
         let peer = &mut state.peers[peer_id];
         let Some(link) = peer.link() else { return false };
-        let nameless = peer.answer_to(op.flags) == Answer::Nothing;
+        let nameless = peer.leaves(op.flags);
         if !peer.tx_is_empty()
             || len > u64::from(peer.rma_bytes())
             || op.flags.contains(OpFlags::FENCE)
@@ -216,10 +219,7 @@ impl<N: Nic> Engine<N> {
         peer.count_access(Direction::Sent, len);
         if nameless {
             peer.begin_nameless();
-            if !op.flags.contains(OpFlags::QUIET) {
-                let done = Completion::new(Kind::Write, op.ctx, op.flags.into());
-                state.completions.push(Completion { len: mem::total_len(op.iov), data: op.data, ..done });
-            }
+            state.complete_write(op, len, None);
             return true;
         }
         let seq = peer.tx_seq().wrapping_sub(1);
@@ -680,6 +680,16 @@ impl State {
     }
 
     // ---- at the initiator --------------------------------------------------------------------
+
+    /// Completes a write for which no state is kept.
+    #[inline]
+    pub(crate) fn complete_write(&mut self, op: &RmaOp<'_>, len: u64, fault: Option<Fault>) {
+        if fault.is_some() || !op.flags.contains(OpFlags::QUIET) {
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            let done = Completion::new(Kind::Write, op.ctx, op.flags.into());
+            self.completions.push(Completion { len, data: op.data, fault, ..done });
+        }
+    }
 
     pub(crate) fn on_read_data(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let id: Op = r.take().ok_or(Violation)?;

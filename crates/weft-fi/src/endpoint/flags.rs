@@ -28,7 +28,6 @@ pub(crate) struct Mode<F> {
 
 /// Flags without effect: hints, and the family of the operation.
 const IGNORED: u64 = sys::FI_MORE
-    | sys::FI_INJECT_COMPLETE
     | sys::FI_PRIORITY
     | sys::FI_MSG
     | sys::FI_TAGGED
@@ -45,6 +44,7 @@ const UNSUPPORTED: u64 =
 /// The flags of transmit operations.
 const TX: &[(u64, OpFlags)] = &[
     (sys::FI_INJECT, OpFlags::INJECT),
+    (sys::FI_INJECT_COMPLETE, OpFlags::FREED),
     (sys::FI_DELIVERY_COMPLETE, OpFlags::DELIVERY),
     // A delivery goes into the buffer that matches the message, or into registered memory.
     (sys::FI_MATCH_COMPLETE, OpFlags::DELIVERY),
@@ -60,6 +60,7 @@ const RX: &[(u64, RecvFlags)] = &[
     (sys::FI_PEEK, RecvFlags::PEEK),
     (sys::FI_CLAIM, RecvFlags::CLAIM),
     (sys::FI_DISCARD, RecvFlags::DISCARD),
+    (sys::FI_INJECT_COMPLETE, RecvFlags::empty()),
     (sys::FI_TRANSMIT_COMPLETE, RecvFlags::empty()),
     (sys::FI_DELIVERY_COMPLETE, RecvFlags::empty()),
     (sys::FI_REMOTE_CQ_DATA, RecvFlags::empty()),
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn completion_levels_translate_to_different_flags() {
         let of = |flags| transmit(flags).unwrap().ops;
-        assert_eq!(of(sys::FI_INJECT_COMPLETE), OpFlags::empty());
+        assert_eq!(of(sys::FI_INJECT_COMPLETE), OpFlags::FREED);
         assert_eq!(of(sys::FI_TRANSMIT_COMPLETE), OpFlags::TRANSMIT);
         assert_eq!(of(sys::FI_DELIVERY_COMPLETE | sys::FI_MORE), OpFlags::DELIVERY);
         assert_eq!(of(sys::FI_MATCH_COMPLETE), OpFlags::DELIVERY);

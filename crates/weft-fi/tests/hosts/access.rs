@@ -7,7 +7,6 @@ use std::ptr::null_mut;
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
-use crate::rig::Cntr;
 use crate::side::{
     Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, copies_alone, introduce, is_all, long_bytes, memory,
     name_of, pattern, scenes, until, works,
@@ -59,7 +58,6 @@ pub(crate) fn all(lib: &Lib) {
         lib,
         &[
             ("refused", refused),
-            ("refused_after_completion", refused_after_completion),
             ("roles", roles),
             ("unrequested_accesses", unrequested_accesses),
             ("endpoints", endpoints),
@@ -129,33 +127,6 @@ fn refused(lib: &Lib) {
         assert_eq!(close(region), 0);
     }
     assert_eq!([close(ok), close(failed)], [0, 0]);
-}
-
-/// A short write without a completion level is complete when it has left. Its refusal follows without its context.
-fn refused_after_completion(lib: &Lib) {
-    let (a, b, to_b, _) = introduce(Side::new(lib), Side::new(lib));
-    works(&a, &b, to_b);
-    let (target, written) = (memory(64), Cntr(a.opened.cntr()));
-    assert_eq!(bind(a.ep, written.0, FI_WRITE), 0);
-    let region = b.register(target, FI_REMOTE_WRITE, WRITABLE);
-    for key in [CLOSED, WRITABLE, CLOSED] {
-        let refused = key == CLOSED;
-        a.start("fi_write", &Args { key, context: 0xc7, ..Args::new(pattern(64), to_b) }, &[&b]);
-        assert_eq!(a.next(&[&b]).done().op_context as usize, 0xc7);
-        if refused {
-            let entry = a.next(&[&b]).failed();
-            assert_eq!((entry.err, entry.op_context as usize), (FI_EKEYREJECTED, 0));
-            assert_eq!(entry.flags & (FI_RMA | FI_WRITE), FI_RMA | FI_WRITE);
-        }
-        a.nothing(&[&b]);
-        assert_eq!(is_all(target, 0), refused);
-        target.fill(0);
-    }
-    assert_eq!((written.read(), written.errors()), (3, 2));
-    assert_eq!(close(region), 0);
-    let mut a = a;
-    a.close_ep();
-    assert_eq!(close(written.0), 0);
 }
 
 /// An endpoint that was opened without the role of a target refuses reads or writes, whatever its regions

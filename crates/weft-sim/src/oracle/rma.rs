@@ -47,9 +47,12 @@ pub struct RmaRecord {
 }
 
 impl RmaRecord {
-    /// Whether the operation may be complete when it has left.
+    /// Whether the operation may be complete when it has left: a write whose client names a level that promises no more,
+    /// or can observe none.
     fn may_leave(&self) -> bool {
-        self.kind == Kind::Write && !self.flags.contains(OpFlags::DELIVERY)
+        let named = self.flags.intersects(OpFlags::FREED | OpFlags::TRANSMIT);
+        let early = named || self.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
+        self.kind == Kind::Write && early && !self.flags.contains(OpFlags::DELIVERY)
     }
 
     /// Whether a refusal may be reported without a context.
@@ -85,8 +88,8 @@ impl Oracle {
         if let (Kind::Read, Some(buffer)) = (rma.kind, rma.buffer) {
             expect(buffer.holds(&rma.expected), "the read bytes differ")?;
         }
-        if rma.kind == Kind::Write && rma.flags.contains(OpFlags::DELIVERY) {
-            expect(stored(op, rma), "delivery complete before the target's memory was written")?;
+        if rma.kind == Kind::Write && !rma.may_leave() {
+            expect(stored(op, rma), "complete before the target's memory was written")?;
         }
         Ok(rma.buffer)
     }

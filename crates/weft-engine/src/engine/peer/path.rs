@@ -4,6 +4,7 @@
 //! reads them to choose its protocol.
 
 use crate::api::OpFlags;
+use crate::bugs::planted;
 use crate::nic::{NicCaps, PUSH_BYTES};
 
 /// Sends with one of these flags need more than one step.
@@ -63,6 +64,14 @@ impl PathFlags {
         } else {
             Answer::Nothing
         }
+    }
+
+    /// Whether a short write of this level is complete when it has left. Its client has named a level that promises no
+    /// more, or can observe none.
+    #[inline]
+    pub(crate) fn leaves(self, flags: OpFlags) -> bool {
+        let early = flags.intersects(OpFlags::FREED | OpFlags::TRANSMIT) || flags.is_unwatched();
+        planted!(Bug::WriteLeaves, early, true) && self.answer_to(flags) == Answer::Nothing
     }
 
     /// Whether `len` bytes are pushed although the device could get or put them.

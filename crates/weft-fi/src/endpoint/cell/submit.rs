@@ -22,12 +22,12 @@ use crate::sleep::lock::Guard;
 use crate::trigger::op::Op;
 
 impl<D: Device> EndpointCell<D> {
-    /// Starts a transmit operation.
+    /// Starts a remote access. One to the endpoint itself may be reported to both queues at once.
     #[inline]
     pub(crate) fn submit_tx(&self, start: impl Fn(&mut Engine<D>) -> Result<(), Error>) -> isize {
         let mut state = self.state.lock();
         let State { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
-        if routes.tx_full() {
+        if routes.tx_full() || routes.flooded() {
             return routes.tx_refusal();
         }
         let (result, released) = state.submit(start);
