@@ -15,6 +15,7 @@
 
 mod bench;
 mod doctor;
+mod foreign;
 mod info;
 mod library;
 mod man;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
 
 /// Time limit for each step.
@@ -226,6 +226,64 @@ fn a_server_refuses_with_a_reason() {
     let stranger = end(&address);
     assert!(stranger.contains("does not answer as `weft bench serve`"), "{stranger}");
     talk.join().unwrap();
+}
+
+/// A thread that cannot be started costs one client its answer, and the server goes on.
+#[test]
+fn a_server_without_room_for_a_thread_says_so() {
+    let Some(host) = host() else { return };
+    let server = Server::start(&directory("threads"), &host);
+    let pid = server.process.id();
+    let limit = |bytes: Option<u64>| {
+        let limits = Rlimit { current: bytes, maximum: None };
+        prlimit(Pid::from_raw(i32::try_from(pid).unwrap()), Resource::As, limits).unwrap();
+    };
+    let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    // There is no room for a stack.
+    limit(Some(pages * 4096 + (1 << 20)));
+    let (answer, _) = server.greeted(GREETING);
+    assert!(answer.contains("cannot start a thread"), "{answer}");
+    limit(None);
+    let (answer, _first) = server.greeted(GREETING);
+    assert!(answer.contains("welcome"), "{answer}");
+}
+
+/// A greeting whose bytes come one by one is cut off, like one that does not come.
+#[test]
+fn a_slow_greeting_is_cut_off() {
+    let Some(host) = host() else { return };
+    let server = Server::start(&directory("slow"), &host);
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let start = Instant::now();
+    let mut rest = GREETING.bytes();
+    let cut = loop {
+        let said = rest.next().is_none_or(|byte| stream.write_all(&[byte]).is_ok());
+        match stream.read(&mut [0; 99]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && said => {}
+            Ok(1..) => break false,
+            _ => break true,
+        }
+        assert!(start.elapsed() < LIMIT);
+    };
+    assert!(cut && start.elapsed() < Duration::from_secs(8), "{cut} after {:?}", start.elapsed());
+}
+
+/// Texts of the other side cannot change the terminal.
+#[test]
+fn texts_of_a_server_are_shown_without_escapes() {
+    let Some(host) = host() else { return };
+    let dir = directory("escapes");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let line = format!("pingpong --libfabric {} --to {}", host.display(), listener.local_addr().unwrap());
+    let client = weft(&dir, &line).spawn().unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(b"{\"refused\":\"go\\u001b[2J away\\u202e\\u009b1m\"}\n").unwrap();
+    let output = await_end(client);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("refuses: go [2J away"), "{text:?}");
+    assert!(!text.contains(['\u{1b}', '\u{202e}', '\u{9b}']), "{text:?}");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::mem::Iov;
 use crate::mrcache::Limits;
 use crate::name::EpName;
 use crate::nic::LinkError;
+use crate::wire::PROTOCOL_VERSION;
 
 /// An index into the client's address vector (libfabric's `fi_addr_t`).
 pub type Addr = u64;
@@ -347,6 +348,9 @@ pub struct Config {
     pub boards: bool,
     /// The purpose of the engine.
     pub role: Role,
+    /// The version of the protocol that the engine announces and expects. Only tests set another one.
+    #[doc(hidden)]
+    pub protocol_version: u8,
 }
 
 impl Config {
@@ -411,6 +415,7 @@ impl Default for Config {
             probe: None,
             boards: true,
             role: Role::Connectionless,
+            protocol_version: PROTOCOL_VERSION,
         }
     }
 }

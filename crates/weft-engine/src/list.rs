@@ -135,6 +135,17 @@ impl<T> List<T> {
             Some((key, node.value.as_ref()?))
         })
     }
+
+    /// Iterates from the newest item to the oldest.
+    pub(crate) fn iter_back(&self) -> impl Iterator<Item = (u32, &T)> {
+        let mut at = self.last;
+        std::iter::from_fn(move || {
+            let key = at;
+            let node = self.nodes.get(key as usize)?;
+            at = node.prev;
+            Some((key, node.value.as_ref()?))
+        })
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use crate::board::Board;
 use crate::engine::{HEADER_BYTES, ORDERED_RMA_BYTES};
 use crate::mem::Iov;
 use crate::name::EpName;
+use crate::wire::PROTOCOL_VERSION;
 
 /// Number of a link, dense from 0. The device chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -187,6 +188,30 @@ pub enum LinkError {
         "the peer violated the protocol; use the same version of weft everywhere, and report the error if it persists"
     )]
     Protocol,
+    /// The peer speaks another version of a protocol.
+    #[error("{0}")]
+    Version(Versions),
+    /// The peer closed the link before it had answered the first message.
+    #[error(
+        "the peer closed the link before it answered: its endpoint was closing, or its version of weft does not speak \
+         version {} of {}, as this process does; use the same version of weft on all hosts",
+        PROTOCOL_VERSION,
+        Layer::Engine
+    )]
+    Unanswered,
+    /// The peer has no place for another peer that is in no address vector.
+    #[error(
+        "refused: the peer serves as many endpoints that are not in its address vector as it may; raise \
+         FI_WEFT_MAX_UNKNOWN_PEERS and `ulimit -n` there, or insert this endpoint's address into its address vector"
+    )]
+    Crowded,
+    /// The peer has ended the link of a peer that is in no address vector, to make room.
+    #[error(
+        "the peer ended the link to make room: this endpoint is not in its address vector, and was idle or held much of \
+         its memory; raise FI_WEFT_MAX_UNKNOWN_PEERS or FI_WEFT_UNKNOWN_PEERS_BYTES there, or insert this endpoint's \
+         address there"
+    )]
+    Evicted,
     /// A direct access to the peer's memory was refused by the operating system, or the address was invalid.
     #[error(
         "direct access to the peer's memory failed; check whether a buffer was unmapped while in use, or disable such \
@@ -205,6 +230,61 @@ pub enum LinkError {
     /// The peer has no resources for another link.
     #[error("the peer has no descriptors or memory for another link; raise `ulimit -n` or the memory limit there")]
     PeerResources,
+}
+
+/// A protocol with a version of its own (docs/protocol.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// The messages between two engines.
+    Engine,
+    /// Links in shared memory.
+    Shm,
+    /// Links over TCP.
+    Tcp,
+}
+
+impl std::fmt::Display for Layer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Engine => "weft's message protocol",
+            Self::Shm => "weft's shared-memory protocol",
+            Self::Tcp => "weft's TCP protocol",
+        })
+    }
+}
+
+/// The versions of a protocol that the two sides of a link speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The protocol.
+    pub layer: Layer,
+    /// The version of this side.
+    pub ours: u8,
+    /// The version of the peer. Versions above 255 count as 255.
+    pub theirs: u8,
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { layer, ours, theirs } = self;
+        write!(
+            f,
+            "the peer speaks version {theirs} of {layer}, and this process version {ours} (weft {}); use the same \
+             version of weft on all hosts",
+            env!("CARGO_PKG_VERSION")
+        )
+    }
+}
+
+/// An act of an engine that the user should learn of. The device logs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// This side refuses the link of a peer, or ends it, for this reason.
+    Refuses(LinkError),
+    /// A peer has refused the link of this side, or has ended it, for this reason.
+    RefusedBy(LinkError),
+    /// The messages that a peer has left were dropped, because others need its place.
+    Forgets,
 }
 
 /// A remote piece of memory for `put` and `get`: an address in the peer's address space.
@@ -475,6 +555,10 @@ pub trait Nic: Registrar {
     fn close_chain(&mut self, _chain: ChainId) -> u64 {
         0
     }
+
+    /// Logs an act of the engine towards a peer. The engine reports the first, second, fourth, eighth, … act of a kind,
+    /// so that peers cannot fill the log.
+    fn notice(&mut self, _peer: &EpName, _notice: Notice) {}
 
     /// Whether all accepted data has left this process, so that the device may be dropped.
     fn drained(&self) -> bool;

@@ -27,6 +27,8 @@ pub(crate) mod kind {
     pub(crate) const ACCEPT: u8 = 4;
     /// A listener's refusal: the client's data. The link is closed after it.
     pub(crate) const REJECT: u8 = 5;
+    /// The reason why the sender does not serve the link, or ends it: [`super::Refused`]. The link is closed after it.
+    pub(crate) const REFUSED: u8 = 6;
     /// A message with its payload.
     pub(crate) const EAGER: u8 = 8;
     /// Request to send: [`super::Rts`] and the source addresses.
@@ -141,6 +143,42 @@ pub(crate) struct Open {
     pub(crate) window_bytes: U64,
 }
 
+/// The first byte after [`Head`] in [`kind::REFUSED`] is the sender's version, in every version of the protocol.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Refused {
+    pub(crate) version: u8,
+    /// A [`Refusal`].
+    pub(crate) reason: u8,
+    /// For later versions.
+    pub(crate) reserved: [u8; 6],
+}
+
+/// The reason of [`kind::REFUSED`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The sender does not speak the version of the peer.
+    Version,
+    /// The sender serves as many peers in no address vector as it may.
+    Crowded,
+    /// The sender ends the link of a peer in no address vector, to make room.
+    Evicted,
+}
+
+impl Refusal {
+    pub(crate) fn to_wire(self) -> u8 {
+        match self {
+            Self::Version => 1,
+            Self::Crowded => 2,
+            Self::Evicted => 3,
+        }
+    }
+
+    pub(crate) fn from_wire(n: u8) -> Option<Self> {
+        [Self::Version, Self::Crowded, Self::Evicted].into_iter().find(|reason| reason.to_wire() == n)
+    }
+}
+
 /// Names a part of an operation. The side that started the operation chose the number.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -239,6 +277,7 @@ pub(crate) struct WireIov {
 const _: () = {
     assert!(size_of::<Head>() == 8);
     assert!(size_of::<Open>() == 16);
+    assert!(size_of::<Refused>() == 8);
     assert!(size_of::<Op>() == 8);
     assert!(size_of::<Rts>() == 32);
     assert!(size_of::<Cts>() == 24);
@@ -394,5 +433,6 @@ mod tests {
             assert_eq!(Status::from_wire(s.to_wire()), Some(s));
         }
         assert_eq!(Status::from_wire(5), None);
+        assert!((0..=u8::MAX).all(|n| Refusal::from_wire(n).is_none_or(|reason| reason.to_wire() == n)));
     }
 }

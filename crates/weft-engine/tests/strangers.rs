@@ -11,7 +11,7 @@ use scripted::{CAPS, Case, Event, parts, u64_at, words};
 use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, RecvFlags, RecvOp};
 use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::LinkId;
+use weft_engine::nic::{LinkError, LinkId, Notice};
 
 const OPEN_OK: u8 = 1;
 const EAGER: u8 = 8;
@@ -223,4 +223,135 @@ fn an_idle_stranger_makes_room() {
     }
     // A new link may be about to carry its first message, and is kept for a while.
     assert!(taken.len() >= 16 && taken[0] > 70 && taken[8] > taken[0] + 60, "{taken:?}");
+}
+
+/// A stranger that connects, leaves a message with this tag, and departs.
+fn visit(case: &mut Case, number: u32, tag: u64) {
+    connect(case, number);
+    case.say(EAGER, TAGGED, &words(&[tag]));
+    case.tell(Event::Down(LinkId(number)));
+}
+
+/// Takes the message with this tag, if it is there.
+fn take(case: &mut Case, tag: u64) -> bool {
+    let mut memory = Owned::new(vec![0; 8]);
+    let flags = RecvFlags::TAGGED | RecvFlags::PEEK | RecvFlags::DISCARD;
+    let op = RecvOp { src: ADDR_NONE, iov: &[memory.iov()], tag, ignore: 0, ctx: Context::default(), flags };
+    case.engine.recv(&op).unwrap();
+    case.run();
+    case.done().pop().is_some_and(|done| done.fault.is_none())
+}
+
+/// At the maximum number of strangers, those that departed first lose their messages. No stranger is refused.
+#[test]
+fn the_first_departed_strangers_make_room() {
+    let mut case = case(Config { max_strangers: 10, ..Config::default() });
+    for number in 0..1000 {
+        visit(&mut case, number, number.into());
+        assert!(!case.engine.nic().closed.contains(&LinkId(number)), "{number} was refused");
+        assert_eq!(case.engine.unexpected_messages(), 10.min(number as usize + 1));
+    }
+    assert!((0..990).all(|tag| !take(&mut case, tag)));
+    assert!((990..1000).all(|tag| take(&mut case, tag)));
+    assert_eq!(case.engine.unexpected_messages(), 0);
+    assert!(case.engine.nic().notices.contains(&Notice::Forgets));
+    assert!(case.engine.report().peers <= 10 + 64);
+}
+
+/// A message that the client has claimed stays, and so do those of connected strangers and of known peers.
+#[test]
+fn claimed_and_connected_messages_stay() {
+    let mut case = case(Config { max_strangers: 3, ..Config::default() });
+    case.connect(500, 2);
+    case.say(EAGER, TAGGED, &words(&[77]));
+    case.tell(Event::Down(LinkId(500)));
+    visit(&mut case, 0, 5);
+    let mut memory = Owned::new(vec![0; 8]);
+    let mut claim = |case: &mut Case, flags| {
+        let op = RecvOp { src: ADDR_NONE, iov: &[memory.iov()], tag: 5, ignore: 0, ctx: Context::default(), flags };
+        case.engine.recv(&op).unwrap();
+        case.done()
+    };
+    claim(&mut case, RecvFlags::TAGGED | RecvFlags::PEEK | RecvFlags::CLAIM);
+    connect(&mut case, 1);
+    case.say(EAGER, TAGGED, &words(&[6]));
+    (10..100).for_each(|number| visit(&mut case, number, 1000 + u64::from(number)));
+    assert_eq!(claim(&mut case, RecvFlags::TAGGED | RecvFlags::CLAIM).len(), 1);
+    assert!(take(&mut case, 77) && take(&mut case, 6) && take(&mut case, 1099) && !take(&mut case, 1098));
+}
+
+/// A stranger that comes back departs anew, and its messages count from then on.
+#[test]
+fn a_stranger_that_returns_departs_later() {
+    let mut case = case(Config { max_strangers: 3, ..Config::default() });
+    (0..3).for_each(|number| visit(&mut case, number, number.into()));
+    case.connect_as(50, identity(0));
+    case.tell(Event::Down(LinkId(50)));
+    visit(&mut case, 3, 3);
+    assert!(take(&mut case, 0) && !take(&mut case, 1) && take(&mut case, 2) && take(&mut case, 3));
+}
+
+/// What departed strangers have sent for later joins is dropped at once: withdrawals, messages, announcements.
+#[test]
+fn departed_strangers_leave_nothing_to_joins() {
+    const JOIN: u64 = 1 << 63;
+    let mut case = case(Config { max_strangers: 10, ..Config::default() });
+    for number in 0..200_u32 {
+        connect(&mut case, number);
+        assert!(!case.is_cut(), "{number} was refused");
+        for tag in 0..100 {
+            let tag = JOIN | (u64::from(number) * 100 + tag) << 14;
+            case.say(EAGER, TAGGED | COLLECTIVE, &words(&[tag | 16383]));
+            case.say(EAGER, TAGGED | COLLECTIVE, &words(&[tag | 1]));
+            case.say(RTS, TAGGED | COLLECTIVE, &words(&[3, tag | 2, 0, 100]));
+        }
+        assert!(!case.is_cut(), "{number}");
+        case.tell(Event::Down(LinkId(number)));
+    }
+    assert!(case.engine.report().peers <= 10 + 64);
+}
+
+/// The withdrawals of connected strangers are few for each, and all have a part of the common budget.
+#[test]
+fn withdrawals_of_strangers_are_bounded() {
+    let mut case = case(Config { stranger_bytes: 1 << 20, max_strangers: 2000, ..Config::default() });
+    for number in 0..1300_u64 {
+        connect(&mut case, u32::try_from(number).unwrap());
+        for tag in 0..70 {
+            case.say(EAGER, TAGGED | COLLECTIVE, &words(&[1 << 63 | (number * 70 + tag) << 14 | 16383]));
+        }
+        assert!(!case.is_cut(), "{number}: others have as much");
+    }
+    let cut = case.engine.nic().closed.len();
+    assert!((200..600).contains(&cut), "{cut}");
+    assert_eq!(case.engine.nic().notices[0], Notice::Refuses(LinkError::Evicted));
+}
+
+/// A stranger beyond the limit is told so.
+#[test]
+fn a_stranger_beyond_the_limit_learns_why() {
+    let mut case = case(Config { max_strangers: 2, ..Config::default() });
+    for number in 0..3 {
+        connect(&mut case, number);
+        if number == 2 {
+            assert!(case.is_cut());
+        }
+        case.say(EAGER, TAGGED, &words(&[9]));
+    }
+    assert_eq!(case.engine.nic().notices, [Notice::Refuses(LinkError::Crowded)]);
+}
+
+/// The time of a departure and of a drop does not depend on the messages of others.
+#[test]
+fn messages_of_others_cost_no_time() {
+    let mut case = case(Config { max_strangers: 600, ..Config::default() });
+    for number in 0..200 {
+        connect(&mut case, number);
+        (0..500).for_each(|tag| case.say(EAGER, TAGGED, &words(&[tag])));
+    }
+    let start = std::time::Instant::now();
+    (1000..3000).for_each(|number| visit(&mut case, number, 1 << 40 | u64::from(number)));
+    let taken = start.elapsed();
+    assert_eq!(case.engine.unexpected_messages(), 100_000 + 400);
+    assert!(taken < std::time::Duration::from_secs(2), "{taken:?}");
 }

@@ -308,7 +308,7 @@ impl Av {
         );
         if let Some(eq) = self.eq.lock().as_ref().filter(|_| self.events) {
             let fid = std::ptr::from_ref(self) as usize;
-            eq.report_failure(Failure { fid, context, data: index as u64, errno, more: Box::default() });
+            eq.report_failure(Failure { fid, context, data: index as u64, errno, why: None, more: Box::default() });
         }
     }
 

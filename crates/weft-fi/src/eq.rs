@@ -19,11 +19,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use weft_engine::api::Fault;
+use weft_engine::nic::LinkError;
 use weft_fi_sys as sys;
 
 use crate::abi::errno::{self, Errno};
 use crate::abi::noop;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
+use crate::cq::fault;
 use crate::eq::drivers::{Driver, Drivers};
 use crate::fabric::Fabric;
 use crate::host::Info;
@@ -88,6 +91,9 @@ impl Event {
     }
 }
 
+/// In the `prov_errno` of an error event: the other bits are the number of a [`fault`]. Otherwise it is the system's.
+const OF_LINKS: c_int = 1 << 24;
+
 /// An error event.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
@@ -98,6 +104,8 @@ pub(crate) struct Failure {
     /// The data of the event; for address vectors, the index of the address.
     pub(crate) data: u64,
     pub(crate) errno: Errno,
+    /// The reason of a failed connection, which is more specific than `errno`.
+    pub(crate) why: Option<LinkError>,
     /// The additional data (`err_data`): the data that a peer sent with its rejection.
     pub(crate) more: Box<[u8]>,
 }
@@ -404,7 +412,7 @@ unsafe extern "C" fn readerr(eq: *mut sys::fid_eq, buf: *mut sys::fi_eq_err_entr
             context: failure.context as *mut c_void,
             data: failure.data,
             err: failure.errno.get(),
-            prov_errno: failure.errno.get(),
+            prov_errno: failure.why.map_or(failure.errno.get(), |why| OF_LINKS | fault::number(Fault::Link(why))),
             err_data,
             err_data_size,
         };
@@ -442,13 +450,17 @@ unsafe extern "C" fn strerror(
     buf: *mut c_char,
     len: usize,
 ) -> *const c_char {
-    // SAFETY: strerror takes any number. All errors reported here are the system's.
-    let text = unsafe { libc::strerror(prov_errno) };
-    // SAFETY: strerror returns a C string, which is a constant for the system's numbers.
-    let text = unsafe { CStr::from_ptr(text) };
+    let text = if prov_errno & OF_LINKS != 0 { fault::text(prov_errno ^ OF_LINKS) } else { text_of_system(prov_errno) };
     // SAFETY: the client's buffer.
     unsafe { copy_text(text, buf, len) };
     text.as_ptr()
+}
+
+fn text_of_system(errno: c_int) -> &'static CStr {
+    // SAFETY: strerror takes any number. All other errors reported here are the system's.
+    let text = unsafe { libc::strerror(errno) };
+    // SAFETY: strerror returns a C string, which is a constant for the system's numbers.
+    unsafe { CStr::from_ptr(text) }
 }
 
 /// The bytes of a `fi_eq_cm_entry`.

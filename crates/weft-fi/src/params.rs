@@ -268,7 +268,7 @@ params! {
         "Memory that one peer may fill with unexpected messages. At the limit the peer waits.",
         0 to MEMORY_MOST;
     max_unknown_peers: usize = "16K", "count", "MAX_UNKNOWN_PEERS",
-        "Peers without an entry in an address vector that may be connected to an endpoint or have messages queued there. The maximum is half the process's limit of descriptors. One more peer replaces an idle one, or is refused.",
+        "Peers without an entry in an address vector that may be connected to an endpoint or have messages queued there. The maximum is half the process's limit of descriptors. One more peer takes the place of one that has left and whose messages are then dropped, or of an idle one, or is refused.",
         0 to 1 << 20;
     unknown_peers_bytes: usize = "64M", "bytes", "UNKNOWN_PEERS_BYTES",
         "Memory that all peers without an entry in an address vector may fill together with unexpected messages. Other state that they cause at an endpoint has a limit of the same size.",

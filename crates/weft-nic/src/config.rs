@@ -67,6 +67,9 @@ pub struct Config {
     /// Called when the device first defers a message in order to send it with others ([`Unsent`]). Returns whether a
     /// thread will write it.
     pub on_unsent: Option<fn() -> bool>,
+    /// Added to the versions of both devices' protocols, for tests of different versions.
+    #[doc(hidden)]
+    pub later_version: u8,
 }
 
 /// The executor of barriers between hosts, on connections of their own.
@@ -106,6 +109,7 @@ impl Default for Config {
             shm: true,
             tcp: true,
             cma: true,
+            later_version: 0,
             uring: Uring::No,
             observe_unmap: true,
             iface: None,
@@ -181,6 +185,7 @@ impl Config {
             eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
             uring: extras.uring,
             unsent: self.on_unsent.map(|call| Arc::new(Unsent::new(call))),
+            version: defaults.version + self.later_version,
             ..defaults
         })
     }
@@ -195,6 +200,7 @@ impl Config {
             answer_timeout_ms: self.answer_timeout_ms.max(self.connect_timeout_ms),
             eager_bytes: self.shm_eager_bytes,
             job_key: self.job_key_bytes().unwrap_or_default(),
+            version: defaults.version + u32::from(self.later_version),
             ..defaults
         }
     }

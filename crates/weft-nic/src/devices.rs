@@ -27,7 +27,7 @@ use weft_engine::board::Board;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share,
+    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Notice, Registrar, RemoteIov, Share,
     Sharing, Sink,
 };
 use weft_os::{Checker, Unshared};
@@ -327,7 +327,7 @@ impl Devices {
     fn fall_back<S: Sink>(&mut self, sink: &mut S) {
         for (id, why) in self.table.take_fallbacks() {
             let Some(peer) = self.table.attempt(id).map(|attempt| attempt.peer) else { continue };
-            log::info!("no shared memory with {peer}, using TCP: {why}");
+            log_fallback(&peer, why);
             self.fallbacks += 1;
             let attempt = self.tcp.as_mut().map_or(Err(why), |tcp| tcp.connect(&peer));
             match attempt {
@@ -365,7 +365,7 @@ impl Nic for Devices {
                 }
                 Err(why) if !may_tcp => return Err(why),
                 Err(why) => {
-                    log::info!("no shared memory with {peer}, using TCP: {why}");
+                    log_fallback(peer, why);
                     self.fallbacks += 1;
                     shm_failed = Some(why);
                 }
@@ -605,6 +605,10 @@ impl Nic for Devices {
         }
     }
 
+    fn notice(&mut self, peer: &EpName, notice: Notice) {
+        log_notice(peer, notice);
+    }
+
     fn drained(&self) -> bool {
         self.shm.as_ref().is_none_or(Shm::drained) && self.tcp.as_ref().is_none_or(Tcp::drained)
     }
@@ -625,7 +629,9 @@ fn log_unreachable(peer: &EpName, why: LinkError) {
     let level = match why {
         LinkError::Refused | LinkError::Timeout | LinkError::Unreachable => log::Level::Error,
         LinkError::Denied | LinkError::Encryption | LinkError::Protocol => log::Level::Error,
+        LinkError::Version(_) | LinkError::Crowded => log::Level::Error,
         LinkError::Closed | LinkError::Gone | LinkError::Cut | LinkError::Access => log::Level::Warn,
+        LinkError::Unanswered | LinkError::Evicted => log::Level::Warn,
         LinkError::Descriptors | LinkError::Resources | LinkError::PeerResources => log::Level::Warn,
     };
     let second = peer.second_socket().map(|second| format!(" or {second}")).unwrap_or_default();
@@ -638,6 +644,38 @@ fn log_unreachable(peer: &EpName, why: LinkError) {
 fn named(me: &NameParts, second: Option<Ipv4Addr>) -> EpName {
     let name = EpName::full(me);
     second.map_or(name, |second| name.with_second(second))
+}
+
+/// Logs that a peer of this host cannot be reached by shared memory. Links are slower over TCP, and only the user can
+/// install one version for both sides.
+fn log_fallback(peer: &EpName, why: LinkError) {
+    let level = if matches!(why, LinkError::Version(_)) { log::Level::Error } else { log::Level::Info };
+    log::log!(target: PEER_ERRORS, level, "no shared memory with {peer}, using TCP: {why}");
+}
+
+/// Logs an act of the engine. Only a change of the configuration prevents that endpoints are refused.
+#[cold]
+fn log_notice(peer: &EpName, notice: Notice) {
+    match notice {
+        Notice::RefusedBy(why) => log_unreachable(peer, why),
+        Notice::Refuses(why @ LinkError::Version(_)) => {
+            log::error!(target: PEER_ERRORS, "a link with {peer} is refused: {why}");
+        }
+        Notice::Refuses(LinkError::Crowded) => log::error!(
+            target: PEER_ERRORS,
+            "a link with {peer} is refused: as many endpoints are connected that are in no address vector as may be; \
+             raise FI_WEFT_MAX_UNKNOWN_PEERS and `ulimit -n`, or insert the addresses of peers"
+        ),
+        Notice::Refuses(_) => log::warn!(
+            "the link with {peer} has ended: it is in no address vector, and others need its place, its memory or its \
+             descriptors; raise FI_WEFT_MAX_UNKNOWN_PEERS, FI_WEFT_UNKNOWN_PEERS_BYTES or `ulimit -n`, or insert the \
+             addresses of peers"
+        ),
+        Notice::Forgets => log::warn!(
+            "messages that {peer} has left are dropped: it is in no address vector, and others need its place; receive \
+             such messages sooner, or raise FI_WEFT_MAX_UNKNOWN_PEERS and `ulimit -n`"
+        ),
+    }
 }
 
 const fn on_off(on: bool) -> &'static str {

@@ -3,10 +3,13 @@
 //! because the limit applies to the process.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
 
+#[path = "tcp/raw.rs"]
+mod raw;
 #[path = "suite/mod.rs"]
 mod suite;
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +20,7 @@ use weft_engine::Engine;
 use weft_engine::api::{Addr, AddressBook, Config, Context, OpFlags, SendOp};
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, Nic};
+use weft_nic::handshake::Role;
 use weft_nic::{Devices, Tcp, TcpConfig};
 
 /// Serializes the tests, because the limit applies to the process.
@@ -133,4 +137,47 @@ fn strangers_leave_their_descriptors_to_expected_peers() {
         drop(filling);
         setrlimit(Resource::Nofile, before).unwrap();
     }
+}
+
+/// Dials a rail of a link. Returns its connection, or the status of the refusal.
+fn dial_rail(link: &raw::Joined, number: u8) -> Result<TcpStream, u8> {
+    let mut stream = raw::dial(link.target.socket());
+    let mut hello = raw::hello_again(link.number, &link.target.ep_id());
+    hello[9] |= 16;
+    stream.write_all(&hello).unwrap();
+    let mut answer = [0; raw::ANSWER];
+    stream.read_exact(&mut answer).unwrap();
+    if answer[9] != 0 {
+        return Err(answer[9]);
+    }
+    let mut sealed = [0; 16];
+    sealed[0] = number;
+    let proof = link.key.proof(Role::Initiator, &[&hello, &answer[..raw::PROOF_AT], &sealed]);
+    stream.write_all(&[&sealed[..], &proof].concat()).unwrap();
+    let mut verdict = [9; 16];
+    stream.read_exact(&mut verdict).unwrap();
+    if verdict[0] == 0 { Ok(stream) } else { Err(verdict[0]) }
+}
+
+/// The rails that peers dial take a quarter of the descriptors at most. Further ones are told to use others.
+#[test]
+fn rails_leave_descriptors_to_others() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = getrlimit(Resource::Nofile);
+    let mut world = World { nodes: vec![node()] };
+    let target = world.nodes[0].name();
+    setrlimit(Resource::Nofile, Rlimit { current: Some(400), maximum: before.maximum }).unwrap();
+    let thread = std::thread::spawn(move || {
+        let links: Vec<_> = (0..16)
+            .map(|_| {
+                let me = EpName::full(&suite::parts(SocketAddr::new([127, 0, 0, 1].into(), 1)));
+                raw::Visit { me, target }.join()
+            })
+            .collect();
+        let rails: Vec<_> = links.iter().flat_map(|link| (0..8).map(|number| dial_rail(link, number))).collect();
+        assert_eq!(rails.iter().filter_map(|rail| rail.as_ref().err()).copied().collect::<Vec<_>>(), [5; 28]);
+    });
+    world.until("the peer", |_| thread.is_finished());
+    thread.join().unwrap();
+    setrlimit(Resource::Nofile, before).unwrap();
 }

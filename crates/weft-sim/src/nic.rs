@@ -15,7 +15,8 @@ use weft_engine::board::{Board, SharedWords};
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sharing, Sink,
+    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Notice, RemoteIov, Share, Sharing,
+    Sink,
 };
 
 use crate::event::Event;
@@ -29,6 +30,7 @@ use crate::wire::{EndId, Phase, Side};
 pub struct SimNic {
     pub(crate) state: Rc<RefCell<State>>,
     pub(crate) ep: usize,
+    pub(crate) notices: Vec<Notice>,
 }
 
 /// Bytes of the fixed head of every engine message.
@@ -69,8 +71,14 @@ impl SharedWords for SimWords {
 }
 
 impl SimNic {
+    /// The acts of the engine that a device logs.
+    #[must_use]
+    pub fn notices(&self) -> &[Notice] {
+        &self.notices
+    }
+
     pub(crate) fn new(state: Rc<RefCell<State>>, ep: usize) -> Self {
-        Self { state, ep }
+        Self { state, ep, notices: Vec::new() }
     }
 
     /// The endpoint's number in its fabric.
@@ -355,6 +363,10 @@ impl Nic for SimNic {
 
     fn close_chain(&mut self, chain: ChainId) -> u64 {
         self.state.borrow_mut().close_chain(chain)
+    }
+
+    fn notice(&mut self, _: &EpName, notice: Notice) {
+        self.notices.push(notice);
     }
 
     fn drained(&self) -> bool {

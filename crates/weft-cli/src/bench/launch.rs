@@ -11,6 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,6 +22,7 @@ use super::places::Host;
 use super::plan::Variant;
 use super::remote::{Control, RemoteRank};
 use super::subject::Subject;
+use crate::foreign::shown;
 
 /// Time that a rank has to end after SIGTERM.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
@@ -170,7 +172,7 @@ impl Complaints {
     /// The last line.
     pub(super) fn last(&self) -> Option<String> {
         let kept = self.0.lock().map(|kept| String::from_utf8_lossy(&kept).into_owned()).unwrap_or_default();
-        kept.trim().lines().last().map(str::to_owned)
+        kept.trim().lines().last().map(shown)
     }
 
     /// Reads to the end and keeps only the last bytes.
@@ -215,15 +217,17 @@ impl LocalRank {
         cleanup::starting();
         let mut process = command.spawn()?;
         cleanup::started(pid(&process));
-        let complaints = Complaints::default();
-        if let Some(stdout) = process.stdout.take() {
-            std::thread::spawn(move || listen(BufReader::new(stdout), number, &events));
+        let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
+        // If a thread cannot be started, dropping the rank ends the process.
+        let rank = Self { stdin: process.stdin.take(), process, complaints: Complaints::default() };
+        if let Some(stdout) = stdout {
+            Builder::new().spawn(move || listen(BufReader::new(stdout), number, &events))?;
         }
-        if let Some(stderr) = process.stderr.take() {
-            let complaints = complaints.clone();
-            std::thread::spawn(move || complaints.keep_end_of(stderr));
+        if let Some(stderr) = stderr {
+            let complaints = rank.complaints();
+            Builder::new().spawn(move || complaints.keep_end_of(stderr))?;
         }
-        Ok(Self { stdin: process.stdin.take(), process, complaints })
+        Ok(rank)
     }
 
     /// The end of its standard error.

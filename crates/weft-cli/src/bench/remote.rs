@@ -10,7 +10,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
@@ -18,12 +18,13 @@ use serde::{Deserialize, Serialize};
 
 use super::job::{Job, ToParent};
 use super::launch::{Event, GRACE};
+use crate::foreign::show_all;
 
 /// The version of the control protocol. Changes with every change of [`Job`] or of the messages here.
 pub(super) const PROTOCOL: u32 = 1;
 /// The port of `weft bench serve`.
 pub(crate) const PORT: u16 = 18717;
-/// Time for the connection and for each part of the greeting.
+/// Time for the connection, and for the greeting as a whole.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// Longest line that is accepted.
 const LINE_BYTES: u64 = 1 << 20;
@@ -93,14 +94,52 @@ pub(super) fn send(mut stream: &TcpStream, message: &impl Serialize) -> io::Resu
     stream.write_all(line.as_bytes())
 }
 
-/// Receives a message.
+/// Receives a message. Its texts are fit to be shown.
 pub(super) fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
     let mut line = String::new();
     reader.take(LINE_BYTES).read_line(&mut line)?;
     if !line.ends_with('\n') {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(serde_json::from_str(&line)?)
+    Ok(serde_json::from_value(show_all(serde_json::from_str(&line)?))?)
+}
+
+/// Receives a message, which must be complete within this time, however slowly its bytes come.
+pub(super) fn receive_within<T: DeserializeOwned>(reader: &mut Reader, limit: Duration) -> io::Result<T> {
+    reader.get_mut().set_limit(limit);
+    receive(reader)
+}
+
+/// The receiving side of a control connection.
+pub(super) type Reader = BufReader<Timed>;
+
+/// A connection from which nothing is read after a point in time.
+pub(super) struct Timed {
+    stream: TcpStream,
+    until: Instant,
+}
+
+impl Timed {
+    /// A reader of the connection. Its time must be set before the first read.
+    pub(super) fn reader(stream: &TcpStream) -> io::Result<Reader> {
+        Ok(BufReader::new(Self { stream: stream.try_clone()?, until: Instant::now() }))
+    }
+
+    /// Sets the time.
+    pub(super) fn set_limit(&mut self, limit: Duration) {
+        self.until = Instant::now() + limit;
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
+    }
 }
 
 /// A host and a port, as `--to` names them. The host may be an IPv6 address, in brackets if a port follows.
@@ -119,7 +158,7 @@ pub(crate) struct Control {
     pub(crate) name: String,
     pub(crate) welcome: Welcome,
     stream: TcpStream,
-    reader: Arc<Mutex<BufReader<TcpStream>>>,
+    reader: Arc<Mutex<Reader>>,
 }
 
 impl Control {
@@ -145,12 +184,12 @@ impl Control {
     }
 
     fn greet(name: String, stream: TcpStream) -> Result<Self, String> {
-        let talk = || -> io::Result<(BufReader<TcpStream>, Answer)> {
+        let talk = || -> io::Result<(Reader, Answer)> {
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(GREETING))?;
+            stream.set_write_timeout(Some(GREETING))?;
             send(&stream, &Greeting::ours())?;
-            let mut reader = BufReader::new(stream.try_clone()?);
-            let answer = receive(&mut reader)?;
+            let mut reader = Timed::reader(&stream)?;
+            let answer = receive_within(&mut reader, GREETING)?;
             Ok((reader, answer))
         };
         match talk() {
@@ -174,16 +213,17 @@ impl Control {
         events: Sender<(usize, Event)>,
     ) -> io::Result<RemoteRank> {
         let limit = Duration::from_secs(job.timeout_s as u64) + MARGIN;
-        self.stream.set_read_timeout(Some(limit))?;
         let stream = self.stream.try_clone()?;
         send(&stream, &FromClient::Start(Box::new(job.clone()), env.to_vec()))?;
         let (reader, rank, name) = (Arc::clone(&self.reader), job.rank, self.name.clone());
-        let listener = std::thread::spawn(move || {
-            let last_words = listen(&mut *reader.lock().unwrap_or_else(PoisonError::into_inner), &name, rank, &events);
+        let listener = Builder::new().spawn(move || {
+            let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            reader.get_mut().set_limit(limit);
+            let last_words = listen(&mut *reader, &name, rank, &events);
             // The receiver is gone when the measurement is over.
             let _ = events.send((rank, Event::Closed));
             last_words
-        });
+        })?;
         Ok(RemoteRank { stream, open: true, listener: Some(listener) })
     }
 }

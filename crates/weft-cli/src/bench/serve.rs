@@ -7,22 +7,24 @@
 //! this host's own, and all numbers have limits. Nothing else protects the port, so it is open only while this program
 //! runs.
 
-use std::io::{self, BufReader, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use super::job::{Job, ToParent};
+use super::kinds::pair::Layout;
 use super::launch::{Complaints, Event, GRACE, LocalRank};
 use super::options::{LONGEST, MOST_WINDOW};
 use super::places::Host;
-use super::remote::{self, Answer, FromClient, FromServer, GREETING, Greeting, PROTOCOL, Welcome};
+use super::remote::{self, Answer, FromClient, FromServer, GREETING, Greeting, PROTOCOL, Reader, Timed, Welcome};
 use super::subject::{Floor, Subject};
 use super::{cleanup, cores};
 
@@ -32,6 +34,10 @@ const IDLE: Duration = Duration::from_secs(60);
 const MOST_THREADS: usize = 64;
 /// Deepest queue.
 const MOST_DEPTH: usize = 1 << 20;
+/// Most bytes for the buffers of a rank: those of one thread with the longest messages.
+const MOST_MEMORY: u64 = (2 * LONGEST as u64) + (64 << 20);
+/// Most clients that are greeted at a time, with the one that is served.
+const MOST_GUESTS: usize = 64;
 /// Longest time limit of a measurement.
 const LONGEST_S: usize = 3600;
 
@@ -61,6 +67,8 @@ struct Server {
     cores: Vec<usize>,
     /// The client that is served.
     client: Mutex<Option<SocketAddr>>,
+    /// Number of clients that have a thread.
+    guests: AtomicUsize,
 }
 
 /// Serves until the process is interrupted.
@@ -87,18 +95,59 @@ pub(crate) fn run(options: &ServeOptions, out: &mut impl Write) -> io::Result<Ex
             let server = Arc::new(server);
             loop {
                 match listener.accept() {
-                    Ok((stream, from)) => {
-                        let server = Arc::clone(&server);
-                        std::thread::spawn(move || {
-                            // A client that goes away ends its part; the next one may come.
-                            let _ = server.serve(stream, from);
-                        });
-                    }
+                    Ok((stream, from)) => attend(&server, stream, from),
                     // The client has gone, or descriptors are short for the moment.
                     Err(_) => std::thread::sleep(Duration::from_millis(100)),
                 }
             }
         }
+    }
+}
+
+/// Serves a client in a thread of its own. Without room for another thread the client is told so.
+fn attend(server: &Arc<Server>, stream: TcpStream, from: SocketAddr) {
+    let Ok(kept) = stream.try_clone() else { return };
+    let Some(guest) = Guest::enter(server) else {
+        return refuse(&kept, "many clients are greeting it; try again in some seconds".to_owned());
+    };
+    let served = Builder::new().spawn(move || {
+        // A client that goes away ends its part; the next one may come.
+        let _ = guest.0.serve(&stream, from);
+    });
+    if let Err(error) = served {
+        refuse(&kept, format!("it cannot start a thread: {error}; raise the limits of its memory and processes there"));
+    }
+}
+
+/// Tells a client why it is not served, as far as possible without waiting.
+fn refuse(stream: &TcpStream, why: String) {
+    let _ = stream.set_write_timeout(Some(Duration::from_millis(10)));
+    let _ = remote::send(stream, &Answer::Refused(why));
+}
+
+/// A client that has a thread.
+struct Guest(Arc<Server>);
+
+impl Guest {
+    /// Counts a client. `None`: there are too many.
+    fn enter(server: &Arc<Server>) -> Option<Self> {
+        let guest = Self(Arc::clone(server));
+        (server.guests.fetch_add(1, Ordering::Relaxed) < MOST_GUESTS).then_some(guest)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.guests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The client that is served, until this is dropped.
+struct Served<'a>(&'a Server);
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -115,7 +164,7 @@ fn prepare(options: &ServeOptions) -> Result<(Server, TcpListener), String> {
     let listener = listener.map_err(|error| {
         format!("cannot listen at port {}: {error}; choose another one with --port, and give it to --to", options.port)
     })?;
-    Ok((Server { host, cores, client: Mutex::new(None) }, listener))
+    Ok((Server { host, cores, client: Mutex::new(None), guests: AtomicUsize::new(0) }, listener))
 }
 
 fn host_name() -> String {
@@ -124,23 +173,22 @@ fn host_name() -> String {
 
 impl Server {
     /// Serves a client until it closes the connection.
-    fn serve(&self, stream: TcpStream, from: SocketAddr) -> io::Result<()> {
+    fn serve(&self, stream: &TcpStream, from: SocketAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(GREETING))?;
-        let mut reader = BufReader::new(stream.try_clone()?);
-        let Greeting { weft_bench, version } = remote::receive(&mut reader)?;
+        stream.set_write_timeout(Some(IDLE))?;
+        let mut reader = Timed::reader(stream)?;
+        let Greeting { weft_bench, version } = remote::receive_within(&mut reader, GREETING)?;
         if weft_bench != PROTOCOL {
             let us = env!("CARGO_PKG_VERSION");
             let why = format!("it is weft {us}, and this is weft {version}; install the same version on both hosts");
-            return remote::send(&stream, &Answer::Refused(why));
+            return remote::send(stream, &Answer::Refused(why));
         }
         if let Some(other) = self.claim(from) {
             let why = format!("it serves {other}; try again when that measurement is over");
-            return remote::send(&stream, &Answer::Refused(why));
+            return remote::send(stream, &Answer::Refused(why));
         }
-        let done = self.measure_all(&stream, &mut reader);
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        done
+        let _served = Served(self);
+        self.measure_all(stream, &mut reader)
     }
 
     /// Makes `from` the client that is served. Returns the present one, if there is any.
@@ -153,13 +201,12 @@ impl Server {
         *client
     }
 
-    fn measure_all(&self, stream: &TcpStream, reader: &mut BufReader<TcpStream>) -> io::Result<()> {
+    fn measure_all(&self, stream: &TcpStream, reader: &mut Reader) -> io::Result<()> {
         let welcome = Welcome { host: host_name(), libfabric: self.host.version };
         remote::send(stream, &Answer::Welcome(welcome))?;
         loop {
-            stream.set_read_timeout(Some(IDLE))?;
             // Lines for a rank that has ended are without effect.
-            if let FromClient::Start(job, env) = remote::receive(reader)? {
+            if let FromClient::Start(job, env) = remote::receive_within(reader, IDLE)? {
                 self.measure(stream, reader, &job, env)?;
             }
         }
@@ -169,7 +216,7 @@ impl Server {
     fn measure(
         &self,
         stream: &TcpStream,
-        reader: &mut BufReader<TcpStream>,
+        reader: &mut Reader,
         job: &Job,
         env: Vec<(String, String)>,
     ) -> io::Result<()> {
@@ -184,7 +231,7 @@ impl Server {
         if let Some(why) = self.host.refuses(&subject) {
             return refuse(ToParent::NotOffered(format!("on {}: {why}", host_name())));
         }
-        stream.set_read_timeout(Some(Duration::from_secs(job.timeout_s as u64) + IDLE))?;
+        reader.get_mut().set_limit(Duration::from_secs(job.timeout_s as u64) + IDLE);
         let listen = stream.local_addr()?.ip().to_canonical();
         let job = Job {
             library: self.host.library.clone(),
@@ -201,8 +248,11 @@ impl Server {
         };
         let (complaints, over) = (rank.complaints(), &AtomicBool::new(false));
         let ended = std::thread::scope(|scope| {
-            let relay = scope.spawn(move || relay(stream, &inbox, &complaints, over));
+            let relay = Builder::new().spawn_scoped(scope, move || relay(stream, &inbox, &complaints, over));
             let end = loop {
+                if let Err(error) = &relay {
+                    break refuse(ToParent::Failed(format!("the server cannot start a thread: {error}")));
+                }
                 match remote::receive(reader) {
                     Ok(FromClient::Line(line)) => rank.tell(&line),
                     Ok(FromClient::End | FromClient::Start(..)) => break Ok(()),
@@ -213,7 +263,7 @@ impl Server {
             rank.close();
             rank.await_end(Instant::now() + GRACE);
             drop(rank);
-            let _ = relay.join();
+            let _ = relay.map(ScopedJoinHandle::join);
             end
         });
         cleanup::files_left();
@@ -256,6 +306,19 @@ fn permitted(job: &Job, env: &[(String, String)]) -> Result<(), String> {
     if job.ranks != 2 || case.threads == 0 || job.window == 0 || case.size == 0 {
         return Err("a measurement of nothing".to_owned());
     }
+    let (threads, window) = (case.threads as u64, u32::try_from(job.window).unwrap_or(u32::MAX));
+    let memory = threads.saturating_mul(Layout::new(case.size, window).bytes() as u64);
+    if memory > MOST_MEMORY {
+        return Err(format!(
+            "{threads} threads with messages of {} bytes: their buffers take {} MiB, and the limit is {} MiB",
+            case.size,
+            memory >> 20,
+            MOST_MEMORY >> 20
+        ));
+    }
+    if case.threads.saturating_mul(case.number) > MOST_DEPTH {
+        return Err(format!("{threads} threads with a depth of {} each: the limit is {MOST_DEPTH} together", case.number));
+    }
     if !provider.chars().all(|char| char.is_ascii_alphanumeric() || "_;-".contains(char)) {
         return Err(format!("the provider {provider:?}"));
     }
@@ -275,6 +338,7 @@ fn permitted(job: &Job, env: &[(String, String)]) -> Result<(), String> {
 mod tests {
     use super::super::job::tests::job;
     use super::super::options::Kind;
+    use super::super::plan::Case;
     use super::*;
 
     #[test]
@@ -287,12 +351,22 @@ mod tests {
         {
             assert!(permitted(&sound, &env(name, value)).is_err(), "{name}");
         }
+        let largest = Job { case: Case { size: LONGEST, ..sound.case.clone() }, window: MOST_WINDOW, ..sound.clone() };
+        assert_eq!(permitted(&largest, &[]), Ok(()));
         for unsound in [
             Job { window: MOST_WINDOW + 1, ..sound.clone() },
             Job { ranks: 3, ..sound.clone() },
             Job { provider: "a b".to_owned(), ..sound.clone() },
             Job { floor: Some(Floor::Memcpy), ..sound.clone() },
             job(Kind::Collective),
+            // Each number is within its limit, and their product is not.
+            Job { case: Case { size: LONGEST, threads: 2, ..sound.case.clone() }, ..sound.clone() },
+            Job {
+                case: Case { size: 16 << 20, threads: MOST_THREADS, ..sound.case.clone() },
+                window: MOST_WINDOW,
+                ..sound.clone()
+            },
+            Job { case: Case { threads: 2, number: MOST_DEPTH, ..sound.case.clone() }, ..sound.clone() },
         ] {
             assert!(permitted(&unsound, &[]).is_err());
         }

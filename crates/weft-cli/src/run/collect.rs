@@ -21,6 +21,8 @@ use nix::unistd::Pid;
 use rustix::fs::MemfdFlags;
 use weft_fi::observe::report::line::Line;
 
+use crate::foreign::shown;
+
 /// Time for the output of processes that outlive the launcher.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 /// Longest line that may be a report.
@@ -73,8 +75,13 @@ impl Collector {
         let text = String::from_utf8_lossy(&text);
         let written = text.lines().filter_map(|line| Line::parse(line.strip_prefix(&self.token)?.trim_start()));
         let forwarded = self.forwarded.lock().unwrap_or_else(PoisonError::into_inner);
-        merged(written.chain(forwarded.iter().cloned()))
+        merged(written.chain(forwarded.iter().cloned()).map(fit))
     }
+}
+
+/// A report whose text can be shown.
+fn fit(report: Line) -> Line {
+    Line { host: shown(&report.host), ..report }
 }
 
 /// Adds the reports of one process. Ranks in process namespaces of their own may have equal process ids.

@@ -19,6 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use weft_fi::observe::publish::layout::{self, Endpoint, Group, Head, Peer};
 
 use super::job;
+use crate::foreign::shown;
 
 /// Number of attempts to read a block that is being written.
 const TRIES: usize = 5;
@@ -120,6 +121,7 @@ pub(crate) fn process(pid: u32) -> Result<Process, Missing> {
     }
     let Some(Head { version, rank, size, host, .. }) = known else { return Err(Missing::Silent(pid)) };
     endpoints.sort_by_key(|published| published.endpoint.opened_ns);
+    let (version, host) = (shown(&version), shown(&host));
     Ok(Process { pid, command: command(&dir), version, rank, size, host, job: job::of(pid), endpoints })
 }
 
@@ -154,7 +156,7 @@ fn command(dir: &Path) -> String {
     let line = line.trim();
     let name = || text(&dir.join("comm")).unwrap_or_default().trim().to_owned();
     let text = if line.is_empty() { name() } else { line.to_owned() };
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+    shown(&text)
 }
 
 fn open(link: &Path) -> Option<OwnedFd> {

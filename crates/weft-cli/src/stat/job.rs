@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use super::find::text;
+use crate::foreign::shown;
 
 /// Launchers, and their daemons on each host.
 const LAUNCHERS: &[&str] = &[
@@ -41,8 +42,7 @@ impl Status {
         let (before, after) = stat.rsplit_once(')')?;
         let (_, name) = before.split_once('(')?;
         let mut fields = after.split_whitespace().skip(1).map(str::parse);
-        let name = name.chars().filter(|char| !char.is_control()).collect();
-        Some(Self { name, parent: fields.next()?.ok()?, group: fields.next()?.ok()? })
+        Some(Self { name: shown(name), parent: fields.next()?.ok()?, group: fields.next()?.ok()? })
     }
 }
 
@@ -67,7 +67,7 @@ fn of_environment(environment: &str) -> Option<String> {
     let name = get("PMIX_NAMESPACE").map(str::to_owned);
     let name =
         name.or_else(|| get("SLURM_JOB_ID").map(|id| format!("slurm {id}.{}", get("SLURM_STEP_ID").unwrap_or("0"))));
-    name.map(|name| name.chars().filter(|char| !char.is_control()).collect())
+    name.map(|name| shown(&name))
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@
 
 mod boards;
 mod chains;
+mod early;
 mod failure;
 mod join;
 mod messages;
@@ -44,6 +45,7 @@ use crate::mem::{Iov, Owned};
 use crate::nic::{LinkError, Nic};
 use boards::{BoardRun, Host};
 use chains::Chain;
+use early::Early;
 use failure::Notices;
 use join::Joined;
 use messages::{Arrived, Posted};
@@ -97,6 +99,7 @@ pub(crate) struct Collectives {
     posted: FxHashMap<(PeerId, u64), Posted>,
     /// Messages without a receive, by peer and tag.
     arrived: FxHashMap<(PeerId, u64), Arrived>,
+    early: Early,
     notices: Notices,
 }
 
@@ -420,7 +423,7 @@ impl Collectives {
         let hosts = self.groups.iter().filter_map(|(_, group)| group.host.as_deref());
         let shared = hosts.flat_map(Host::peers);
         let waiting = self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer);
-        waiting.chain(shared).chain(self.notices.peers())
+        waiting.chain(shared).chain(self.early.peers())
     }
 
     /// Operations that are not complete.

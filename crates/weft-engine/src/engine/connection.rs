@@ -36,7 +36,7 @@ use crate::engine::peer::PeerState;
 use crate::engine::state::Violation;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
-use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
+use crate::wire::{Open, Reader, Short, kind};
 
 /// The address of an active endpoint's peer.
 pub const PEER: Addr = 0;
@@ -283,11 +283,14 @@ impl State {
     /// Handles CALL: a peer calls this listener.
     pub(crate) fn on_call(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let Role::Listener(backlog) = self.connection.role else { return Err(Violation) };
-        let open: Open = r.take().ok_or(Violation)?;
-        let data = Self::conn_data(&r)?;
-        if open.version != PROTOCOL_VERSION || self.links.state(link) != LinkState::Incoming {
+        if self.links.state(link) != LinkState::Incoming {
             return Err(Violation);
         }
+        if !self.agrees_on_version(link, &r)? {
+            return Ok(());
+        }
+        let _: Open = r.take().ok_or(Violation)?;
+        let data = Self::conn_data(&r)?;
         let Some(peer) = self.links.take_pending_peer(link) else { return Err(Violation) };
         if self.connection.calls.len() >= backlog {
             self.decline(link, &[]);
@@ -311,11 +314,14 @@ impl State {
     /// Handles ACCEPT: an endpoint of the listener's client calls back.
     pub(crate) fn on_accept(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let ConnectionPhase::Calling(called, _) = self.connection.phase else { return Err(Violation) };
-        let open: Open = r.take().ok_or(Violation)?;
-        let data = Self::conn_data(&r)?;
-        if open.version != PROTOCOL_VERSION || self.links.state(link) != LinkState::Incoming {
+        if self.links.state(link) != LinkState::Incoming {
             return Err(Violation);
         }
+        if !self.agrees_on_version(link, &r)? {
+            return Ok(());
+        }
+        let open: Open = r.take().ok_or(Violation)?;
+        let data = Self::conn_data(&r)?;
         let peer = self.links.pending_peer(link).ok_or(Violation)?;
         self.close_links(called);
         self.peers[called].set_state(PeerState::Idle);

@@ -24,8 +24,8 @@ use crate::engine::peer::PeerState;
 use crate::engine::state::Violation;
 use crate::growth;
 use crate::name::EpName;
-use crate::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
-use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
+use crate::nic::{Layer, LinkError, LinkId, LinkUp, Nic, Notice, Sink, Versions};
+use crate::wire::{Open, Reader, Refusal, Refused, Short, kind};
 
 /// Most links of peers that may be up and silent. Peers send as soon as a link is up.
 pub(crate) const MAX_SILENT: usize = 1024;
@@ -97,6 +97,10 @@ enum LinkWork {
     Send { link: LinkId, message: SmallVec<[u8; 24]>, close: bool },
     /// Closes a link.
     Close(LinkId),
+    /// Closes a link, after its peer was told the reason. Without room for the message it is closed at once.
+    Refuse { link: LinkId, reason: Refusal },
+    /// Reports an act of the engine to the user.
+    Notice(Box<(EpName, Notice)>),
     /// Starts queries of addresses ([`crate::engine::claims`]).
     Query,
     /// Polls boards in each round, until it is removed. It is here so that rounds without boards check nothing more.
@@ -106,8 +110,8 @@ enum LinkWork {
 impl LinkWork {
     fn link(&self) -> Option<LinkId> {
         match self {
-            Self::Send { link, .. } | Self::Close(link) => Some(*link),
-            Self::Query | Self::Boards => None,
+            Self::Send { link, .. } | Self::Close(link) | Self::Refuse { link, .. } => Some(*link),
+            Self::Notice(_) | Self::Query | Self::Boards => None,
         }
     }
 }
@@ -123,6 +127,8 @@ pub(crate) struct Links {
     early: Vec<(LinkId, Vec<u8>)>,
     /// OPEN messages sent, modulo 2³².
     opens_sent: u32,
+    /// Number of acts that may be reported to the user, by their kind.
+    notices: [u64; 3],
     /// Whether `work` contains `Boards`.
     boards: bool,
     /// Whether links of peers are refused, because the endpoint has closed.
@@ -215,6 +221,25 @@ impl Links {
 
     pub(crate) fn queue_message(&mut self, link: LinkId, message: SmallVec<[u8; 24]>, close: bool) {
         self.work.push(LinkWork::Send { link, message, close });
+    }
+
+    /// Has the device close a link that the engine has forgotten, after its peer was told the reason.
+    pub(crate) fn queue_refusal(&mut self, link: LinkId, reason: Refusal) {
+        self.work.push(LinkWork::Refuse { link, reason });
+    }
+
+    /// Reports an act of the engine to the user, unless many of its kind were reported.
+    #[cold]
+    pub(crate) fn notice(&mut self, peer: &EpName, notice: Notice) {
+        let count = match notice {
+            Notice::Refuses(_) => &mut self.notices[0],
+            Notice::RefusedBy(_) => &mut self.notices[1],
+            Notice::Forgets => &mut self.notices[2],
+        };
+        *count += 1;
+        if count.is_power_of_two() {
+            self.work.push(LinkWork::Notice(Box::new((*peer, notice))));
+        }
     }
 
     pub(crate) fn queue_query(&mut self) {
@@ -335,7 +360,7 @@ impl<N: Nic> Engine<N> {
     fn run_link_work(&mut self) -> bool {
         let mut work = std::mem::take(&mut self.state.links.work);
         let before = work.len();
-        let nic = &mut self.nic;
+        let (nic, version) = (&mut self.nic, self.state.config.protocol_version);
         let mut stuck: SmallVec<[LinkId; 4]> = SmallVec::new();
         let mut sent: SmallVec<[LinkId; 4]> = SmallVec::new();
         work.retain(|work| {
@@ -343,6 +368,12 @@ impl<N: Nic> Engine<N> {
                 LinkWork::Query => return false,
                 LinkWork::Boards => return true,
                 LinkWork::Send { link, .. } | LinkWork::Close(link) if stuck.contains(link) => return true,
+                LinkWork::Notice(what) => nic.notice(&what.0, what.1),
+                LinkWork::Refuse { link, reason } => {
+                    // The peer of a link without room sees its end alone. The link must not outlast the refusal.
+                    let _ = nic.send(*link, refused(version, *reason).bytes(), &[]);
+                    nic.close(*link);
+                }
                 LinkWork::Send { link, message, close } => {
                     if nic.send(*link, message, &[]).is_err() {
                         stuck.push(*link);
@@ -370,6 +401,13 @@ impl<N: Nic> Engine<N> {
     }
 }
 
+/// The message that tells a peer why its link ends.
+pub(crate) fn refused(version: u8, reason: Refusal) -> Short {
+    let mut w = Short::new(kind::REFUSED, 0);
+    w.put(&Refused { version, reason: reason.to_wire(), reserved: [0; 6] });
+    w
+}
+
 impl State {
     /// A link is up.
     pub(crate) fn link_up(&mut self, link: LinkId, up: LinkUp) {
@@ -382,7 +420,7 @@ impl State {
             slot.state = LinkState::Incoming;
             slot.peer = None;
             if let Some(oldest) = self.links.add_silent(link) {
-                self.links.close(oldest);
+                self.turn_away(oldest, LinkError::Evicted);
             }
             return;
         }
@@ -423,7 +461,7 @@ impl State {
         if let Some(pending) = &mut self.links.slot(link).pending {
             (pending.granted, pending.withheld) = (window, withheld);
         }
-        Open { version: PROTOCOL_VERSION, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
+        Open { version: self.config.protocol_version, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
     }
 
     /// Refuses a peer's link because another link serves the pair, or will. The peer connects again if it knows
@@ -433,12 +471,58 @@ impl State {
         self.queue_link_message(link, kind::OPEN_DUP, true);
     }
 
+    /// Ends a link that this side does not serve, or serves no longer. The peer and the user are told why.
+    #[cold]
+    pub(crate) fn turn_away(&mut self, link: LinkId, why: LinkError) {
+        let reason = match why {
+            LinkError::Version(_) => Refusal::Version,
+            LinkError::Crowded => Refusal::Crowded,
+            _ => Refusal::Evicted,
+        };
+        if let Some(peer) = Sink::peer(self, link) {
+            self.links.notice(&peer, Notice::Refuses(why));
+        }
+        self.link_lost(link, why);
+        self.links.queue_refusal(link, reason);
+    }
+
+    /// Compares the version in a first message. Returns false if the peer was turned away, because it speaks another
+    /// one. Its message may then differ in all that follows.
+    pub(crate) fn agrees_on_version(&mut self, link: LinkId, r: &Reader<'_>) -> Result<bool, Violation> {
+        let (ours, theirs) = (self.config.protocol_version, *r.rest().first().ok_or(Violation)?);
+        if ours != theirs {
+            self.turn_away(link, LinkError::Version(Versions { layer: Layer::Engine, ours, theirs }));
+        }
+        Ok(ours == theirs)
+    }
+
+    /// Handles REFUSED: the peer does not serve the link, or serves it no longer.
+    pub(crate) fn on_refused(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let Refused { version: theirs, reason, .. } = r.take().ok_or(Violation)?;
+        let ours = self.config.protocol_version;
+        let why = match Refusal::from_wire(reason) {
+            Some(Refusal::Version) if ours == theirs => return Err(Violation),
+            Some(Refusal::Version) => LinkError::Version(Versions { layer: Layer::Engine, ours, theirs }),
+            Some(Refusal::Crowded) => LinkError::Crowded,
+            Some(Refusal::Evicted) => LinkError::Evicted,
+            None => LinkError::Closed,
+        };
+        if let Some(peer) = Sink::peer(self, link) {
+            self.links.notice(&peer, Notice::RefusedBy(why));
+        }
+        self.link_lost(link, why);
+        self.links.queue_close(link);
+        Ok(())
+    }
+
     pub(crate) fn on_open(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
-        let open: Open = r.take().ok_or(Violation)?;
-        let expected = self.connection.is_connectionless() && self.links.state(link) == LinkState::Incoming;
-        if open.version != PROTOCOL_VERSION || !expected {
+        if !self.connection.is_connectionless() || self.links.state(link) != LinkState::Incoming {
             return Err(Violation);
         }
+        if !self.agrees_on_version(link, &r)? {
+            return Ok(());
+        }
+        let open: Open = r.take().ok_or(Violation)?;
         let Some(pending) = &mut self.links.slot(link).pending else { return Err(Violation) };
         (pending.window, pending.call) = (open.window_bytes.get(), open.call.get());
         let name = pending.up.peer;
@@ -450,7 +534,9 @@ impl State {
     pub(crate) fn take_call(&mut self, link: LinkId, addr: Option<Addr>) {
         let Some(pending) = &self.links.slot(link).pending else { return };
         let (name, window, call) = (pending.up.peer, pending.window, pending.call);
-        let Some(peer_id) = self.peer_of_caller(&name, addr) else { return self.links.close(link) };
+        let Some(peer_id) = self.peer_of_caller(&name, addr) else {
+            return self.turn_away(link, LinkError::Crowded);
+        };
         self.links.set_peer(link, peer_id);
         let to_self = name == self.me;
         let peer = &mut self.peers[peer_id];
@@ -532,15 +618,18 @@ impl State {
     }
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
-        let open: Open = r.take().ok_or(Violation)?;
         // An answer to a message that has not left would adopt a link whose close waits for that message. The
         // memory of the link would then be freed too late.
         let sent = self.links.work.iter().all(|work| work.link() != Some(link));
         let expected = sent && self.may_be_opened() && self.links.state(link) == LinkState::Opening;
         let Some(peer_id) = self.links.slot(link).peer else { return Err(Violation) };
-        if open.version != PROTOCOL_VERSION || !expected {
+        if !expected {
             return Err(Violation);
         }
+        if !self.agrees_on_version(link, &r)? {
+            return Ok(());
+        }
+        let open: Open = r.take().ok_or(Violation)?;
         let window = open.window_bytes.get();
         if self.peers[peer_id].name().same_endpoint(&self.me)
             && let Some(pending) = &mut self.links.slot(link).pending
@@ -628,6 +717,9 @@ impl State {
                         self.peers.activate(peer_id);
                     }
                     Some(standby) => self.adopt_standby(standby, peer_id),
+                    None if state == LinkState::Opening && why == LinkError::Closed => {
+                        self.fail_peer(peer_id, LinkError::Unanswered);
+                    }
                     None => self.fail_peer(peer_id, why),
                 }
             }

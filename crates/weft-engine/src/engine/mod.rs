@@ -15,6 +15,7 @@ mod connection;
 mod datagram;
 mod groups;
 mod ids;
+mod leftovers;
 mod links;
 mod ops;
 mod own;
@@ -52,6 +53,7 @@ use crate::bugs::planted;
 use crate::engine::claims::AddressQuery;
 use crate::engine::collectives::Collectives;
 use crate::engine::connection::Connection;
+use crate::engine::leftovers::Leftovers;
 use crate::engine::links::Links;
 use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, request_limit};
@@ -74,6 +76,7 @@ pub(crate) struct State {
     me: EpName,
     peers: Peers,
     strangers: Strangers,
+    leftovers: Leftovers,
     links: Links,
     /// Pending queries for the endpoints at addresses.
     address_queries: Vec<AddressQuery>,
@@ -104,6 +107,7 @@ impl State {
             me,
             peers: Peers::new(),
             strangers: Strangers::default(),
+            leftovers: Leftovers::default(),
             links: Links::default(),
             address_queries: Vec::new(),
             incoming: Incoming::new(&config),

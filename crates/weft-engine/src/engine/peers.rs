@@ -21,10 +21,13 @@ use crate::engine::connection::Role;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::peer::{BulkOp, Deferred, PathFlags, Peer, PeerQueues, PeerState, QueuePool};
 use crate::growth;
-use crate::matching::Matcher;
+use crate::matching::{Body, Matcher};
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
 use crate::wire::Writer;
+
+/// If there are too many strangers, departed ones lose their messages, at most this fraction of the limit at a time.
+const FORGOTTEN_PART: usize = 1024;
 
 /// Strangers are swept after this many of them may have become sweepable.
 const SWEEP_AFTER: usize = 64;
@@ -519,12 +522,23 @@ impl State {
         }
         let stranger = addr.is_none() && self.peers.addr_of(name) == ADDR_NONE;
         if stranger && self.peers.find(name).is_none() && self.peers.is_crowded(max) {
-            self.evict_strangers();
-            self.sweep_strangers();
+            // Messages of departed strangers go before the links of idle ones.
+            let departed = |peer: &Peer| peer.addr() == ADDR_NONE;
+            let forgotten = (0..=max / FORGOTTEN_PART).take_while(|_| self.forget_first_departed(departed)).count();
+            if forgotten > 0 {
+                self.sweep_strangers();
+            }
+            if self.peers.is_crowded(max) {
+                self.evict_strangers();
+                self.sweep_strangers();
+            }
         }
         let known = self.peers.find(name);
         // A known peer without an address may have reconnected after its service entry was removed.
         if known.is_none_or(|peer_id| self.peers[peer_id].addr() == ADDR_NONE) {
+            if let Some(addr) = addr.filter(|addr| self.peers.is_overclaimed(*addr, name)) {
+                self.forget_first_departed(|peer| peer.addr() == addr);
+            }
             let refused = match addr {
                 None => known.is_none() && stranger && self.peers.is_crowded(max),
                 Some(addr) => self.peers.is_overclaimed(addr, name),
@@ -541,7 +555,9 @@ impl State {
     fn sweep_strangers(&mut self) {
         self.peers.sweepable = 0;
         debug_assert_eq!(self.strangers.total(), self.all_stakes());
-        let gone = |peer: &Peer| peer.is_sweepable() && peer.ops().is_empty() && peer.transfers().is_empty();
+        self.drop_early_of_departed();
+        let nothing = |peer: &Peer| peer.rx_used() == 0 && peer.ops().is_empty() && peer.transfers().is_empty();
+        let gone = |peer: &Peer| peer.is_sweepable() && nothing(peer);
         let mut gone = self.peers.table.iter().map(gone).collect::<Vec<_>>();
         let mut keep = |id: PeerId| {
             if let Some(gone) = gone.get_mut(id.place()) {
@@ -552,8 +568,16 @@ impl State {
         self.peers.active.iter().copied().for_each(&mut keep);
         self.peers.by_addr.iter().filter_map(|route| *route).for_each(&mut keep);
         self.peers.by_context_addr.values().copied().for_each(&mut keep);
-        for matcher in self.incoming.matchers() {
-            matcher.unexpected().iter().for_each(|(_, message)| keep(message.peer()));
+        // Other messages use a part of their peer's window, so only these need a search.
+        if self.leftovers.may_have_lost() {
+            let mut any = false;
+            for matcher in self.incoming.matchers() {
+                for (_, message) in matcher.unexpected().iter() {
+                    any |= matches!(message.body(), Body::Lost { .. });
+                    keep(message.peer());
+                }
+            }
+            self.leftovers.set_lost(any);
         }
         if let Some(collectives) = &self.collectives {
             collectives.peers().for_each(&mut keep);
@@ -622,6 +646,7 @@ impl State {
     pub(crate) fn clear_address(&mut self, peer_id: PeerId) {
         self.peers[peer_id].set_addr(ADDR_NONE);
         self.peers.sweepable += 1;
+        self.note_removed(peer_id);
         self.account(peer_id);
         self.reindex_messages();
     }
@@ -703,7 +728,10 @@ impl State {
                 elsewhere.push(peer_id);
             }
         }
-        elsewhere.iter().for_each(|peer_id| self.account(*peer_id));
+        for &peer_id in &elsewhere {
+            self.note_removed(peer_id);
+            self.account(peer_id);
+        }
         if !elsewhere.is_empty() {
             self.reindex_messages();
         }

@@ -4,6 +4,8 @@
 //! message) → completions, or deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here
 //! calls the device, which is borrowed while it polls.
 
+use smallvec::SmallVec;
+
 use crate::api::{ADDR_NONE, Addr, Completion, Fault, Kind, OpFlags};
 use crate::bugs::planted;
 use crate::engine::State;
@@ -13,7 +15,7 @@ use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
 use crate::engine::peer::{PathFlags, Peer, UNMATCHED_LIMIT};
 use crate::engine::registrations::Holder;
 use crate::engine::send::EAGER_COST;
-use crate::matching::{Body, Unexpected};
+use crate::matching::Body;
 use crate::mem::{self, IovList};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -49,12 +51,10 @@ impl State {
         self.prompts.forget(peer_id);
         let peer = &self.peers[peer_id];
         let (link, in_use) = (peer.link(), peer.is_in_use());
-        self.peers.note_sweepable(peer.addr() == ADDR_NONE);
         let parts = self.peers.drop_queues(peer_id).and_then(|queues| queues.parts());
         let peer = &mut self.peers[peer_id];
-        let came = peer.rendezvous_waiting() > 0;
+        let announced = peer.rendezvous_waiting();
         peer.reset();
-        let left = peer.rx_used();
         let dead = self.outgoing.ops_of(peer);
         if dead.is_empty() && !in_use {
             self.peers[peer_id].set_connect_failure(why);
@@ -90,10 +90,12 @@ impl State {
         if let Some(parts) = parts {
             self.abort_multipart(parts);
         }
-        self.collective_peer_lost(peer_id, why, in_use);
-        if planted!(Bug::OrphanOvertakes, left > 0 || came, false) {
-            self.orphan_unexpected(peer_id, why);
+        let announced = announced.saturating_sub(self.collective_peer_lost(peer_id, why, in_use));
+        if planted!(Bug::OrphanOvertakes, self.peers[peer_id].rx_used() > 0 || announced > 0, false) {
+            self.orphan_unexpected(peer_id, why, announced);
         }
+        let peer = &self.peers[peer_id];
+        self.peers.note_sweepable(peer.addr() == ADDR_NONE && peer.rx_used() == 0);
         // A refused inject is reported by way of the address, so its route stays.
         if self.peers[peer_id].connect_failure().is_none() {
             self.drop_routes(peer_id);
@@ -136,29 +138,29 @@ impl State {
     ///
     /// The number of such places is limited per peer, over all its links. A stranger has none: otherwise any
     /// process could fail receives meant for others.
-    fn orphan_unexpected(&mut self, peer_id: PeerId, why: LinkError) {
-        let lost = |m: &&Unexpected| m.peer() == peer_id && matches!(m.body(), Body::Lost { .. });
-        let unexpected = self.incoming.matchers().map(|matcher| matcher.unexpected().iter().map(|(_, m)| m));
+    fn orphan_unexpected(&mut self, peer_id: PeerId, why: LinkError, announced: u32) {
+        let messages = self.messages_of(peer_id, announced);
         let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
-        let mut places = most.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
-        for matcher in self.incoming.matchers_mut() {
-            let theirs: Vec<u32> = matcher
-                .unexpected()
-                .iter()
-                .filter(|(_, m)| m.peer() == peer_id && !m.is_orphan())
-                .map(|(key, _)| key)
-                .collect();
-            for key in theirs {
-                let Some(message) = matcher.unexpected_mut().get_mut(key) else { continue };
-                let Some(len) = message.orphan() else { continue };
+        let mut places = most;
+        let mut left = SmallVec::new();
+        for (tagged, key) in messages {
+            let matcher = self.incoming.matcher(tagged);
+            let Some(message) = matcher.unexpected_mut().get_mut(key) else { continue };
+            if matches!(message.body(), Body::Lost { .. }) {
+                places = places.saturating_sub(1);
+            } else if let Some(len) = message.orphan() {
                 if message.is_claimed() || planted!(Bug::LostPassedOver, places > 0, false) {
                     places = places.saturating_sub(1);
                     message.set_body(Body::Lost { why, len });
+                    self.leftovers.set_lost(true);
                 } else {
                     matcher.unexpected_mut().remove(key);
+                    continue;
                 }
             }
+            left.push((tagged, key));
         }
+        self.note_leftovers(peer_id, left);
     }
 
     /// Whether a link leads to that address: for another context of the same endpoint, or for another endpoint
@@ -248,6 +250,7 @@ impl State {
                 kind::CALL => self.on_call(link, r),
                 kind::ACCEPT => self.on_accept(link, r),
                 kind::REJECT => self.on_reject(link, &r),
+                kind::REFUSED => self.on_refused(link, r),
                 _ => Err(Violation),
             };
         }

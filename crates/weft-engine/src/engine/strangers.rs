@@ -21,8 +21,10 @@ use crate::api::ADDR_NONE;
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
+use crate::engine::links::refused;
 use crate::engine::peer::PeerState;
-use crate::nic::{LinkError, LinkId, Nic, Sink};
+use crate::nic::{LinkError, LinkId, Nic, Notice, Sink};
+use crate::wire::Refusal;
 
 /// The first window is at most this fraction of the budget.
 const FIRST_PART: u64 = 1024;
@@ -66,12 +68,22 @@ pub(crate) struct Watch {
     activity: u32,
     /// [`Strangers::crowded`] at the last check that found new messages.
     quiet_since: u32,
+    /// The number of the peer's last departure with messages left here ([`crate::engine::leftovers`]).
+    departure: u64,
 }
 
 impl Watch {
     /// The state after the peer's link has ended. The sums still contain the stake.
     pub(crate) fn after_reset(&self) -> Self {
         Self { stake: self.stake, ..Self::default() }
+    }
+
+    pub(crate) fn departure(&self) -> u64 {
+        self.departure
+    }
+
+    pub(crate) fn depart(&mut self, number: u64) {
+        self.departure = number;
     }
 }
 
@@ -202,6 +214,7 @@ impl State {
         let queues = peer.queues().map_or(0, |queues| queues.held_bytes());
         let (writing, device) = (peer.writing(), peer.watch().map_or(0, |watch| watch.device_bytes));
         let kept = u64::from(peer.rendezvous_waiting()) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
+        let kept = kept + self.collectives.as_deref().map_or(0, |groups| groups.early_bytes(peer_id));
         Stake { window: window.saturating_sub(self.even_share()), kept: kept + queues + device }
     }
 
@@ -236,8 +249,7 @@ impl State {
             let Some(link) = self.find_idle_link(IDLE_CALLS, |state, peer_id, _| !state.is_busy(peer_id)) else {
                 return;
             };
-            self.link_lost(link, LinkError::Resources);
-            self.links.queue_close(link);
+            self.turn_away(link, LinkError::Evicted);
         }
     }
 
@@ -322,7 +334,11 @@ impl<N: Nic> Engine<N> {
             let (PeerState::Up(link) | PeerState::Greeting(link)) = self.state.peers[largest].state() else {
                 return;
             };
+            if let Some(peer) = self.state.peer(link) {
+                self.state.links.notice(&peer, Notice::Refuses(LinkError::Evicted));
+            }
             self.state.down(link, LinkError::Resources);
+            let _ = self.nic.send(link, refused(self.state.config.protocol_version, Refusal::Evicted).bytes(), &[]);
             self.nic.discard(link);
             if self.state.strangers.total.kept >= before {
                 return;

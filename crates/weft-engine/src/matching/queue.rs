@@ -104,6 +104,11 @@ impl<T> Queue<T> {
         self.list.iter()
     }
 
+    /// Iterates from the newest entry to the oldest.
+    pub(crate) fn iter_back(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.list.iter_back()
+    }
+
     /// Removes an entry and returns it.
     pub(crate) fn remove(&mut self, key: u32) -> Option<T> {
         let value = self.list.remove(key);

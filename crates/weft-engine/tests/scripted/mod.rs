@@ -10,7 +10,9 @@ use weft_engine::api::{Addr, AddressBook, Completion, Config};
 use weft_engine::board::Board;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
+use weft_engine::nic::{
+    Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Notice, Registrar, RemoteIov, Share, Sharing, Sink,
+};
 
 /// The name of an endpoint. A greater byte gives a greater name, at the same host and port.
 pub fn name(byte: u8) -> EpName {
@@ -100,6 +102,8 @@ pub struct ScriptedDevice {
     /// Links that are up or being made, and links that the engine has closed.
     pub open: Vec<LinkId>,
     pub closed: Vec<LinkId>,
+    /// Acts of the engine that a device logs.
+    pub notices: Vec<Notice>,
     /// Number of the next link that the engine makes.
     pub dials: Option<u32>,
     /// The endpoint that answers at a socket, where that differs. Links to sockets have numbers of their own,
@@ -124,6 +128,7 @@ impl ScriptedDevice {
             depth: 64,
             open: Vec::new(),
             closed: Vec::new(),
+            notices: Vec::new(),
             dials: None,
             lives: None,
             probes: 0,
@@ -238,6 +243,9 @@ impl Nic for ScriptedDevice {
         assert!(self.open.contains(&link), "a link is closed that is not open");
         self.closed.push(link);
         self.leave(link);
+    }
+    fn notice(&mut self, _: &EpName, notice: Notice) {
+        self.notices.push(notice);
     }
     fn drained(&self) -> bool {
         true

@@ -132,13 +132,13 @@ impl From<Fault> for Errno {
 impl From<LinkError> for Errno {
     fn from(error: LinkError) -> Self {
         match error {
-            LinkError::Closed => Self::SHUTDOWN,
+            LinkError::Closed | LinkError::Unanswered | LinkError::Evicted => Self::SHUTDOWN,
             LinkError::Gone => Self::CONNRESET,
-            LinkError::Refused => Self::CONNREFUSED,
+            LinkError::Refused | LinkError::Crowded => Self::CONNREFUSED,
             LinkError::Timeout => Self::TIMEDOUT,
             LinkError::Unreachable | LinkError::Cut => Self::HOSTUNREACH,
             LinkError::Denied | LinkError::Encryption => Self::ACCES,
-            LinkError::Protocol => Self::PROTO,
+            LinkError::Protocol | LinkError::Version(_) => Self::PROTO,
             LinkError::Access => Self::FAULT,
             LinkError::Descriptors => Self::MFILE,
             LinkError::Resources => Self::NOMEM,
@@ -191,6 +191,8 @@ pub(crate) fn kept<T>(body: impl FnOnce() -> T) -> T {
 
 #[cfg(test)]
 mod tests {
+    use weft_engine::nic::{Layer, Versions};
+
     use super::*;
 
     /// The numbers are libfabric's ABI. They are written out here, so that a mistake in the table shows.
@@ -221,6 +223,10 @@ mod tests {
             (LinkError::Denied.into(), 13),
             (LinkError::Encryption.into(), 13),
             (LinkError::Protocol.into(), 71),
+            (LinkError::Version(Versions { layer: Layer::Tcp, ours: 2, theirs: 3 }).into(), 71),
+            (LinkError::Unanswered.into(), 108),
+            (LinkError::Evicted.into(), 108),
+            (LinkError::Crowded.into(), 111),
             (LinkError::Access.into(), 14),
             (LinkError::Descriptors.into(), 24),
             (LinkError::Resources.into(), 12),

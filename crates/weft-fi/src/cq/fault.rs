@@ -4,10 +4,17 @@
 //! Place in the data flow: `endpoint::route` puts the number into an error entry, and `fi_cq_strerror`
 //! returns the text. Zero means no further information.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 
+use parking_lot::Mutex;
 use weft_engine::api::Fault;
-use weft_engine::nic::LinkError;
+use weft_engine::nic::{Layer, LinkError, Versions};
+
+/// Limit of texts about versions. Peers determine the versions.
+const MOST_TEXTS: usize = 64;
+
+/// Numbers of two versions that differ: this, the layer, this side's version, and the peer's.
+const VERSIONS: c_int = 1 << 20;
 
 /// The number of a fault.
 pub(crate) fn number(fault: Fault) -> c_int {
@@ -35,6 +42,12 @@ pub(crate) fn number(fault: Fault) -> c_int {
             LinkError::Descriptors => 26,
             LinkError::PeerResources => 27,
             LinkError::Cut => 28,
+            LinkError::Unanswered => 29,
+            LinkError::Crowded => 30,
+            LinkError::Evicted => 31,
+            LinkError::Version(Versions { layer, ours, theirs }) => {
+                VERSIONS | (layer as c_int) << 16 | c_int::from(ours) << 8 | c_int::from(theirs)
+            }
         },
     }
 }
@@ -67,8 +80,41 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         26 => c"out of file descriptors (ulimit -n)",
         27 => c"the peer is out of descriptors or memory for another link (ulimit -n there)",
         28 => c"the peer's host could not be reached for FI_WEFT_TCP_RESUME_MS: check the network between the hosts",
-        _ => c"unknown error number",
+        29 => {
+            c"the peer closed the link before it answered: its endpoint was closing, or it has another version of weft: install the same version on all hosts"
+        }
+        30 => {
+            c"refused: the peer serves as many endpoints that are not in its address vector as it may: raise FI_WEFT_MAX_UNKNOWN_PEERS and ulimit -n there, or insert this endpoint's address there"
+        }
+        31 => {
+            c"the peer ended the link to make room: this endpoint is not in its address vector, and was idle or held much of its memory: raise FI_WEFT_MAX_UNKNOWN_PEERS or FI_WEFT_UNKNOWN_PEERS_BYTES there"
+        }
+        _ => versions_of(number).map_or(c"unknown error number", text_of_versions),
     }
+}
+
+/// The versions in a number.
+fn versions_of(number: c_int) -> Option<Versions> {
+    let layers = [Layer::Engine, Layer::Shm, Layer::Tcp];
+    let rest = u32::try_from(number ^ VERSIONS).ok().filter(|rest| number & VERSIONS != 0 && *rest < 3 << 16)?;
+    let [theirs, ours, layer, _] = rest.to_le_bytes();
+    Some(Versions { layer: *layers.get(usize::from(layer))?, ours, theirs })
+}
+
+/// The text for two versions, which lives as long as the process. A process meets few of them.
+fn text_of_versions(versions: Versions) -> &'static CStr {
+    static TEXTS: Mutex<Vec<(Versions, &'static CStr)>> = Mutex::new(Vec::new());
+    let mut texts = TEXTS.lock();
+    if let Some((_, text)) = texts.iter().find(|(known, _)| *known == versions) {
+        return text;
+    }
+    if texts.len() >= MOST_TEXTS {
+        return text(number(Fault::Link(LinkError::Protocol)));
+    }
+    let text = CString::new(versions.to_string()).unwrap_or_default();
+    let text: &'static CStr = Box::leak(text.into_boxed_c_str());
+    texts.push((versions, text));
+    text
 }
 
 #[cfg(test)]
@@ -93,6 +139,13 @@ mod tests {
             LinkError::Descriptors,
             LinkError::PeerResources,
             LinkError::Cut,
+            LinkError::Unanswered,
+            LinkError::Crowded,
+            LinkError::Evicted,
+            LinkError::Version(Versions { layer: Layer::Engine, ours: 2, theirs: 3 }),
+            LinkError::Version(Versions { layer: Layer::Engine, ours: 2, theirs: 255 }),
+            LinkError::Version(Versions { layer: Layer::Shm, ours: 2, theirs: 3 }),
+            LinkError::Version(Versions { layer: Layer::Tcp, ours: 0, theirs: 0 }),
         ];
         let mut faults = vec![
             Fault::Truncated(1),
@@ -110,6 +163,9 @@ mod tests {
         texts.sort_unstable();
         texts.dedup();
         assert_eq!(texts.len(), faults.len());
-        assert!(!texts.contains(&text(0)) && !texts.contains(&text(-1)));
+        assert!(!texts.contains(&text(0)) && !texts.contains(&text(-1)) && !texts.contains(&text(3 << 16 | 1 << 20)));
+        let versions = Fault::Link(LinkError::Version(Versions { layer: Layer::Tcp, ours: 2, theirs: 3 }));
+        let words = text(number(versions)).to_str().expect("a text");
+        assert!(words.contains("version 3 of") && words.contains("this process version 2"), "{words}");
     }
 }

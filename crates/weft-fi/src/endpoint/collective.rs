@@ -167,7 +167,7 @@ impl Routes {
             Some(fault) => {
                 let errno = Errno::from(fault);
                 log::info!("fi_join_collective: {fault}; check that all members join the same set");
-                eq.report_failure(Failure { fid, context, data: 0, errno, more: Box::default() });
+                eq.report_failure(Failure { fid, context, data: 0, errno, why: None, more: Box::default() });
             }
         }
     }

@@ -139,7 +139,7 @@ impl Routes {
     pub(super) fn report_connection<D: Device>(&self, engine: &mut Engine<D>) {
         let Some(Reports { eq, fid, request, .. }) = self.reports() else { return };
         for event in engine.take_connection_events() {
-            let (errno, more) = match event {
+            let (errno, why, more) = match event {
                 ConnEvent::Connected { data, .. } => {
                     request.take();
                     eq.report_connection(sys::FI_CONNECTED, *fid, &data);
@@ -150,15 +150,17 @@ impl Routes {
                     eq.report_connection(sys::FI_SHUTDOWN, *fid, &[]);
                     continue;
                 }
-                ConnEvent::Refused { data } => (Errno::CONNREFUSED, data),
+                ConnEvent::Refused { data } => (Errno::CONNREFUSED, None, data),
                 // The process at that address refuses the link.
-                ConnEvent::Failed(LinkError::Closed | LinkError::Protocol) => (Errno::CONNREFUSED, Box::default()),
-                ConnEvent::Failed(why) => (why.into(), Box::default()),
+                ConnEvent::Failed(why @ (LinkError::Closed | LinkError::Unanswered | LinkError::Protocol)) => {
+                    (Errno::CONNREFUSED, Some(why), Box::default())
+                }
+                ConnEvent::Failed(why) => (why.into(), Some(why), Box::default()),
                 // Only listeners report requests.
                 ConnEvent::Request { .. } => continue,
             };
             request.take().inspect(|request| request.abandon());
-            eq.report_failure(Failure { fid: *fid, context: self.context(), data: 0, errno, more });
+            eq.report_failure(Failure { fid: *fid, context: self.context(), data: 0, errno, why, more });
         }
     }
 }

@@ -51,7 +51,7 @@ impl Shm {
                 Ok(handshake) => handshake,
                 // The connection of a foreign user is closed without an answer.
                 Err(socket) => {
-                    self.log_denial();
+                    self.log_denial(LinkError::Denied);
                     self.close_foreign(socket);
                     continue;
                 }
@@ -60,7 +60,7 @@ impl Shm {
             let key = self.handshakes.insert(handshake);
             self.accepted.push_back(key);
             if self.watch_handshake(key).is_err() {
-                self.handshakes[key].refuse(LinkError::Resources);
+                self.handshakes[key].refuse(LinkError::Resources, self.config.version);
                 self.drop_handshake(key);
                 continue;
             }
@@ -82,10 +82,12 @@ impl Shm {
 
     /// Logs the first, second, fourth, eighth, … denial, so that peers cannot fill the log.
     #[cold]
-    pub(super) fn log_denial(&mut self) {
+    pub(super) fn log_denial(&mut self, why: LinkError) {
         self.control.denied += 1;
         if self.control.denied.is_power_of_two() {
-            log::warn!("shm: a connection from this host was refused: {}", LinkError::Denied);
+            // Nothing but another version helps, on one of the two sides.
+            let level = if matches!(why, LinkError::Version(_)) { log::Level::Error } else { log::Level::Warn };
+            log::log!(target: crate::PEER_ERRORS, level, "shm: a connection from this host was refused: {why}");
         }
     }
 
@@ -169,7 +171,7 @@ impl Shm {
                 // uses another device.
                 self.control.spare = None;
                 let refused = self.accept_from(by_port)?.map(|socket| {
-                    handshake::refuse_connection(&socket);
+                    handshake::refuse_connection(&socket, self.config.version);
                     self.close_foreign(socket);
                 });
                 self.control.spare = self.control.timer.try_clone().ok();
@@ -207,7 +209,7 @@ impl Shm {
         if self.accepted.len() >= most_accepted()
             && let Some(&oldest) = self.accepted.front()
         {
-            self.handshakes[oldest].refuse(LinkError::Resources);
+            self.handshakes[oldest].refuse(LinkError::Resources, self.config.version);
             self.drop_handshake(oldest);
         }
     }

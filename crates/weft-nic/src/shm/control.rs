@@ -377,9 +377,9 @@ impl Shm {
             }
             Ok(Step::Ready(offer)) => self.finish_handshake(key, initiator, *offer, sink),
             Err(why) => {
-                self.handshakes[key].refuse(why);
-                if initiator.is_none() && why == LinkError::Denied {
-                    self.log_denial();
+                self.handshakes[key].refuse(why, self.config.version);
+                if initiator.is_none() && matches!(why, LinkError::Denied | LinkError::Version(_)) {
+                    self.log_denial(why);
                 }
                 self.drop_handshake(key);
                 if let Some(id) = initiator {
@@ -452,7 +452,7 @@ impl Shm {
         match self.prepare_link(id, &handshake, offer, direct) {
             Ok(parts) => Ok(Link::new(parts, handshake.into_socket())),
             Err(why) => {
-                handshake.refuse(why);
+                handshake.refuse(why, self.config.version);
                 self.disconnect(&handshake);
                 Err(why)
             }
@@ -699,5 +699,6 @@ fn local<'a>(
         probe_addr: if config.cma { std::ptr::from_ref(probe_value) as usize as u64 } else { 0 },
         probe_value: *probe_value,
         lines,
+        version: config.version,
     }
 }

@@ -39,7 +39,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use weft_engine::name::EpName;
-use weft_engine::nic::LinkError;
+use weft_engine::nic::{Layer, LinkError, Versions};
 use weft_os::Unshared;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -52,8 +52,11 @@ use super::ring::{MAX_LINES, MIN_LINES};
 use super::segment::{Mapping, Role, segment_bytes};
 
 pub(super) const MAGIC: [u8; 8] = *b"weft-shm";
-/// Incremented with every change of the frames, the segment, the rings or the doorbell page.
-const VERSION: u32 = 3;
+/// Incremented with every change of the frames, the segment, the rings or the doorbell page. The first five fields of a
+/// frame are the same in every version.
+pub(super) const VERSION: u32 = 3;
+/// Bytes of these fields.
+const SAME_BYTES: usize = 24;
 /// Maximum number of connections that wait to be accepted; the system limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 /// Maximum number of descriptors in a frame.
@@ -100,10 +103,10 @@ pub(super) struct Frame {
 const _: () = assert!(size_of::<Frame>() == 184);
 
 impl Frame {
-    pub(super) fn new(kind: u32) -> Self {
+    pub(super) fn new(kind: u32, version: u32) -> Self {
         let mut frame = Self::new_zeroed();
         frame.magic = MAGIC;
-        frame.version = VERSION;
+        frame.version = version;
         frame.kind = kind;
         frame
     }
@@ -122,6 +125,8 @@ pub(super) struct Local<'a> {
     pub(super) probe_value: [u8; 16],
     /// Number of lines per ring of segments that this side makes.
     pub(super) lines: u32,
+    /// The version of all frames.
+    pub(super) version: u32,
 }
 
 /// The result of a finished handshake.
@@ -188,8 +193,8 @@ pub(super) struct Handshake {
 }
 
 /// Refuses a connection for lack of resources.
-pub(super) fn refuse_connection(socket: &Unshared) {
-    let mut frame = Frame::new(REFUSE);
+pub(super) fn refuse_connection(socket: &Unshared, version: u32) {
+    let mut frame = Frame::new(REFUSE, version);
     frame.reason = REASON_RESOURCES;
     let _ = send(socket.as_fd(), &frame, &[]);
 }
@@ -300,13 +305,17 @@ impl Handshake {
     // The functions below are not inlined, so that the stack holds only one function's buffers at a time.
     fn advance(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
         if self.is_connecting() {
-            return self.dial();
+            return self.dial(local);
         }
         let Some((frame, fds)) = receive(self.socket.as_fd())? else {
             return Ok(Step::Wait);
         };
-        if frame.magic != MAGIC || frame.version != VERSION {
+        if frame.magic != MAGIC {
             return Err(LinkError::Protocol);
+        }
+        if frame.version != local.version {
+            let [ours, theirs] = [local.version, frame.version].map(|version| u8::try_from(version).unwrap_or(u8::MAX));
+            return Err(LinkError::Version(Versions { layer: Layer::Shm, ours, theirs }));
         }
         if frame.kind == REFUSE && self.role == Role::Initiator {
             return Err(reason(frame.reason));
@@ -321,9 +330,9 @@ impl Handshake {
     }
 
     /// Acceptor: sends the reason of a refusal, if possible. Otherwise the peer sees the hang-up.
-    pub(super) fn refuse(&self, why: LinkError) {
+    pub(super) fn refuse(&self, why: LinkError, version: u32) {
         if self.role == Role::Acceptor {
-            let mut frame = Frame::new(REFUSE);
+            let mut frame = Frame::new(REFUSE, version);
             frame.reason = match why {
                 LinkError::Denied => REASON_DENIED,
                 LinkError::Resources | LinkError::Descriptors => REASON_RESOURCES,
@@ -334,7 +343,7 @@ impl Handshake {
     }
 
     #[inline(never)]
-    fn dial(&mut self) -> Result<Step, LinkError> {
+    fn dial(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
         let name =
             if self.service { port_address(self.target.socket().port()) } else { id_address(&self.target.ep_id()) };
         let address = SocketAddrUnix::new_abstract_name(&name).map_err(|_| LinkError::Unreachable)?;
@@ -349,7 +358,7 @@ impl Handshake {
         self.state = State::Connected;
         self.pid = peer_pid(self.socket.as_fd())?;
         rights::allow(self.socket.as_fd(), true);
-        let mut frame = Frame::new(HELLO);
+        let mut frame = Frame::new(HELLO, local.version);
         frame.flags = if self.service { FLAG_SERVICE } else { 0 };
         frame.nonce = self.nonces[0];
         send(self.socket.as_fd(), &frame, &[])?;
@@ -364,7 +373,7 @@ impl Handshake {
             return Err(LinkError::Denied);
         }
         self.nonces[0] = hello.nonce;
-        let mut frame = Frame::new(CHALLENGE);
+        let mut frame = Frame::new(CHALLENGE, local.version);
         frame.nonce = self.nonces[1];
         frame.proof = self.key(local).proof(handshake::Role::Acceptor, &self.dialogue());
         send(self.socket.as_fd(), &frame, &[])?;
@@ -448,7 +457,7 @@ impl Handshake {
 
 /// A frame with this side's data.
 fn local_frame(kind: u32, local: &Local<'_>) -> Frame {
-    let mut frame = Frame::new(kind);
+    let mut frame = Frame::new(kind, local.version);
     frame.flags = local.flags;
     frame.name = *local.me.as_bytes();
     frame.probe_addr = local.probe_addr;
@@ -558,6 +567,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<Owned
         0 => Err(LinkError::Gone),
         // The kernel drops descriptors for which the descriptor table has no room, and reports it.
         _ if got.flags.contains(ReturnFlags::CTRUNC) => Err(LinkError::Descriptors),
+        // Frames of another version may have another length. The caller compares the version.
+        n if n >= SAME_BYTES && frame.magic == MAGIC && frame.version != VERSION => Ok(Some((frame, fds))),
         n if n != size_of::<Frame>() || got.flags.contains(ReturnFlags::TRUNC) => Err(LinkError::Protocol),
         _ => Ok(Some((frame, fds))),
     }

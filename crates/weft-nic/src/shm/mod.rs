@@ -151,6 +151,9 @@ pub struct ShmConfig {
     pub ring_bytes: usize,
     /// Joined to every proof of a handshake: endpoints with different keys never connect. Zeros: no key.
     pub job_key: [u8; 32],
+    /// The version of the handshake. Only tests set another one.
+    #[doc(hidden)]
+    pub version: u32,
 }
 
 impl Default for ShmConfig {
@@ -163,6 +166,7 @@ impl Default for ShmConfig {
             eager_bytes: None,
             ring_bytes: 256 * 1024,
             job_key: [0; 32],
+            version: handshake::VERSION,
         }
     }
 }

@@ -183,12 +183,17 @@ impl Tcp {
     pub(super) fn refuse(&mut self, index: usize, why: LinkError) {
         if let Some(half) = self.halves.try_remove(index) {
             self.stats.refused += 1;
-            let denied = matches!(why, LinkError::Denied | LinkError::Encryption);
+            let denied = matches!(why, LinkError::Denied | LinkError::Encryption | LinkError::Version(_));
             self.stats.denied += u64::from(denied);
             // A flood of denials must not fill the log: only the first, second, fourth, eighth, … denial is a warning.
             let loud = denied && self.stats.denied.is_power_of_two();
-            let level = if loud { log::Level::Warn } else { log::Level::Debug };
-            log::log!(level, "tcp: a connection from {} was refused: {why}", half.source);
+            let level = match why {
+                // Nothing but another version helps, on one of the two sides.
+                LinkError::Version(_) if loud => log::Level::Error,
+                _ if loud => log::Level::Warn,
+                _ => log::Level::Debug,
+            };
+            log::log!(target: crate::PEER_ERRORS, level, "tcp: a connection from {} was refused: {why}", half.source);
             self.unwatch(&half.socket);
         }
     }

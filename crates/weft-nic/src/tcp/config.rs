@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Unsent;
+use super::wire::VERSION;
 use crate::Uring;
 
 /// Settings of the TCP device. Sizes in bytes, times in milliseconds.
@@ -59,6 +60,9 @@ pub struct TcpConfig {
     pub half_open: usize,
     /// Notes messages that the device defers in order to send them with others.
     pub unsent: Option<Arc<Unsent>>,
+    /// The version of the handshake of new links. Only tests set another one.
+    #[doc(hidden)]
+    pub version: u8,
 }
 
 impl Default for TcpConfig {
@@ -86,6 +90,7 @@ impl Default for TcpConfig {
             uring: Uring::No,
             half_open: 128,
             unsent: None,
+            version: VERSION,
         }
     }
 }

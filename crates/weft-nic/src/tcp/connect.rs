@@ -30,7 +30,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use weft_engine::name::EpName;
-use weft_engine::nic::LinkError;
+use weft_engine::nic::{Layer, LinkError, Versions};
 use weft_os::Unshared;
 use zerocopy::IntoBytes;
 
@@ -38,7 +38,7 @@ use super::TcpConfig;
 use super::initiator::{Exchange, Failure, Initiator, answer_body, socket_failure};
 use super::noise::Noise;
 use super::stream::Keys;
-use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
+use super::wire::{self, Answer, Finish, Hello, MAGIC, Verdict};
 use crate::handshake::{self, Key, Nonce, Role};
 
 use Failure::{Final, Retry};
@@ -59,6 +59,14 @@ pub(super) struct Local {
     pub(super) open: bool,
     /// The traffic after the handshake is encrypted.
     pub(super) encrypt: bool,
+    /// The version of the handshake.
+    pub(super) version: u8,
+}
+
+/// The error for a peer's version if it is another one than this side's.
+pub(super) fn other_version(local: &Local, theirs: u8) -> Option<LinkError> {
+    let ours = local.version;
+    (theirs != ours).then_some(LinkError::Version(Versions { layer: Layer::Tcp, ours, theirs }))
 }
 
 /// A peer that has proven itself.
@@ -304,7 +312,7 @@ impl Exchange for NewLink<'_> {
         let encrypts = if self.local.encrypt { wire::ENCRYPTS } else { 0 };
         Hello {
             magic: MAGIC,
-            version: VERSION,
+            version: self.local.version,
             flags: knows | encrypts,
             reserved: [0; 6],
             nonce,
@@ -318,7 +326,10 @@ impl Exchange for NewLink<'_> {
     }
 
     fn finish(&mut self, hello: &Hello, answer: &Answer) -> Result<(Finish, Key), Failure> {
-        if answer.version != VERSION || answer.reserved != [0; 6] {
+        if let Some(versions) = other_version(self.local, answer.version) {
+            return Err(Final(versions));
+        }
+        if answer.reserved != [0; 6] {
             return Err(Final(LinkError::Protocol));
         }
         match answer.status {

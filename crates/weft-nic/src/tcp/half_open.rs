@@ -18,7 +18,7 @@ use weft_os::Unshared;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::TcpConfig;
-use super::connect::{Local, ProvenPeer};
+use super::connect::{Local, ProvenPeer, other_version};
 use super::initiator::{answer_body, fill, send_handshake};
 use super::noise::{self, Noise};
 use super::resume::ResumeDialogue;
@@ -157,7 +157,7 @@ impl HalfOpen {
             if hello.magic != MAGIC {
                 return Err(LinkError::Protocol);
             }
-            if hello.flags & wire::RETURNS != 0 {
+            if hello.flags & wire::RETURNS != 0 && hello.version == local.version {
                 return Ok(Step::Returns(Box::new(hello)));
             }
             self.answer(&hello, local)?;
@@ -210,12 +210,12 @@ impl HalfOpen {
     fn answer(&mut self, hello: &Hello, local: &Local) -> Result<(), LinkError> {
         let status = judge_hello(hello, local);
         let mut answer = Answer::new_zeroed();
-        (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, status);
+        (answer.magic, answer.version, answer.status) = (MAGIC, local.version, status);
         if status != wire::OK {
             // The answer may not arrive; the link is refused nevertheless.
             let _ = send_handshake(self.socket.as_fd(), answer.as_bytes());
             return Err(match status {
-                wire::BAD_VERSION => LinkError::Protocol,
+                wire::BAD_VERSION => other_version(local, hello.version).unwrap_or(LinkError::Protocol),
                 wire::ENCRYPTION => LinkError::Encryption,
                 _ => LinkError::Denied,
             });
@@ -268,7 +268,7 @@ fn judge_hello(hello: &Hello, local: &Local) -> u8 {
     let knows = hello.flags & wire::KNOWS_CAPABILITY != 0;
     let known = wire::KNOWS_CAPABILITY | wire::ENCRYPTS;
     let full = EpName::parse(&hello.name).is_ok_and(|name| name.is_full());
-    if hello.version != VERSION || hello.flags & !known != 0 || hello.reserved != [0; 6] || !full {
+    if hello.version != local.version || hello.flags & !known != 0 || hello.reserved != [0; 6] || !full {
         wire::BAD_VERSION
     } else if knows && hello.target != local.name.ep_id() {
         wire::NOT_HERE

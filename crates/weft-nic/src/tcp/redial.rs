@@ -256,7 +256,7 @@ mod tests {
             shm: false,
             tcp: true,
         });
-        let local = Local { name, job_key: None, open: false, encrypt: false };
+        let local = Local { name, job_key: None, open: false, encrypt: false, version: VERSION };
         let fresh = || Session::new((1, Key::new(&[3; 16], None)), &name, &local, true);
         let attempts = |session: &mut Session, through: &dyn Fn(u64) -> u64, pending: bool, every_ms: u64| {
             (1..1000).find(|n| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{LinkError, LinkId, Nic};
+use weft_engine::nic::{Layer, LinkError, LinkId, Nic, Versions};
 use weft_nic::{Config, Device, Devices, NicError};
 
 use super::suite::{Node, Window, World, pattern};
@@ -187,4 +187,32 @@ fn one_sleep_covers_both_devices() {
         assert!(world.nodes[0].nic.wait(Some(Duration::from_secs(5))).unwrap());
         world.until("message", |nodes| nodes[0].inbox.messages.pop_front().is_some());
     }
+}
+
+/// Two versions of weft do not connect. Both sides say which version each speaks, over both devices.
+#[test]
+fn two_versions_of_weft_are_named() {
+    super::hostile::collect_warnings();
+    for (shm, layer, versions) in [(true, Layer::Shm, [3, 40]), (false, Layer::Tcp, [2, 39])] {
+        let of_version = |later_version| Config { shm, tcp: !shm, later_version, ..config() };
+        let mut world = world(&[of_version(0), of_version(37)]);
+        for (from, to) in [(0, 1), (1, 0)] {
+            let there = world.nodes[to].name();
+            let link = world.nodes[from].connect(&there);
+            world.until("the refusal", |nodes| !nodes[from].inbox.down.is_empty());
+            let seen = Versions { layer, ours: versions[from], theirs: versions[to] };
+            assert_eq!(world.nodes[from].inbox.down.pop(), Some((link, LinkError::Version(seen))));
+        }
+        for [ours, theirs] in [versions, [versions[1], versions[0]]] {
+            let said = format!("speaks version {theirs} of {layer}, and this process version {ours}");
+            // The caller has said so, and the called endpoint.
+            assert!(super::hostile::warnings(&said) >= 2, "{said}");
+        }
+    }
+    // Where both are in use, the detour over TCP is said to be one.
+    let mut world = world(&[config(), Config { later_version: 37, ..config() }]);
+    let there = world.nodes[1].name();
+    world.nodes[0].connect(&there);
+    world.until("the refusal", |nodes| !nodes[0].inbox.down.is_empty());
+    assert!(super::hostile::warnings("using TCP: the peer speaks version 40") > 0);
 }

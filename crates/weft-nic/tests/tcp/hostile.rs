@@ -79,6 +79,18 @@ struct Warnings(Mutex<Vec<String>>);
 
 static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
 
+/// Collects warnings from now on.
+pub(super) fn collect_warnings() {
+    // Another test may have done so.
+    let _ = log::set_logger(&WARNINGS);
+    log::set_max_level(log::LevelFilter::Warn);
+}
+
+/// The number of warnings with this text.
+pub(super) fn warnings(text: &str) -> usize {
+    WARNINGS.0.lock().unwrap().iter().filter(|warning| warning.contains(text)).count()
+}
+
 impl log::Log for Warnings {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
         metadata.level() <= log::Level::Warn
@@ -94,8 +106,7 @@ impl log::Log for Warnings {
 /// Only the first, second, fourth, … denial is logged, so that repeated attempts do not fill the log.
 #[test]
 fn denials_do_not_fill_the_log() {
-    log::set_logger(&WARNINGS).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
+    collect_warnings();
     let mut world = world(&config(), 1);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
@@ -112,8 +123,7 @@ fn denials_do_not_fill_the_log() {
     });
     while_running(&mut world, thread);
     assert_eq!(world.nodes[0].nic.stats().denied, 20);
-    let warnings = WARNINGS.0.lock().unwrap();
-    assert_eq!(warnings.iter().filter(|text| text.contains("127.0.9.77 ")).count(), 5, "{warnings:?}");
+    assert_eq!(warnings("127.0.9.77 "), 5);
 }
 
 /// The bytes of an honest initiator are sent again. The acceptor's nonce is a new one.

@@ -44,16 +44,11 @@ pub(super) const CHAIN_LEFT: u64 = FAILED - 1;
 pub(super) const NO_RUN: Context = Context { ptr: usize::MAX, user: 0 };
 /// Notices for one member that are kept. The oldest are dropped.
 const MADE_LIMIT: usize = 4096;
-/// Notices of one peer that are kept for later joins. The oldest are dropped.
-const EARLY_LIMIT: usize = 64;
 
-/// Notices of this endpoint and of others.
+/// Notices of this endpoint, by the member to be told. Those of peers for later joins are in `early.rs`.
 #[derive(Default)]
 pub(super) struct Notices {
-    /// Those of this endpoint, by the member to be told.
     made: FxHashMap<Addr, VecDeque<Notice>>,
-    /// Those of peers, for joins that have not begun here, by the join's tag.
-    early: VecDeque<(PeerId, u64)>,
 }
 
 /// A notice of this endpoint to one member.
@@ -65,11 +60,6 @@ struct Notice {
 }
 
 impl Notices {
-    /// The peers whose notices are kept.
-    pub(super) fn peers(&self) -> impl Iterator<Item = PeerId> {
-        self.early.iter().map(|(peer, _)| *peer)
-    }
-
     fn make(&mut self, tag: u64, addr: Addr) {
         let made = self.made.entry(addr).or_default();
         if made.iter().any(|one| one.tag == tag) {
@@ -95,27 +85,6 @@ impl Notices {
     fn link_ended(&mut self, addr: Addr) {
         let made = self.made.get_mut(&addr).into_iter().flatten();
         made.for_each(|one| one.told = planted!(Bug::FailureUntold, false, true));
-    }
-
-    fn keep_early(&mut self, peer_id: PeerId, tag: u64) {
-        let of_peer = |(peer, _): &(PeerId, u64)| *peer == peer_id;
-        if self.early.contains(&(peer_id, tag)) {
-            return;
-        }
-        if self.early.iter().filter(|one| of_peer(one)).count() >= EARLY_LIMIT
-            && let Some(oldest) = self.early.iter().position(of_peer)
-        {
-            self.early.remove(oldest);
-        }
-        self.early.push_back((peer_id, tag));
-    }
-
-    /// Takes the peers whose notices arrived before the join began here.
-    fn take_early(&mut self, tag: u64) -> Vec<PeerId> {
-        let of_join = |one: &&(PeerId, u64)| one.1 == tag;
-        let peers = self.early.iter().filter(of_join).map(|(peer, _)| *peer).collect();
-        self.early.retain(|one| one.1 != tag);
-        peers
     }
 }
 
@@ -173,7 +142,7 @@ impl State {
     }
 
     /// The peer at a member's address. A member that has called here may have an address that was never used.
-    fn member_peer(&self, addr: Addr) -> Option<PeerId> {
+    pub(super) fn member_peer(&self, addr: Addr) -> Option<PeerId> {
         self.peers.known(addr).or_else(|| self.peers.find(&self.peers.book().name(addr)?))
     }
 
@@ -272,7 +241,7 @@ impl State {
         let groups = self.collectives();
         let Some(index) = groups.joined_by(join) else {
             if number == FAILED {
-                groups.notices.keep_early(peer_id, join);
+                self.keep_notice(peer_id, join);
             }
             return Ok(());
         };
@@ -288,22 +257,13 @@ impl State {
     }
 
     /// A member has told that the group has failed.
-    fn on_notice(&mut self, index: usize, peer_id: PeerId) {
+    pub(super) fn on_notice(&mut self, index: usize, peer_id: PeerId) {
         let from = self.peers[peer_id].addr();
         let groups = self.collectives();
         let Some(tag) = groups.groups.get(index).map(|group| group.tag) else { return };
         groups.notices.make(tag, from);
         groups.notices.is_known(tag, from);
         self.fail_group(index, Fault::Link(LinkError::Closed));
-    }
-
-    /// The join of a group begins. Members may have reported its failure already.
-    pub(super) fn take_early_notices(&mut self, index: usize, tag: u64) {
-        for peer_id in self.collectives().notices.take_early(tag) {
-            if let Standing::Member(_) = self.standing(index, peer_id) {
-                self.on_notice(index, peer_id);
-            }
-        }
     }
 
     /// A join is complete: there are no receives for its messages any more.

@@ -15,7 +15,7 @@ use crate::api::{Context, Error, Fault, OpFlags};
 use crate::bugs::planted;
 use crate::engine::ids::{self, PeerId};
 use crate::engine::ops::TxOp;
-use crate::engine::peer::{Deferred, PeerState, UNMATCHED_LIMIT};
+use crate::engine::peer::{Deferred, PeerState};
 use crate::engine::receives::RecvInfo;
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
@@ -141,10 +141,7 @@ impl State {
             return Ok(());
         }
         let arrived = Arrived::Eager { bytes: payload.into(), poisoned, orphan: false };
-        if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
-            return Err(Violation);
-        }
-        Ok(())
+        self.keep_arrived(peer_id, tag, arrived)
     }
 
     /// A message of a collective whose payload is at the sender.
@@ -170,8 +167,8 @@ impl State {
         } else if self.receive_later(peer_id, tag)? == Reception::Discarded {
             self.discard_one(peer_id, arrived);
             self.tell_failures(peer_id);
-        } else if self.collectives().arrived.insert((peer_id, tag), arrived).is_some() {
-            return Err(Violation);
+        } else {
+            self.keep_arrived(peer_id, tag, arrived)?;
         }
         Ok(())
     }
@@ -202,36 +199,6 @@ impl State {
             }
             Arrived::Lost(why) => self.end_transfer(ctx, Some(Fault::Link(why))),
         }
-    }
-
-    /// Handles the failure of a peer: receives from it fail, and messages whose payload is not here are lost. As for
-    /// the messages of clients, the number of lost messages is limited per peer, and those of strangers are dropped.
-    /// `linked`: a link has ended, which the peer learns as well.
-    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
-        let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        let lost =
-            |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
-        let mut places = most.saturating_sub(groups.arrived.iter().filter(lost).count());
-        groups.arrived.retain(|(peer, _), arrived| match arrived {
-            _ if *peer != peer_id => true,
-            Arrived::Eager { orphan, .. } => {
-                *orphan = true;
-                true
-            }
-            Arrived::Announced { .. } if places == 0 => false,
-            Arrived::Announced { .. } => {
-                places -= 1;
-                *arrived = Arrived::Lost(why);
-                true
-            }
-            Arrived::Lost(_) => true,
-        });
-        let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
-        let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
-        theirs.sort_unstable(); // Nothing happens in hash order.
-        self.fail_receives(theirs, Fault::Link(why));
-        self.lose_peer(peer_id, why, linked);
     }
 
     /// Records the end of a run's send or receive, which `ctx` names.

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use weft_engine::mem::Owned;
-use weft_engine::nic::{LinkError, Nic};
+use weft_engine::nic::{Layer, LinkError, Nic, Versions};
 use zerocopy::IntoBytes;
 
 use super::ring::poke;
 use super::{Node, join, name, raw, segment, until};
 use crate::handshake::Role;
-use crate::shm::handshake::{ACCEPT, Frame, OFFER, REASON_DENIED, REFUSE};
+use crate::shm::handshake::{ACCEPT, Frame, OFFER, REASON_DENIED, REASON_PROTOCOL, REFUSE};
 use crate::shm::segment::{LINE_BYTES, second_at};
 use crate::shm::{ShmConfig, Slot, handshake};
 
@@ -267,6 +267,31 @@ fn job_keys_must_agree() {
     until("denial", &mut [&mut b, &mut c], |nodes| !nodes[1].inbox.down.is_empty());
     assert_eq!(c.inbox.down[0].1, LinkError::Denied);
     assert_eq!(b.inbox.up.len(), 1);
+}
+
+/// Endpoints of different versions do not connect, and both sides know the version of the other. The frames of another
+/// version may have another length.
+#[test]
+fn other_versions_are_named() {
+    let of_version = |version| Node::new(&ShmConfig { version, ..ShmConfig::default() });
+    let versions = |ours, theirs| LinkError::Version(Versions { layer: Layer::Shm, ours, theirs });
+    let (mut old, mut new) = (of_version(3), of_version(4));
+    for (ours, theirs) in [(3, 4), (4, 3)] {
+        let (from, to) = if ours == 3 { (&mut old, &mut new) } else { (&mut new, &mut old) };
+        let link = from.nic.connect(&to.nic.name()).unwrap();
+        let denied = to.nic.control.denied;
+        until("refusal", &mut [from, to], |nodes| !nodes[0].inbox.down.is_empty());
+        assert_eq!(from.inbox.down.pop(), Some((link, versions(ours, theirs))));
+        assert_eq!(to.nic.control.denied, denied + 1, "the called side has said so, too");
+    }
+    let socket = raw::call(&old.nic.name());
+    let mut hello = raw::hello(&[[5; 32], [0; 32]]).as_bytes().to_vec();
+    hello[8..12].copy_from_slice(&300_u32.to_ne_bytes());
+    raw::say(&socket, &hello[..40], &[]);
+    let answer = hear(&socket, &mut old);
+    assert_eq!((answer.kind, answer.reason), (REFUSE, REASON_PROTOCOL));
+    assert_eq!(answer.as_bytes()[8..12], 3_u32.to_ne_bytes());
+    assert_eq!(old.nic.control.denied, 2);
 }
 
 /// The number of silent connections exceeds the limit of handshakes. An honest peer still connects.

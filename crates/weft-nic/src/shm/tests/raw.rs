@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, Send
 use weft_engine::name::EpName;
 
 use crate::handshake::{Key, Proof, Role};
-use crate::shm::handshake::{ACCEPT, CHALLENGE, Frame, HELLO, MAGIC, OFFER, id_address};
+use crate::shm::handshake::{ACCEPT, CHALLENGE, Frame, HELLO, MAGIC, OFFER, VERSION, id_address};
 use crate::shm::ring::MIN_LINES;
 use crate::shm::segment::{Mapping, segment_bytes};
 
@@ -57,14 +57,14 @@ pub(super) fn proof(capability: &[u8; 16], role: Role, nonces: &Nonces) -> Proof
 
 /// The initiator's first frame.
 pub(super) fn hello(nonces: &Nonces) -> Frame {
-    let mut frame = Frame::new(HELLO);
+    let mut frame = Frame::new(HELLO, VERSION);
     frame.nonce = nonces[0];
     frame
 }
 
 /// The acceptor's answer to the hello.
 pub(super) fn challenge(nonces: &Nonces, proof: Proof) -> Frame {
-    let mut frame = Frame::new(CHALLENGE);
+    let mut frame = Frame::new(CHALLENGE, VERSION);
     frame.nonce = nonces[1];
     frame.proof = proof;
     frame
@@ -72,7 +72,7 @@ pub(super) fn challenge(nonces: &Nonces, proof: Proof) -> Frame {
 
 /// The initiator's second frame. The three [`files`] are sent with it.
 pub(super) fn offer(me: &EpName, proof: Proof) -> Frame {
-    let mut frame = Frame::new(OFFER);
+    let mut frame = Frame::new(OFFER, VERSION);
     frame.proof = proof;
     frame.name = *me.as_bytes();
     frame.lines = MIN_LINES;
@@ -81,7 +81,7 @@ pub(super) fn offer(me: &EpName, proof: Proof) -> Frame {
 
 /// The acceptor's last frame. The last two of the [`files`] are sent with it.
 pub(super) fn acceptance(me: &EpName) -> Frame {
-    let mut frame = Frame::new(ACCEPT);
+    let mut frame = Frame::new(ACCEPT, VERSION);
     frame.name = *me.as_bytes();
     frame
 }

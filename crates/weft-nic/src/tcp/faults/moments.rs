@@ -355,6 +355,59 @@ fn links_resumed_while_the_caller_was_away_are_not_late() {
     }
 }
 
+/// A link whose first long push begins to dial rails. `before` is called after the link is up. The push itself takes the
+/// first connection.
+fn with_rails(streams: usize, before: impl FnOnce() -> Option<()>) -> (Quiet, LinkId, Owned) {
+    let config = TcpConfig { streams, streams_within_host: true, stripe_bytes: 1000, ..TcpConfig::default() };
+    let mut quiet = Quiet::new(&config);
+    let [near, _] = joined(&mut quiet, 0, 1);
+    before();
+    let mut memory = Owned::new(vec![7; 100_000]);
+    quiet.0[0].0.push(near, 1, 0, &[memory.iov()], 4).expect("room for a push");
+    (quiet, near, memory)
+}
+
+/// A quarter of an hour passes, in steps of a second. `each` is called in each.
+fn wait_long(quiet: &mut Quiet, mut each: impl FnMut()) {
+    for _ in 0..900 {
+        for at in [0, 1].repeat(ROUNDS) {
+            quiet.poll(at);
+        }
+        each();
+        net::with(|net| net.now_ms += 1000);
+    }
+}
+
+/// The addresses for rails, which the peer has named, are not called for ever: whether each rail breaks soon, or no host
+/// takes the calls.
+#[test]
+fn rails_are_dialled_a_bounded_number_of_times() {
+    for (taken, calls) in [(true, 64..70), (false, 64..65)] {
+        let (mut quiet, near, _memory) = with_rails(4, || net::with(|net| net.refuses = !taken));
+        let mut broken = 1;
+        wait_long(&mut quiet, || {
+            (broken..made()).filter(|_| taken).for_each(|index| lose(index, 0));
+            broken = made();
+        });
+        assert!(calls.contains(&(made() - 1)), "{} calls (taken: {taken})", made() - 1);
+        assert_eq!(quiet.0[0].1.down, [], "the link itself is fine");
+    }
+}
+
+/// A push whose rails are lost, and cannot be dialled again, does not wait for ever: its link ends.
+#[test]
+fn a_push_without_rails_ends_with_its_link() {
+    let (mut quiet, near, mut memory) = with_rails(2, || None);
+    quiet.pass(SOON_MS);
+    assert_eq!(quiet.0[0].0.stats().rails_up, 2);
+    quiet.0[0].0.push(near, 1, 0, &[memory.iov()], 5).expect("room for a push");
+    (1..made()).for_each(|index| lose(index, 0));
+    net::with(|net| net.refuses = true);
+    wait_long(&mut quiet, || ());
+    assert_eq!(quiet.0[0].1.down, [(near, LinkError::Cut)]);
+    assert!(made() < 3 + 2 * 64 + 70, "{} calls", made());
+}
+
 /// A closed device does not listen, and its address is free, though a copy of the descriptor exists. The test uses the
 /// system's own network.
 #[test]

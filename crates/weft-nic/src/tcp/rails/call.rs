@@ -133,7 +133,7 @@ impl Tcp {
         (answer.magic, answer.version) = (MAGIC, VERSION);
         let is_chain = hello.flags & wire::CHAIN != 0;
         let welcome =
-            |id, session: &Session| if is_chain { self.chains.may_open() } else { !self.goes_first(id, session) };
+            |id, session: &Session| if is_chain { self.chains.may_open() } else { self.takes_rail(id, session) };
         let Some((link, session)) = found.filter(|(id, session)| welcome(*id, session)) else {
             answer.status = if found.is_some() { wire::BUSY } else { wire::UNKNOWN };
             // The answer may not arrive; the caller tries again in any case.
@@ -154,6 +154,11 @@ impl Tcp {
     /// remain.
     fn goes_first(&self, id: u32, session: &Session) -> bool {
         session.is_initiator() && self.striping.dials(id)
+    }
+
+    /// Whether the peer may dial a rail of a link.
+    fn takes_rail(&self, id: u32, session: &Session) -> bool {
+        !self.goes_first(id, session) && self.striping.has_room()
     }
 
     /// Checks the proof of a peer that dials a rail or an end of a chain. Returns its number, or the status of the
@@ -178,7 +183,7 @@ impl Tcp {
         let number = self.check_joining(dialogue, finish)?;
         let ordinal = u8::try_from(number).ok().filter(|&ordinal| usize::from(ordinal) < RAILS_MAX);
         let session = self.links.get(dialogue.link).and_then(|link| link.session.as_ref()).ok_or(wire::UNKNOWN)?;
-        if self.goes_first(dialogue.link, session) { Err(wire::BUSY) } else { ordinal.ok_or(wire::DENIED) }
+        if self.takes_rail(dialogue.link, session) { ordinal.ok_or(wire::DENIED) } else { Err(wire::BUSY) }
     }
 
     /// Handles the finish of a half-open connection that asks for a rail: the link takes it over if the proof is right.

@@ -44,6 +44,11 @@ use traffic::Flow;
 
 /// Limit of rails that one side of a link dials.
 pub(super) const RAILS_MAX: usize = 8;
+/// Rails have at most this part of the process's descriptors.
+const DESCRIPTORS_PART: u64 = 4;
+/// Dials of one rail, and dials of all rails of a link that a host has taken, without a rail that lasted. Then no more
+/// are made: the peer has named the addresses.
+const DIALS_MAX: u32 = 64;
 /// Distinguishes the keys of rails from those of links.
 const SECRET: u32 = 1 << 31;
 
@@ -90,8 +95,26 @@ struct Bundle {
     further: Option<Vec<SocketAddr>>,
     /// The peer knows no rails.
     refused: bool,
+    /// Dials that a host has taken, since a rail lasted.
+    taken: u32,
     /// The time since which pushes wait for the peer to dial.
     alone_since_ms: Option<u64>,
+}
+
+impl Bundle {
+    /// The paths whose rails are missing and may be dialled, with their numbers. The answer to the first call names the
+    /// addresses for the others.
+    fn missing(&self) -> impl Iterator<Item = (usize, &Path)> {
+        let known = if self.further.is_some() { self.paths.len() } else { 1 };
+        let wanted = |path: &Path| path.rail.is_none() && path.tries < DIALS_MAX && self.taken < DIALS_MAX;
+        (0..).zip(self.paths.iter().take(known)).filter(move |(_, path)| wanted(path))
+    }
+
+    /// Whether pushes wait, and no rail will carry them.
+    fn is_stuck(&self) -> bool {
+        let given_up = !self.paths.is_empty() && self.missing().next().is_none();
+        given_up && self.rails.is_empty() && !self.out.is_empty()
+    }
 }
 
 /// The rails of a device.
@@ -130,6 +153,13 @@ impl Striping {
     /// The number of connections.
     pub(super) fn len(&self) -> usize {
         self.rails.len()
+    }
+
+    /// Whether another rail may be taken from a peer. All together have a part of the process's descriptors.
+    fn has_room(&self) -> bool {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let share = limit.and_then(|limit| usize::try_from(limit / DESCRIPTORS_PART).ok()).unwrap_or(usize::MAX);
+        self.rails.len() < share.max(RAILS_MAX)
     }
 
     /// The number of connections that are up.

@@ -4,12 +4,13 @@
 //! [`Tcp::time_rails`], and [`super::call`] adopts the rails that the peer has dialled.
 //!
 //! Invariants: of both sides of a link, the one that made it goes first if both dial. A rail is dialled again while its
-//! link is up, with growing pauses. A new rail with the number of an old one replaces it.
+//! link is up, with growing pauses, and a bounded number of times without success. A link whose pushes then have no rail
+//! ends. A new rail with the number of an old one replaces it.
 
 use std::os::fd::AsFd;
 
 use rustix::event::epoll::{self, EventFlags};
-use weft_engine::nic::LinkId;
+use weft_engine::nic::{LinkError, LinkId};
 use weft_os::Unshared;
 
 use super::super::initiator::{Failure, Initiator};
@@ -17,7 +18,7 @@ use super::super::stream::Keys;
 use super::super::{State, Tcp, Token, sys, wire};
 use super::call::Call;
 use super::traffic::Flow;
-use super::{Path, RAILS_MAX, Rail, SECRET};
+use super::{Bundle, Path, RAILS_MAX, Rail, SECRET};
 
 /// Time in milliseconds for which the peer's host may leave a rail's bytes unacknowledged.
 const SILENT_MS: u64 = 1000;
@@ -64,10 +65,8 @@ impl Tcp {
             return;
         }
         let Some(bundle) = self.striping.bundles.get(&id) else { return };
-        // The answer to the first call names the addresses for the others.
-        let known = if bundle.further.is_some() { bundle.paths.len() } else { 1 };
-        let due = |path: &Path| path.rail.is_none() && now_ms >= path.dial_at_ms;
-        let due: Vec<usize> = (0..).zip(bundle.paths.iter().take(known)).filter(|(_, p)| due(p)).map(|p| p.0).collect();
+        let due = bundle.missing().filter(|(_, path)| now_ms >= path.dial_at_ms);
+        let due: Vec<usize> = due.map(|(ordinal, _)| ordinal).collect();
         for ordinal in due {
             self.dial_rail(id, ordinal, now_ms);
         }
@@ -202,6 +201,7 @@ impl Tcp {
         let now_ms = sys::now_ms();
         let Some(rail) = self.striping.rails.get(index as usize) else { return };
         let (id, ordinal, dialled, was_up) = (rail.link, rail.ordinal, rail.dialled, rail.is_up());
+        let taken = dialled && rail.handshake.as_ref().is_none_or(|initiator| initiator.awaits_peer());
         let lived = now_ms >= rail.since_ms + LIVED_MS;
         self.close_rail(index);
         self.stats.rails_lost += u64::from(was_up);
@@ -216,8 +216,9 @@ impl Tcp {
         bundle.out.lost(index, |ctx| self.writer.report_done(LinkId(id), ctx));
         if let Some(path) = bundle.paths.get_mut(usize::from(ordinal)).filter(|_| dialled) {
             if was_up && lived {
-                path.tries = 0;
+                (path.tries, bundle.taken) = (0, 0);
             }
+            bundle.taken += u32::from(taken);
             (path.rail, path.dial_at_ms) = (None, now_ms + pause_ms(path.tries));
         }
         // The rail may have lost a receipt.
@@ -279,6 +280,10 @@ impl Tcp {
         for id in ids {
             self.dial_rails(id, now_ms);
             again |= self.dial_for_pushes(id, now_ms);
+            let up = self.links.get(id).is_some_and(|link| matches!(link.state, State::Up));
+            if up && self.striping.bundles.get(&id).is_some_and(Bundle::is_stuck) {
+                self.report_end(id, LinkError::Cut);
+            }
         }
         if again {
             self.plan_rail_scan();
@@ -290,7 +295,7 @@ impl Tcp {
         let Some(bundle) = self.striping.bundles.get_mut(&id) else { return false };
         if !bundle.paths.is_empty() || !bundle.rails.is_empty() || bundle.out.is_empty() {
             bundle.alone_since_ms = None;
-            return bundle.paths.iter().any(|path| path.rail.is_none());
+            return bundle.missing().next().is_some();
         }
         if now_ms >= *bundle.alone_since_ms.get_or_insert(now_ms) + COURTESY_MS {
             self.begin_rails(id);

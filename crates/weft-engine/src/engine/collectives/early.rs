@@ -1,0 +1,203 @@
+//! Messages and notices of failures that peers have sent for joins that have not begun here.
+//!
+//! Place in the data flow: [`State::on_collective_eager`] and [`State::on_collective_rts`] keep messages without a
+//! receive ([`State::keep_arrived`]), and `failure.rs` keeps notices for unknown groups. The join takes both.
+//! [`crate::engine::strangers`] counts the memory of strangers here.
+//!
+//! A peer in no address vector may become a member, as long as it is connected: the client may insert its address before
+//! it joins. When such a peer has left, no join of its can succeed, so everything of its is dropped at once.
+//!
+//! Invariant: everything is found by its peer. The number of other peers, and of their messages, makes no difference.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::messages::Arrived;
+use super::{Collectives, State};
+use crate::api::Fault;
+use crate::engine::ids::PeerId;
+use crate::engine::peer::UNMATCHED_LIMIT;
+use crate::engine::state::Violation;
+use crate::nic::LinkError;
+
+/// Notices of one peer that are kept for later joins. The oldest are dropped.
+const NOTICES: usize = 64;
+/// Approximate memory of the first notice of a peer, and of each.
+const PEER_BYTES: u64 = 128;
+const NOTICE_BYTES: u64 = 16;
+
+/// What peers have sent for later joins, by peer.
+#[derive(Default)]
+pub(super) struct Early {
+    by_peer: FxHashMap<PeerId, OfPeer>,
+}
+
+#[derive(Default)]
+struct OfPeer {
+    /// The tags of joins whose failure the peer has reported.
+    notices: VecDeque<u64>,
+    /// The tags of messages that a stranger has sent. Some may have been taken.
+    messages: Vec<u64>,
+}
+
+impl Early {
+    /// The peers of which anything is kept.
+    pub(super) fn peers(&self) -> impl Iterator<Item = PeerId> {
+        self.by_peer.keys().copied()
+    }
+
+    fn keep_notice(&mut self, peer_id: PeerId, tag: u64) {
+        let notices = &mut self.by_peer.entry(peer_id).or_default().notices;
+        if notices.contains(&tag) {
+            return;
+        }
+        if notices.len() >= NOTICES {
+            notices.pop_front();
+        }
+        notices.push_back(tag);
+    }
+
+    /// Takes a peer's notice. Returns whether there was one.
+    fn take_notice(&mut self, peer_id: PeerId, tag: u64) -> bool {
+        let Some(of_peer) = self.by_peer.get_mut(&peer_id) else { return false };
+        let before = of_peer.notices.len();
+        of_peer.notices.retain(|one| *one != tag);
+        let taken = of_peer.notices.len() < before;
+        if of_peer.notices.is_empty() && of_peer.messages.is_empty() {
+            self.by_peer.remove(&peer_id);
+        }
+        taken
+    }
+}
+
+impl Collectives {
+    /// Approximate memory of a peer's notices. Its messages are counted by its window, or as announcements.
+    pub(crate) fn early_bytes(&self, peer_id: PeerId) -> u64 {
+        let of_peer = self.early.by_peer.get(&peer_id);
+        of_peer.map_or(0, |of_peer| PEER_BYTES + of_peer.notices.len() as u64 * NOTICE_BYTES)
+    }
+}
+
+impl State {
+    /// Keeps a message without a receive. A second one with its tag is a violation.
+    pub(super) fn keep_arrived(&mut self, peer_id: PeerId, tag: u64, arrived: Arrived) -> Result<(), Violation> {
+        let stranger = self.is_stranger(peer_id);
+        let groups = self.collectives();
+        if groups.arrived.insert((peer_id, tag), arrived).is_some() {
+            return Err(Violation);
+        }
+        if stranger {
+            groups.early.by_peer.entry(peer_id).or_default().messages.push(tag);
+            self.account_early(peer_id);
+        }
+        Ok(())
+    }
+
+    /// Keeps the notice of a peer for a group whose join has not begun here.
+    pub(super) fn keep_notice(&mut self, peer_id: PeerId, tag: u64) {
+        self.collectives().early.keep_notice(peer_id, tag);
+        if self.is_stranger(peer_id) {
+            self.account_early(peer_id);
+        }
+    }
+
+    fn account_early(&mut self, peer_id: PeerId) {
+        self.account(peer_id);
+        if self.strangers_exceed() {
+            self.peers.activate(peer_id);
+        }
+    }
+
+    /// The join of a group begins. Members may have reported its failure already.
+    pub(super) fn take_early_notices(&mut self, index: usize, tag: u64) {
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        if groups.early.by_peer.is_empty() {
+            return;
+        }
+        let members = groups.groups.get(index).map(|group| Arc::clone(&group.members));
+        for &addr in members.iter().flat_map(|members| members.iter()) {
+            let Some(peer_id) = self.member_peer(addr) else { continue };
+            if self.collectives().early.take_notice(peer_id, tag) {
+                self.on_notice(index, peer_id);
+            }
+        }
+    }
+
+    /// Handles the failure of a peer: receives from it fail, and messages whose payload is not here are lost. As for
+    /// the messages of clients, the number of lost messages is limited per peer, and strangers leave none. `linked`: a
+    /// link has ended, which the peer learns as well. Returns the number of dropped announcements.
+    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) -> u32 {
+        let dropped = if self.is_stranger(peer_id) { self.drop_early(peer_id) } else { self.lose_arrived(peer_id, why) };
+        let Some(groups) = self.collectives.as_deref_mut() else { return dropped };
+        let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
+        let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
+        theirs.sort_unstable(); // Nothing happens in hash order.
+        self.fail_receives(theirs, Fault::Link(why));
+        self.lose_peer(peer_id, why, linked);
+        dropped
+    }
+
+    /// Notes that the payloads of a peer's announcements are lost. Returns the number of announcements.
+    fn lose_arrived(&mut self, peer_id: PeerId, why: LinkError) -> u32 {
+        let Some(groups) = self.collectives.as_deref_mut() else { return 0 };
+        let lost =
+            |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
+        let mut places = UNMATCHED_LIMIT.saturating_sub(groups.arrived.iter().filter(lost).count());
+        let mut announced = 0;
+        groups.arrived.retain(|(peer, _), arrived| match arrived {
+            _ if *peer != peer_id => true,
+            Arrived::Eager { orphan, .. } => {
+                *orphan = true;
+                true
+            }
+            Arrived::Announced { .. } => {
+                announced += 1;
+                *arrived = Arrived::Lost(why);
+                let kept = places > 0;
+                places = places.saturating_sub(1);
+                kept
+            }
+            Arrived::Lost(_) => true,
+        });
+        announced
+    }
+
+    /// Drops everything that a stranger has sent for later joins. Returns the number of announcements.
+    fn drop_early(&mut self, peer_id: PeerId) -> u32 {
+        let of_peer = self.collectives.as_deref_mut().and_then(|groups| groups.early.by_peer.remove(&peer_id));
+        let mut announced = 0;
+        for tag in of_peer.map(|of_peer| of_peer.messages).unwrap_or_default() {
+            match self.collectives().arrived.remove(&(peer_id, tag)) {
+                Some(Arrived::Eager { bytes, .. }) => self.eager_taken(peer_id, bytes.len(), true),
+                Some(Arrived::Announced { .. }) => announced += 1,
+                Some(Arrived::Lost(_)) | None => {}
+            }
+        }
+        self.account(peer_id);
+        announced
+    }
+
+    /// Drops everything that a departed peer whose address was removed has sent for later joins.
+    pub(crate) fn drop_all_early(&mut self, peer_id: PeerId) {
+        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let theirs = groups.arrived.keys().filter(|(peer, _)| *peer == peer_id);
+        let mut theirs: Vec<u64> = theirs.map(|(_, tag)| *tag).collect();
+        theirs.sort_unstable(); // Nothing happens in hash order.
+        groups.early.by_peer.entry(peer_id).or_default().messages = theirs;
+        self.drop_early(peer_id);
+    }
+
+    /// Drops everything that departed strangers have sent for later joins. They were in an address vector when they
+    /// left.
+    pub(crate) fn drop_early_of_departed(&mut self) {
+        let Some(groups) = self.collectives.as_deref() else { return };
+        let departed = |peer: &PeerId| self.peers[*peer].is_sweepable();
+        let mut theirs: Vec<PeerId> = groups.early.peers().filter(departed).collect();
+        theirs.sort_unstable(); // Nothing happens in hash order.
+        for peer_id in theirs {
+            self.drop_early(peer_id);
+        }
+    }
+}
