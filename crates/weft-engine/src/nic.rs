@@ -232,6 +232,32 @@ pub enum LinkError {
     PeerResources,
 }
 
+impl LinkError {
+    /// A number for the kind of the error, for traces.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Closed => 0,
+            Self::Gone => 1,
+            Self::Cut => 2,
+            Self::Refused => 3,
+            Self::Timeout => 4,
+            Self::Unreachable => 5,
+            Self::Denied => 6,
+            Self::Encryption => 7,
+            Self::Protocol => 8,
+            Self::Access => 9,
+            Self::Descriptors => 10,
+            Self::Resources => 11,
+            Self::PeerResources => 12,
+            Self::Version(_) => 13,
+            Self::Unanswered => 14,
+            Self::Crowded => 15,
+            Self::Evicted => 16,
+        }
+    }
+}
+
 /// A protocol with a version of its own (docs/protocol.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {

@@ -52,7 +52,7 @@ impl<S: Sink> Sink for Relay<'_, S> {
         let mut id = self.table.ours(self.via, link).0;
         if id == UNMAPPED {
             debug_assert!(!info.initiator);
-            id = self.table.insert(false, None);
+            id = self.table.insert(false);
             self.table.map(id, self.via, link);
         } else {
             self.table.succeed(id);
@@ -267,7 +267,7 @@ impl Devices {
             device: self.device_of(link),
             initiator: route.initiator,
             up: route.stage == Stage::Up,
-            shm_failed: route.shm_failed,
+            shm_failed: self.table.shm_failed(link.0),
             tcp,
         })
     }

@@ -116,6 +116,7 @@ mod tests {
     #[test]
     fn every_end_of_a_link_has_a_remedy() {
         use LinkError::*;
+        use weft_engine::nic::{Layer, Versions};
         let next = |error| match error {
             Closed => Some(Gone),
             Gone => Some(Refused),
@@ -129,10 +130,14 @@ mod tests {
             Descriptors => Some(Resources),
             Resources => Some(PeerResources),
             PeerResources => Some(Cut),
-            Cut => None,
+            Cut => Some(Version(Versions { layer: Layer::Tcp, ours: 2, theirs: 3 })),
+            Version(_) => Some(Unanswered),
+            Unanswered => Some(Crowded),
+            Crowded => Some(Evicted),
+            Evicted => None,
         };
         let all: Vec<_> = std::iter::successors(Some(Closed), |&error| next(error)).collect();
-        assert_eq!(all.len(), 13);
+        assert_eq!(all.len(), 17);
         all.iter().for_each(|error| is_whole(&error.to_string()));
     }
 

@@ -487,7 +487,7 @@ impl State {
         let dones = ended.map(|transfer| (transfer.ctx, transfer.result.unwrap_or(Err(why)))).collect();
         self.free_link(to);
         self.stats.downs += 1;
-        self.record(TraceEvent::Down, ep, u64::from(link.0), why as u64, &[]);
+        self.record(TraceEvent::Down, ep, u64::from(link.0), why.number().into(), &[]);
         Handover::Down { link, why, dones }
     }
 

@@ -43,8 +43,6 @@ pub(super) struct Route {
     pub(super) via: Via,
     pub(super) stage: Stage,
     pub(super) initiator: bool,
-    /// The error with which shared memory failed before TCP took over.
-    pub(super) shm_failed: Option<LinkError>,
     pub(super) inner: LinkId,
 }
 
@@ -52,7 +50,7 @@ pub(super) struct Route {
 const _: () = assert!(size_of::<Route>() == 8);
 
 const NOWHERE: Route =
-    Route { via: Via::Neither, stage: Stage::Free, initiator: false, shm_failed: None, inner: LinkId(u32::MAX) };
+    Route { via: Via::Neither, stage: Stage::Free, initiator: false, inner: LinkId(u32::MAX) };
 pub(super) const UNMAPPED: u32 = u32::MAX;
 
 /// An attempt to connect.
@@ -74,15 +72,17 @@ pub(super) struct Table {
     attempts: FxHashMap<u32, Attempt>,
     /// The engine's number, by device and the device's number.
     ours: [Vec<u32>; 2],
+    /// The errors with which shared memory failed before TCP took over, by the engine's number.
+    shm_failed: FxHashMap<u32, LinkError>,
     /// Attempts that failed over shared memory and continue over TCP.
     fallbacks: Vec<(u32, LinkError)>,
 }
 
 impl Table {
     /// Assigns a number to a new link.
-    pub(super) fn insert(&mut self, initiator: bool, shm_failed: Option<LinkError>) -> u32 {
+    pub(super) fn insert(&mut self, initiator: bool) -> u32 {
         let stage = if initiator { Stage::Attempt } else { Stage::Up };
-        let route = Route { stage, initiator, shm_failed, ..NOWHERE };
+        let route = Route { stage, initiator, ..NOWHERE };
         match self.free.pop() {
             Some(id) => {
                 self.routes[id as usize] = route;
@@ -98,8 +98,9 @@ impl Table {
 
     /// Assigns a number to a link that this side makes.
     pub(super) fn begin(&mut self, attempt: Attempt, shm_failed: Option<LinkError>) -> u32 {
-        let id = self.insert(true, shm_failed);
+        let id = self.insert(true);
         self.attempts.insert(id, attempt);
+        self.shm_failed.extend(shm_failed.map(|why| (id, why)));
         id
     }
 
@@ -117,8 +118,13 @@ impl Table {
     /// Leaves an attempt over shared memory, which TCP will continue.
     pub(super) fn defer_to_tcp(&mut self, id: u32, why: LinkError) {
         self.unmap(id);
-        self.routes[id as usize].shm_failed = Some(why);
+        self.shm_failed.insert(id, why);
         self.fallbacks.push((id, why));
+    }
+
+    /// The error with which shared memory failed before TCP took over.
+    pub(super) fn shm_failed(&self, id: u32) -> Option<LinkError> {
+        self.shm_failed.get(&id).copied()
     }
 
     /// Whether TCP has attempts to continue.
@@ -148,6 +154,7 @@ impl Table {
             self.routes[id as usize] = NOWHERE;
             self.end_attempt(id);
             self.fallbacks.retain(|&(other, _)| other != id);
+            self.shm_failed.remove(&id);
             self.free.push(id);
         }
         was

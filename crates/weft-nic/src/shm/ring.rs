@@ -152,7 +152,16 @@ pub(super) struct Tx {
     /// The distance of the consumer's core.
     pub(super) distance: Distance,
     /// The reason why the link is broken. It sends nothing any longer.
-    broken: Option<LinkError>,
+    broken: Option<Break>,
+}
+
+/// The reason why a ring is of no more use.
+#[derive(Clone, Copy, Debug)]
+enum Break {
+    /// There is no memory for more lines.
+    Memory,
+    /// The consumer's position is impossible.
+    Position,
 }
 
 /// The distance of the consumer's core, estimated by the cycles of reading a line that the core has written.
@@ -209,7 +218,10 @@ impl Tx {
 
     /// The reason why the link must end: the peer's words were invalid, or memory has run out.
     pub(super) fn broken(&self) -> Option<LinkError> {
-        self.broken
+        self.broken.map(|why| match why {
+            Break::Memory => LinkError::Resources,
+            Break::Position => LinkError::Protocol,
+        })
     }
 
     /// Publishes a message. The caller then checks whether the peer wants its doorbell rung.
@@ -414,7 +426,7 @@ impl Tx {
             self.lines.consumed(self.role.other()).load(Ordering::Acquire)
         };
         if consumed > self.head || consumed < self.consumed {
-            self.broken = Some(LinkError::Protocol);
+            self.broken = Some(Break::Position);
         } else {
             self.consumed = consumed;
         }

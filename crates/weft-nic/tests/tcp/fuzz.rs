@@ -122,7 +122,7 @@ fn frames() {
         closed += usize::from(why == LinkError::Closed);
         breaches += usize::from(why == LinkError::Protocol && !node.inbox.messages.is_empty());
         let mut seen: Vec<u8> = node.inbox.messages.iter().map(|(_, bytes)| bytes.len().min(255) as u8).collect();
-        seen.extend([254, why as u8, node.inbox.windows[&5].placed.min(255) as u8]);
+        seen.extend([254, why.number(), node.inbox.windows[&5].placed.min(255) as u8]);
         hash(&seen)
     });
     let depth = [whole, full, closed, breaches];
@@ -340,7 +340,7 @@ fn answers() {
                 assert_eq!(ended, link);
                 let passes = bytes.len() >= raw::ANSWER && bytes[8..10] == [raw::VERSION, 0];
                 judged += usize::from(passes && !is_right && why == LinkError::Denied);
-                10 + why as u8
+                10 + why.number()
             }
             None => {
                 // The attempt waits for the rest, would dial again, or has succeeded.

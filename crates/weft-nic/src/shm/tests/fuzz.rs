@@ -244,7 +244,7 @@ fn handshakes() {
             seen.extend([u8::from(sent), victim.poll() as u8]);
         }
         hang_up(socket, &mut victim);
-        seen.extend(victim.inbox.down.drain(..).map(|(_, why)| why as u8));
+        seen.extend(victim.inbox.down.drain(..).map(|(_, why)| why.number()));
         hash(&seen)
     });
     drop(victim);
@@ -334,7 +334,7 @@ fn answers() {
         let (ended, why) = victim.inbox.down.pop().unwrap();
         assert!(ended == link && victim.inbox.down.is_empty());
         reached[0] += u64::from(why == LinkError::Denied);
-        seen.push(why as u8);
+        seen.push(why.number());
         hash(&seen)
     });
     drop(victim);

@@ -383,7 +383,7 @@ fn wait_long(quiet: &mut Quiet, mut each: impl FnMut()) {
 #[test]
 fn rails_are_dialled_a_bounded_number_of_times() {
     for (taken, calls) in [(true, 64..70), (false, 64..65)] {
-        let (mut quiet, near, _memory) = with_rails(4, || net::with(|net| net.refuses = !taken));
+        let (mut quiet, _, _memory) = with_rails(4, || net::with(|net| net.refuses = !taken));
         let mut broken = 1;
         wait_long(&mut quiet, || {
             (broken..made()).filter(|_| taken).for_each(|index| lose(index, 0));
