@@ -409,7 +409,7 @@ impl Tx {
     fn grow(&mut self, at_least: u64) {
         let wanted = (2 * self.in_use()).max((at_least + 1).next_power_of_two()).min(self.lines.count());
         if self.lines.populate(self.in_use(), wanted).is_err() {
-            self.broken = Some(LinkError::Resources);
+            self.broken = Some(Break::Memory);
             return;
         }
         self.in_use = exponent(wanted);
