@@ -1,6 +1,6 @@
 //! An endpoint that sends to itself, and writes to itself. Both ends of its links are in one engine, which recognizes
 //! such links by the peer's identity.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod scripted;
 
@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use scripted::{CAPS, Case, Event, name};
 use weft_engine::api::{
-    ADDR_NONE, Access, Addr, AddressBook, Config, Context, Fault, Kind, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp,
-    SendOp,
+    ADDR_NONE, Access, Addr, AddressBook, Config, Context, Fault, Kind, OpFlags, RecvFlags, RecvOp, Region, RmaIov,
+    RmaOp, SendOp,
 };
 use weft_engine::mem::{self, IovList, Owned};
 use weft_engine::name::{EpName, NameParts};
@@ -116,7 +116,8 @@ fn a_write_to_oneself_is_done_at_once() {
         for flags in [OpFlags::empty(), OpFlags::DELIVERY, OpFlags::FREED, OpFlags::INJECT, OpFlags::FENCE] {
             let mut case = Case::new(CAPS, Config::default());
             case.engine.bind_book(Arc::new(Myself(me)));
-            let (mut target, mut source) = (Owned::new(vec![0; 9000]), Owned::new((0..6000).map(|n| n as u8).collect()));
+            let (mut target, mut source) =
+                (Owned::new(vec![0; 9000]), Owned::new((0..6000).map(|n| n as u8).collect()));
             let iov = IovList::from_slice(&[target.iov()]);
             let access = Access { read: false, write: true };
             case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 3, events: true }).unwrap();

@@ -381,13 +381,13 @@ impl Workload {
         let mut rma = Rma { offset, data, pieces: random_pieces(rng, len), ..Rma::default() };
         let first = if rng.chance(300) { rng.between(0, len) } else { len };
         rma.remote = if first < len { vec![first, len - first] } else { vec![len] };
-        for (flag, permille) in [
-            (OpFlags::DELIVERY, 200),
-            (OpFlags::TRANSMIT, 150),
-            (OpFlags::FREED, 150),
-            (OpFlags::FENCE, 50),
-            (OpFlags::INJECT, 200),
-        ] {
+        rma.flags = match rng.below(1000) {
+            0..300 => OpFlags::DELIVERY,
+            300..450 => OpFlags::TRANSMIT,
+            450..600 => OpFlags::FREED,
+            _ => OpFlags::empty(),
+        };
+        for (flag, permille) in [(OpFlags::FENCE, 50), (OpFlags::INJECT, 200)] {
             rma.flags.set(flag, rng.chance(permille));
         }
         if len > self.engine.inject_bytes || !write {

@@ -6,13 +6,16 @@
 //! the call returns. A refused write has one entry.
 
 use std::ffi::CStr;
+use std::time::Instant;
 
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::open;
 use crate::rig::Cntr;
-use crate::side::{Args, EP_CONTEXT, Form, Side, Watched, call, introduce, memory, off, pattern, scenes, until, works};
+use crate::side::{
+    Args, EP_CONTEXT, Form, PATIENCE, Side, Watched, call, introduce, memory, off, pattern, scenes, works,
+};
 
 const CALLS: [&str; 6] =
     ["fi_write", "fi_writev", "fi_writedata", "fi_writemsg", "fi_inject_write", "fi_inject_writedata"];
@@ -124,12 +127,11 @@ impl<'a> Writer<'a> {
         for side in [&self.a, &self.b] {
             while let Some(outcome) = side.poll() {
                 let entry = outcome.done();
-                if entry.flags & FI_REMOTE_CQ_DATA != 0 {
-                    assert_eq!(entry.data, 0xda7a);
-                    remote += 1;
-                } else {
-                    assert_eq!(entry.op_context as usize, CONTEXT);
+                if entry.op_context as usize == CONTEXT {
                     own += 1;
+                } else {
+                    assert_eq!((entry.flags & FI_REMOTE_CQ_DATA, entry.data), (FI_REMOTE_CQ_DATA, 0xda7a));
+                    remote += 1;
                 }
             }
         }
@@ -159,21 +161,22 @@ impl<'a> Writer<'a> {
             let alone = (0..300).any(|_| counter.read() > before);
             assert_eq!(alone, early || !other, "{what}: counted without progress of the target");
         }
-        until(|| {
+        wait(&what, || {
             if self.manual && counter.read() == before {
                 b.progress();
             }
             let counted = counter.read() > before;
             assert!(!counted || early || stored(), "{what}: counted before the bytes were stored");
-            counted.then_some(())
+            counted
         });
         let reported = form != Form::Inject && !self.selective;
         let data = name.ends_with("data");
+        let wanted = (usize::from(reported), usize::from(data));
         let mut seen = (0, 0);
-        until(|| {
+        wait(&format!("{what}, which has {wanted:?} entries"), || {
             let (own, remote) = self.entries();
             seen = (seen.0 + own, seen.1 + remote);
-            (seen == (usize::from(reported), usize::from(data)) && stored()).then_some(())
+            seen == wanted && stored()
         });
         (0..50).for_each(|_| assert_eq!(self.entries(), (0, 0), "{what}"));
         assert_eq!((counter.read(), counter.errors()), (before + 1, 0), "{what}");
@@ -207,6 +210,15 @@ impl<'a> Writer<'a> {
         self.a.close_ep();
         self.stx.into_iter().for_each(|stx| assert_eq!(close(stx), 0));
         assert_eq!(close(self.counter.0), 0);
+    }
+}
+
+/// Waits until a condition holds.
+#[track_caller]
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
     }
 }
 

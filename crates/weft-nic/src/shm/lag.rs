@@ -9,16 +9,19 @@
 //! per second, without pauses and with them: 6.5 and 23 between far cores, 23.6 and 27 between near ones.
 //!
 //! A pause that gains too few records is wasted, because the producer is slow for other reasons. Then there is none for
-//! a while. An answer ends a pause: its receiver may send the next record at once.
+//! a while, which doubles with each further waste. An answer ends a pause: its receiver may send the next record at once.
+//! A confirmation is no answer, because a stream of writes is confirmed all the time. A producer that waits for each
+//! confirmation costs the consumer pauses that are wasted, and therefore soon rare.
 
 /// Length of a pause in cycles of the processor's clock, about 0.6 µs.
 const PAUSE_CYCLES: u32 = 2000;
 /// Number of finds without an answer that make a stream.
-const STREAM_FINDS: i8 = 4;
+const STREAM_FINDS: i16 = 4;
 /// Minimum number of records that a pause must gain.
 const GAIN_RECORDS: usize = 4;
-/// Number of finds without pauses after a pause that gained less.
-const PENALTY_FINDS: i8 = 64;
+/// Number of finds without pauses after a pause that gained less. It doubles this many times.
+const PENALTY_FINDS: i16 = 64;
+const DOUBLINGS: u8 = 7;
 
 /// The state of a pause.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -36,7 +39,9 @@ enum Pause {
 #[derive(Default)]
 pub(super) struct Lag {
     /// Number of finds without an answer; below 0 after a wasted pause.
-    finds: i8,
+    finds: i16,
+    /// Number of wasted pauses in succession, up to [`DOUBLINGS`].
+    wasted: u8,
     pause: Pause,
     /// The beginning of the pause, by the low bits of the processor's clock.
     since: u32,
@@ -58,7 +63,7 @@ impl Lag {
         goes_on
     }
 
-    /// Notes that this side has sent something, or that a record was long: its lines take longer to copy than to fetch.
+    /// Notes that this side has sent a message, or that a record was long: its lines take longer to copy than to fetch.
     #[inline(always)]
     pub(super) fn reset(&mut self) {
         (self.finds, self.pause) = (0, Pause::None);
@@ -67,21 +72,32 @@ impl Lag {
     /// Notes that the consumer has taken many records, and more are there.
     #[inline(always)]
     pub(super) fn lags(&mut self) {
-        self.pause = Pause::None;
+        if self.pause != Pause::None {
+            (self.pause, self.wasted) = (Pause::None, 0);
+        }
     }
 
     /// Notes that the consumer has taken `records`, and that no more are there.
     #[inline(always)]
     pub(super) fn caught_up(&mut self, records: usize, cycles: impl FnOnce() -> u64) {
         if self.pause != Pause::None {
-            self.pause = Pause::None;
-            if records < GAIN_RECORDS {
-                self.finds = STREAM_FINDS - PENALTY_FINDS - 1;
-            }
+            self.end(records);
         }
         self.finds += 1;
         if self.finds >= STREAM_FINDS {
             self.begin(cycles());
+        }
+    }
+
+    /// Ends a pause that has gained `records`.
+    #[inline(never)]
+    fn end(&mut self, records: usize) {
+        self.pause = Pause::None;
+        if records < GAIN_RECORDS {
+            self.finds = STREAM_FINDS - (PENALTY_FINDS << self.wasted) - 1;
+            self.wasted = (self.wasted + 1).min(DOUBLINGS);
+        } else {
+            self.wasted = 0;
         }
     }
 
@@ -132,11 +148,16 @@ mod tests {
     }
 
     #[test]
-    fn a_wasted_pause_is_not_repeated_soon() {
+    fn wasted_pauses_become_rare() {
         let mut lag = pausing();
-        assert!(!lag.pauses(|| 9000));
-        let finds = (1..).find(|_| find(&mut lag, 1, 9000)).unwrap_or(0);
-        assert_eq!(finds, 1 + i32::from(PENALTY_FINDS));
+        let mut next = |records| {
+            assert!(!lag.pauses(|| 9000));
+            let first = i16::from(find(&mut lag, records, 9000));
+            if first > 0 { first } else { (2..).find(|_| find(&mut lag, 1, 9000)).unwrap_or(0) }
+        };
+        assert_eq!([1, 1, 1, GAIN_RECORDS, 1].map(&mut next), [65, 129, 257, 1, 65], "finds until the next pause");
+        (0..10).for_each(|_| drop(next(1)));
+        assert_eq!(next(1), (PENALTY_FINDS << DOUBLINGS) + 1);
     }
 
     #[test]

@@ -401,7 +401,6 @@ impl Link {
     /// Publishes the number of messages that this side has executed.
     #[inline(always)]
     pub(super) fn confirm(&mut self, number: u32) {
-        self.lag.reset();
         self.map.side(self.role).confirmed.0.store(number, Ordering::Release);
         self.notify_peer();
     }
