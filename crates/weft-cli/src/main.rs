@@ -65,7 +65,7 @@ enum Command {
     /// Shows the counters of a running process's endpoints: messages, bytes, stalls, links, failures.
     Stat {
         /// The process id. With --prometheus it may be omitted, for all processes of this user.
-        #[arg(required_unless_present = "prometheus")]
+        #[arg(required_unless_present = "prometheus", value_parser = stat::process_id)]
         pid: Option<u32>,
         /// Print JSON.
         #[arg(long)]

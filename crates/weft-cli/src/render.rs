@@ -1,6 +1,7 @@
 //! Prints a value as text for people or as JSON for programs.
 
 use std::io::{self, Write};
+use std::ops::Range;
 
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 use serde::Serialize;
@@ -68,6 +69,54 @@ pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<It
 
 /// Formats a table as [`table`] does, with a number of columns that is known at run time only.
 pub(crate) fn table_of(heads: &[&str], rows: impl IntoIterator<Item = impl IntoIterator<Item = String>>) -> String {
+    let mut table = empty_table(heads.len());
+    table.set_header(heads.iter().copied());
+    for row in rows {
+        table.add_row(row);
+    }
+    format!("{table}\n")
+}
+
+/// Formats a table that has one line for each row in any width. Columns that do not fit follow in further tables, which
+/// repeat the first column.
+pub(crate) fn split_table(heads: &[&str], rows: &[Vec<String>]) -> String {
+    let width = empty_table(heads.len()).width().map_or(usize::MAX, usize::from);
+    let parts = split(heads, rows, width);
+    let tables = parts.into_iter().map(|part| {
+        let columns = || std::iter::once(0).chain(part.clone());
+        let heads: Vec<&str> = columns().map(|column| heads[column]).collect();
+        table_of(&heads, rows.iter().map(|row| columns().map(|column| row[column].clone()).collect::<Vec<_>>()))
+    });
+    tables.collect::<Vec<_>>().join("\n")
+}
+
+/// The columns besides the first one for each table of [`split_table`].
+fn split(heads: &[&str], rows: &[Vec<String>], width: usize) -> Vec<Range<usize>> {
+    // A blank stands on each side of a text.
+    let column = |at: usize| {
+        let texts = rows.iter().map(|row| row[at].as_str()).chain([heads[at]]);
+        texts.map(console::measure_text_width).max().unwrap_or(0) + 2
+    };
+    let mut parts: Vec<Range<usize>> = Vec::new();
+    let mut used = usize::MAX;
+    for at in 1..heads.len() {
+        let wanted = column(at);
+        match parts.last_mut().filter(|_| used.saturating_add(wanted) <= width) {
+            Some(part) => {
+                part.end = at + 1;
+                used += wanted;
+            }
+            None => {
+                parts.push(at..at + 1);
+                used = column(0) + wanted;
+            }
+        }
+    }
+    parts
+}
+
+/// A table without rows, in the style and the width of all tables.
+fn empty_table(columns: usize) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     for line in [
@@ -81,18 +130,14 @@ pub(crate) fn table_of(heads: &[&str], rows: impl IntoIterator<Item = impl IntoI
         table.remove_style(line);
     }
     if table.width().is_none() {
-        let width = match heads.len() {
+        let width = match columns {
             many if many > MANY_COLUMNS => 170,
             some if some > SOME_COLUMNS => 150,
             _ => 120,
         };
         table.set_width(width);
     }
-    table.set_header(heads.iter().copied());
-    for row in rows {
-        table.add_row(row);
-    }
-    format!("{table}\n")
+    table
 }
 
 #[cfg(test)]
@@ -105,5 +150,17 @@ mod tests {
         assert_eq!(shown, ["0", "1", "1.50", "15", "999", "1.00 k", "12.3 k", "10.0 M", "3.20 G", "5.00 P"]);
         assert_eq!([7, 1200, 1_234_567_890].map(byte_count), ["7 B", "1.20 kB", "1.23 GB"]);
         assert_eq!(count(u64::MAX), "18 E");
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_follow_in_further_tables() {
+        let heads = ["peer", "messages", "bytes", "stalls"];
+        let rows = [["rank 1, node7", "12.3 k / 4", "1.00 MB / 0 B", "7"].map(str::to_owned).to_vec()];
+        assert_eq!(split(&heads, &rows, 80), [1..4]);
+        assert_eq!(split(&heads, &rows, 42), [1..3, 3..4]);
+        assert_eq!(split(&heads, &rows, 30), [1..2, 2..3, 3..4]);
+        assert_eq!(split(&heads, &rows, 1), [1..2, 2..3, 3..4]);
+        let text = split_table(&heads, &rows);
+        assert!(text.lines().all(|line| line.chars().count() <= 150), "{text}");
     }
 }

@@ -3,6 +3,17 @@
 //! Place in the data flow: `collectives`, `communicators` and `completions` define their functions with [`export!`].
 //! Each has the name of a function of MPI and the types that the C compiler passes in its place: handles as whole
 //! registers, pointers without a type.
+//!
+//! The counts of collectives are exported as well: the provider adds them to the report of the process for `weft run`.
+
+use std::sync::atomic::AtomicU64;
+
+/// Collectives of this process that weft has run, and those that were left to the MPI library. weft's provider finds
+/// the array by its name.
+// SAFETY: no other library defines this name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub(crate) static weft_coll_counts: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// The type of an argument. `count` is the type of counts: `c_int`, or `MPI_Count` in functions that end in `_c`.
 macro_rules! argument {

@@ -21,6 +21,7 @@ use smallvec::SmallVec;
 use weft_client::{Address, Collective, Endpoint, Error, Group, Posted};
 
 use crate::errors::{Cause, Failure};
+use crate::exports::weft_coll_counts;
 use crate::mpi::{Handle, SUCCESS, pmpi};
 use crate::plan::{Call, Context, Decision, Member, Staged, decide};
 use crate::pmpi::Pmpi;
@@ -41,9 +42,9 @@ const CROWDED_POLLS: u32 = 2;
 const MAX_IDLE: usize = 16;
 
 /// Collectives that weft has run in this process.
-pub(crate) static BY_WEFT: AtomicU64 = AtomicU64::new(0);
+pub(crate) static BY_WEFT: &AtomicU64 = &weft_coll_counts[0];
 /// Collectives of this process that were left to the MPI library.
-pub(crate) static BY_LIBRARY: AtomicU64 = AtomicU64::new(0);
+pub(crate) static BY_LIBRARY: &AtomicU64 = &weft_coll_counts[1];
 
 /// The state of this library, once `MPI_Init` has found weft.
 pub(crate) struct Runtime {
@@ -544,7 +545,7 @@ fn accept(runtime: &Runtime, call: &Call, blocking: bool) -> Option<Result<Op, c
 /// those of the library.
 fn take(call: &Call, blocking: bool) -> Option<(&'static Runtime, Result<Arc<Op>, c_int>)> {
     let taken = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, blocking)?)));
-    let count = if taken.is_some() { &BY_WEFT } else { &BY_LIBRARY };
+    let count = if taken.is_some() { BY_WEFT } else { BY_LIBRARY };
     count.fetch_add(1, Ordering::Relaxed);
     taken.map(|(runtime, op)| (runtime, op.map(Arc::new)))
 }

@@ -259,7 +259,7 @@ pub(crate) fn finish() {
         runtime.close();
     }
     if reports {
-        let [weft, library] = [&BY_WEFT, &BY_LIBRARY].map(|count| count.load(Ordering::Relaxed));
+        let [weft, library] = [BY_WEFT, BY_LIBRARY].map(|count| count.load(Ordering::Relaxed));
         eprintln!("weft-coll: {weft} collectives by weft, {library} by the MPI library");
     }
 }

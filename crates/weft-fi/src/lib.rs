@@ -174,6 +174,7 @@ impl Providers {
             };
             observe::log::install();
             params::define(host);
+            observe::report::loaded();
             weft_os::watch_forks();
             weft_os::descriptors::allow_raising();
             host.provider()
@@ -194,7 +195,7 @@ fn cleanup_in(slot: usize) {
     abi::object::guard("cleanup", || {
         let Some(host) = host::enter_slot(slot) else { return Ok(0) };
         domain::stop_all(Some(host));
-        observe::report::at_end(host);
+        observe::report::at_end();
         host.detach();
         if host::attached().next().is_none() {
             sleep::flusher::stop();

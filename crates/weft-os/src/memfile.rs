@@ -1,8 +1,8 @@
 //! Memory files, by which a process shares data with peers, other processes of the host, and monitoring
 //! tools.
 //!
-//! Place in the data flow: below the shared segments of weft-nic, and below the shared address vectors and
-//! published counters of weft-fi.
+//! Place in the data flow: below the shared segments of weft-nic, and below the shared address vectors, published
+//! counters and records of weft-fi.
 //!
 //! Source: memfd_create(2), fcntl(2) F_ADD_SEALS, getrlimit(2).
 
@@ -92,6 +92,62 @@ impl Drop for Words {
     }
 }
 
+/// Counters in a file that another process reads, mapped to be changed without a system call. They survive this process.
+pub struct Counters {
+    page: NonNull<u64>,
+    page_bytes: usize,
+    /// The place of the first counter in the page, in words.
+    first: usize,
+    count: usize,
+}
+
+// SAFETY: the counters are only changed by atomic operations.
+unsafe impl Send for Counters {}
+// SAFETY: as above.
+unsafe impl Sync for Counters {}
+
+impl Counters {
+    /// Maps `count` words of 8 bytes at offset `at` of a file that is open for reading and writing.
+    ///
+    /// # Errors
+    /// EPERM: the file is shorter, or is not sealed against shrinking. EINVAL: the words are not aligned, or not in one
+    /// page. Otherwise the errors of fcntl(2), fstat(2) and mmap(2).
+    pub fn map(file: impl AsFd, at: u64, count: usize) -> Result<Self, Errno> {
+        let page_bytes = rustix::param::page_size();
+        let within = usize::try_from(at).map_err(|_| Errno::INVAL)? % page_bytes;
+        let bytes = count.checked_mul(size_of::<u64>()).ok_or(Errno::INVAL)?;
+        if !within.is_multiple_of(size_of::<u64>()) || within.checked_add(bytes).is_none_or(|end| end > page_bytes) {
+            return Err(Errno::INVAL);
+        }
+        let sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
+        let len = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        if !sealed || len < at + bytes as u64 {
+            return Err(Errno::PERM);
+        }
+        let (protection, start) = (ProtFlags::READ | ProtFlags::WRITE, at - within as u64);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let page =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), page_bytes, protection, MapFlags::SHARED, file, start) }?;
+        let page = NonNull::new(page.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { page, page_bytes, first: within / size_of::<u64>(), count })
+    }
+
+    /// The counters.
+    pub fn get(&self) -> &[AtomicU64] {
+        let first = self.page.as_ptr().wrapping_add(self.first).cast::<AtomicU64>();
+        // SAFETY: within the mapping, which is page-aligned, exists as long as `self`, and cannot shrink.
+        unsafe { std::slice::from_raw_parts(first, self.count) }
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // SAFETY: the range that `map` mapped; no reference into it exists.
+        let unmapped = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), self.page_bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -110,5 +166,21 @@ mod tests {
         assert_eq!((words.get(0), words.get(1)), (1, 2));
         file.write_all_at(&7_u64.to_le_bytes(), 8).unwrap();
         assert_eq!(words.get(1), 7);
+    }
+
+    #[test]
+    fn counters_are_written_through_to_the_file() {
+        let file = std::fs::File::from(create(c"weft-counters", MemfdFlags::ALLOW_SEALING).unwrap());
+        file.set_len(3 << 12).unwrap();
+        assert_eq!(Counters::map(&file, 4096, 2).err(), Some(Errno::PERM), "not sealed");
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        assert_eq!(Counters::map(&file, 4096 + 4, 2).err(), Some(Errno::INVAL));
+        assert_eq!(Counters::map(&file, 1 << 20, 2).err(), Some(Errno::PERM), "behind the end");
+        let counters = Counters::map(&file, 4096 + 512, 2).unwrap();
+        counters.get()[1].fetch_add(7, Ordering::Relaxed);
+        drop(counters);
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, 4096 + 512 + 8).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), 7);
     }
 }

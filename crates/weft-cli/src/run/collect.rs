@@ -1,7 +1,8 @@
-//! The reports of a job's processes, and the signals of its launcher.
+//! The reports of a job's processes.
 //!
-//! Place in the data flow: `weft_fi::observe::report` in each rank → a memfd of this process, or the standard error
-//! that the launcher forwards → here → `verdict.rs`.
+//! Place in the data flow: `weft_fi::observe::report` in each rank → records in a memfd of this process, or lines in the
+//! standard error that the launcher forwards → here → `jobs.rs`. Records are read when the job has ended. They have the
+//! last counters of processes that were killed.
 //!
 //! Trust: the reports come from the user's own processes. Text that only resembles a report is passed on as it is. The
 //! token is random, so programs do not print it by chance.
@@ -9,17 +10,14 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::process::ChildStderr;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::signalfd::SignalFd;
-use nix::unistd::Pid;
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use weft_fi::observe::report::line::Line;
+use weft_fi::observe::report::record;
 
 use crate::foreign::shown;
 
@@ -27,8 +25,6 @@ use crate::foreign::shown;
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 /// Longest line that may be a report.
 const LINE_BYTES: usize = 4096;
-/// `si_code` of a signal that a process has sent, instead of the terminal.
-const SI_USER: i32 = 0;
 
 /// Gathers the reports of one job.
 pub(crate) struct Collector {
@@ -43,7 +39,10 @@ impl Collector {
     pub(crate) fn new() -> io::Result<Self> {
         let random = weft_nic::handshake::random().map_err(|error| io::Error::other(error.to_string()))?;
         let token = format!("weft-{:016x}", u64::from_ne_bytes(random));
-        let file = rustix::fs::memfd_create(format!("weft-report-{token}"), MemfdFlags::CLOEXEC)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(format!("weft-report-{token}"), flags)?;
+        // Processes map their records only if these cannot vanish.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
         Ok(Self { token, file: file.into(), forwarded: Arc::default() })
     }
 
@@ -65,17 +64,10 @@ impl Collector {
         Filter(ended)
     }
 
-    /// All reports so far, those of one process added up.
+    /// The last reports of all processes so far.
     pub(crate) fn reports(&self) -> Vec<Line> {
-        let mut text = Vec::new();
-        let mut bytes = [0; 4096];
-        while let Ok(len @ 1..) = self.file.read_at(&mut bytes, text.len() as u64) {
-            text.extend_from_slice(&bytes[..len]);
-        }
-        let text = String::from_utf8_lossy(&text);
-        let written = text.lines().filter_map(|line| Line::parse(line.strip_prefix(&self.token)?.trim_start()));
         let forwarded = self.forwarded.lock().unwrap_or_else(PoisonError::into_inner);
-        merged(written.chain(forwarded.iter().cloned()).map(fit))
+        last(record::read(&self.file, &self.token).into_iter().chain(forwarded.iter().cloned()).map(fit))
     }
 }
 
@@ -84,17 +76,19 @@ fn fit(report: Line) -> Line {
     Line { host: shown(&report.host), ..report }
 }
 
-/// Adds the reports of one process. Ranks in process namespaces of their own may have equal process ids.
-fn merged(reports: impl Iterator<Item = Line>) -> Vec<Line> {
-    let mut merged: Vec<Line> = Vec::new();
+/// The last report of each program. Ranks in process namespaces of their own may have equal process ids.
+fn last(reports: impl Iterator<Item = Line>) -> Vec<Line> {
+    let mut last: Vec<Line> = Vec::new();
     for report in reports {
-        let identity = |line: &Line| (line.host.clone(), line.pid, line.rank);
-        match merged.iter_mut().find(|known| identity(known) == identity(&report)) {
-            Some(known) => known.add(&report),
-            None => merged.push(report),
+        let is_same = |known: &&mut Line| {
+            (known.pid, known.since_ns, &known.identity) == (report.pid, report.since_ns, &report.identity)
+        };
+        match last.iter_mut().find(is_same) {
+            Some(known) => *known = report,
+            None => last.push(report),
         }
     }
-    merged
+    last
 }
 
 /// The thread that passes standard error on.
@@ -204,42 +198,18 @@ fn is_mark(text: &[u8]) -> bool {
     text.is_empty() || numbered || (text.starts_with('[') && text.ends_with([']', ':']))
 }
 
-/// Signals that end a job. While they are blocked, this process outlives the launcher and can still report. A process
-/// inherits the mask, so the launcher must be started before.
-pub(crate) struct Signals(SignalFd);
-
-impl Signals {
-    /// Blocks the signals in this thread, and in those that it starts.
-    pub(crate) fn block() -> io::Result<Self> {
-        let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT].into_iter().collect();
-        set.thread_block()?;
-        Ok(Self(SignalFd::new(&set)?))
-    }
-
-    /// Passes signals of other processes on to the launcher. The terminal sends its own to the launcher, too: Hydra
-    /// kills a job on the second one.
-    pub(crate) fn forward_to(self, pid: u32) {
-        let Ok(pid) = i32::try_from(pid) else { return };
-        std::thread::spawn(move || {
-            while let Ok(Some(info)) = self.0.read_signal() {
-                let signal = i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
-                if let Some(signal) = signal.filter(|_| info.ssi_code == SI_USER) {
-                    // The launcher may have ended.
-                    let _ = kill(Pid::from_raw(pid), signal);
-                }
-            }
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use weft_fi::observe::identity::Identity;
+    use weft_fi::observe::report::line::Counts;
+
     use super::*;
 
     const TOKEN: &str = "weft-0123";
 
     fn report(rank: u64) -> Line {
-        Line { host: "h".to_owned(), pid: rank, rank: Some(rank), ..Line::default() }
+        let identity = Identity { host: "h".to_owned(), rank: Some(rank), ..Identity::default() };
+        Line { identity, pid: rank, ..Line::default() }
     }
 
     #[test]
@@ -271,15 +241,21 @@ mod tests {
     }
 
     #[test]
-    fn the_reports_of_a_process_are_added() {
-        let sums = merged([report(1), report(2), report(1)].map(|line| Line { endpoints: 1, ..line }).into_iter());
-        assert_eq!(sums.iter().map(|line| line.endpoints).collect::<Vec<_>>(), [2, 1]);
+    fn a_later_report_of_a_program_replaces_the_earlier_one() {
+        let of = |rank, since_ns, endpoints| Line {
+            since_ns,
+            counts: Counts { endpoints, ..Counts::default() },
+            ..report(rank)
+        };
+        // The process of rank 1 executes another program.
+        let reports = last([of(1, 1, 1), of(2, 1, 5), of(1, 1, 2), of(1, 9, 7)].into_iter());
+        assert_eq!(reports.iter().map(|line| line.counts.endpoints).collect::<Vec<_>>(), [2, 5, 7]);
     }
 
     #[test]
     fn ranks_with_equal_process_ids_are_told_apart() {
         let of_rank = |rank| Line { pid: 2, ..report(rank) };
-        assert_eq!(merged([of_rank(0), of_rank(1)].into_iter()).len(), 2);
+        assert_eq!(last([of_rank(0), of_rank(1)].into_iter()).len(), 2);
     }
 
     #[test]

@@ -1,19 +1,24 @@
 //! `weft run`: starts a job with the settings by which its MPI library uses weft, and says afterwards which ranks did.
 //!
 //! Place in the data flow: beside it. `launcher.rs` recognises the launcher, `mpi.rs` finds the MPI library and its
-//! libfabric, and `settings.rs` derives variables and options from both. The launcher runs as a child. Each rank
-//! reports its traffic when it ends (`weft_fi::observe::report`); `collect.rs` gathers the reports, and `verdict.rs`
-//! puts them into one line.
+//! libfabric, and `settings.rs` derives variables and options from both. The launcher runs as a child, which gets the
+//! signals of this process (`signals.rs`). Each rank keeps a record of its traffic while it runs
+//! (`weft_fi::observe::report`); `collect.rs` gathers the records, `jobs.rs` sorts them by jobs, of which `watch.rs`
+//! sees those without records, and `verdict.rs` puts
+//! them into one line.
 //!
 //! Exit status: that of the launcher, or 128 plus the number of the signal that ended it. With `--require`, 1 if the
 //! launcher succeeded and a rank did not use weft.
 
 mod collect;
+mod jobs;
 mod launcher;
 mod mpi;
 mod preload;
 mod settings;
+mod signals;
 mod verdict;
+mod watch;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -22,11 +27,18 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus, Stdio};
 
 use clap::Args;
+use nix::sys::signal::Signal;
+
+use weft_fi::observe::identity::Identity;
 
 use collect::Collector;
+use jobs::Jobs;
 use launcher::Launcher;
 use mpi::Mpi;
 use settings::Settings;
+use signals::Signals;
+use verdict::Verdict;
+use watch::Watch;
 
 /// Runs an MPI or OpenSHMEM job over weft, and prints afterwards how many ranks used it, and their traffic.
 ///
@@ -103,39 +115,63 @@ pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCod
         if options.require {
             return Err(io::Error::other(format!("{cause}; {remedy}")));
         }
-        eprintln!("weft: {cause}; {remedy}");
+        say(&format!("{cause}; {remedy}"));
     }
     let collector = Collector::new()?;
-    let status = run_to_end(&settings, launcher, &collector)?;
-    let reports = collector.reports();
-    let verdict = verdict::Verdict::new(&reports, launcher, mpi.as_ref(), &settings);
-    eprintln!("weft: {}", verdict.text());
+    let (status, seen) = run_to_end(&settings, launcher, &collector)?;
+    let jobs = Jobs::of(&collector.reports(), &seen);
+    let verdict = Verdict { jobs, launcher, mpi: mpi.as_ref(), settings: &settings, status };
+    say(&verdict.text());
     Ok(match code(status) {
         0 if options.require && !verdict.is_complete() => ExitCode::FAILURE,
         code => ExitCode::from(code),
     })
 }
 
-/// Runs the command to its end. Lines of reports are removed from its standard error.
-fn run_to_end(settings: &Settings, launcher: &Launcher, collector: &Collector) -> io::Result<ExitStatus> {
+/// Prints a line of this command. The terminal may have gone.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "weft: {text}");
+}
+
+/// Runs the command to its end. Lines of reports are removed from its standard error. Returns one rank of each job that
+/// was seen meanwhile.
+fn run_to_end(
+    settings: &Settings,
+    launcher: &Launcher,
+    collector: &Collector,
+) -> io::Result<(ExitStatus, Vec<Identity>)> {
     let mut command = settings.command();
     command.env("FI_WEFT_REPORT", collector.value());
     // A program without launcher writes its report into the memfd, and keeps its terminal.
     if launcher.starts_ranks() {
         command.stderr(Stdio::piped());
     }
+    weft_os::end_with_parent(&mut command);
     let mut child = command.spawn().map_err(|error| {
         io::Error::new(error.kind(), format!("{} cannot be started: {error}", command.get_program().display()))
     })?;
     // The child inherits the signal mask, so signals are blocked after its start.
-    let signals = collect::Signals::block()?;
+    let signals = Signals::block()?;
     let filter = child.stderr.take().map(|pipe| collector.filter(pipe));
     signals.forward_to(child.id());
+    let watch = Watch::start(child.id());
     let status = child.wait()?;
     if let Some(filter) = filter {
         filter.finish();
     }
-    Ok(status)
+    Ok((status, watch.finish()))
+}
+
+/// The end of a process that did not succeed, in words.
+fn ended_by(status: ExitStatus) -> Option<String> {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => None,
+        (Some(code), _) => Some(format!("ended with status {code}")),
+        (None, signal) => {
+            let known = signal.and_then(|number| Signal::try_from(number).ok());
+            Some(format!("was ended by {}", known.map_or("a signal", Signal::as_str)))
+        }
+    }
 }
 
 /// The exit status of a shell for this end of a process.

@@ -27,6 +27,8 @@ pub(crate) struct Settings {
     command: Vec<OsString>,
     /// Whether the MPI library may carry messages inside a host itself.
     own_shm: bool,
+    /// Whether MPICH is told to regard each rank as alone on its host.
+    separates_ranks: bool,
 }
 
 /// The MPI libraries for which variables are set.
@@ -72,6 +74,12 @@ impl Settings {
             )
         })?;
         let families = Families::of(launcher, mpi);
+        if options.own_shm && families.open_mpi && !families.mpich {
+            // Its layer for libfabric (mtl) carries all messages, and its own shared memory needs another layer (btl).
+            let text = "--own-shm does not apply to Open MPI, which cannot use its own shared memory beside libfabric; \
+                        omit the option";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         let mut variables = vec![("FI_PROVIDER", OsString::from("weft"))];
         // A path hides the providers of other directories, so it is set only where it is needed.
         if !mpi.is_some_and(|mpi| mpi.finds(&provider))
@@ -81,6 +89,7 @@ impl Settings {
         }
         families.add_variables(launcher, options.own_shm, &mut variables);
         let own_shm = families.keep_own_shm(&variables);
+        let separates_ranks = families.mpich && !families.open_mpi && !own_shm;
         let mut preload = if options.collectives { Some(preload_value(&provider)?) } else { None };
         let mut command = options.command.clone();
         let library = provider.with_file_name(COLLECTIVES);
@@ -90,18 +99,23 @@ impl Settings {
             variables.push(("LD_PRELOAD", preload));
         }
         command.splice(1..1, added);
-        Ok(Self { variables, command, own_shm })
+        Ok(Self { variables, command, own_shm, separates_ranks })
     }
 
     /// Settings without variables, for tests.
     #[cfg(test)]
     pub(crate) const fn plain(own_shm: bool) -> Self {
-        Self { variables: Vec::new(), command: Vec::new(), own_shm }
+        Self { variables: Vec::new(), command: Vec::new(), own_shm, separates_ranks: false }
     }
 
     /// Whether the MPI library may carry messages inside a host itself.
     pub(crate) const fn has_own_shm(&self) -> bool {
         self.own_shm
+    }
+
+    /// Whether node communicators of MPICH have one rank.
+    pub(crate) const fn separates_ranks(&self) -> bool {
+        self.separates_ranks
     }
 
     /// The command, ready to be started.
@@ -136,8 +150,13 @@ impl Families {
             // With the layers named, Open MPI stops with a message where it cannot use them.
             set("OMPI_MCA_pml", "cm");
             set("OMPI_MCA_mtl", "ofi");
-            if !own_shm && unset("OMPI_MCA_osc") {
-                set("OMPI_MCA_osc", "^sm,ucx");
+            // The component sm serves shared windows, which no other one does. Its windows of other kinds would not use
+            // weft, so the component for libfabric comes first there.
+            if unset("OMPI_MCA_osc") {
+                set("OMPI_MCA_osc", "^ucx");
+                if unset("OMPI_MCA_osc_sm_priority") {
+                    set("OMPI_MCA_osc_sm_priority", "1");
+                }
             }
         }
         if self.shmem {

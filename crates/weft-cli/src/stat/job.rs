@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use weft_fi::observe::identity::Status;
+
 use super::find::text;
 use crate::foreign::shown;
 
@@ -22,29 +24,14 @@ const LAUNCHERS: &[&str] = &[
     "srun",
     "slurmstepd",
 ];
+
+/// Whether a program's name is that of a launcher, or of its daemon.
+pub(crate) fn is_launcher(name: &str) -> bool {
+    LAUNCHERS.iter().any(|known| name.starts_with(known))
+}
+
 /// Most ancestors that are examined.
 const ANCESTORS_MOST: usize = 16;
-
-/// The fields of `/proc/PID/stat` that are used here.
-struct Status {
-    name: String,
-    parent: u32,
-    group: u32,
-}
-
-impl Status {
-    fn of(pid: u32) -> Option<Self> {
-        Self::parse(&text(&PathBuf::from(format!("/proc/{pid}/stat"))).ok()?)
-    }
-
-    /// The name is in parentheses and may itself contain parentheses and spaces.
-    fn parse(stat: &str) -> Option<Self> {
-        let (before, after) = stat.rsplit_once(')')?;
-        let (_, name) = before.split_once('(')?;
-        let mut fields = after.split_whitespace().skip(1).map(str::parse);
-        Some(Self { name: shown(name), parent: fields.next()?.ok()?, group: fields.next()?.ok()? })
-    }
-}
 
 /// The name of a process's job: its topmost launcher (`mpiexec 4711`), the name that PMIx or Slurm gave the job, or
 /// else its process group (`group 4711`).
@@ -53,9 +40,9 @@ pub(super) fn of(pid: u32) -> String {
     let ancestors =
         std::iter::successors(status.as_ref().map(|status| status.parent), |pid| Some(Status::of(*pid)?.parent));
     let named = ancestors.take(ANCESTORS_MOST).filter_map(|pid| Some((Status::of(pid)?.name, pid)));
-    let launcher = named.filter(|(name, _)| LAUNCHERS.iter().any(|known| name.starts_with(known))).last();
+    let launcher = named.filter(|(name, _)| is_launcher(name)).last();
     if let Some((name, pid)) = launcher {
-        return format!("{name} {pid}");
+        return format!("{} {pid}", shown(&name));
     }
     let environment = text(&PathBuf::from(format!("/proc/{pid}/environ"))).unwrap_or_default();
     let of_variable = of_environment(&environment);
@@ -74,13 +61,6 @@ fn of_environment(environment: &str) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn names_of_processes_may_contain_anything() {
-        let status = Status::parse("4711 (a) (b c) S 12 4700 1 0 -1").unwrap();
-        assert_eq!((status.name.as_str(), status.parent, status.group), ("a) (b c", 12, 4700));
-        assert!(Status::parse("4711 (a").is_none());
-    }
 
     #[test]
     fn the_environment_names_a_job() {

@@ -23,6 +23,7 @@ use find::{Process, Published};
 use names::Names;
 use sample::has_counts;
 
+pub(crate) use job::is_launcher;
 pub(crate) use prometheus::look as prometheus;
 pub(crate) use top::{Options as TopOptions, run as run_top};
 
@@ -31,6 +32,13 @@ pub(crate) struct Stat {
     process: Process,
     /// The processes of its peers.
     names: Names,
+}
+
+/// Parses a process id.
+pub(crate) fn process_id(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|pid| *pid > 0).ok_or_else(|| {
+        "a process id is a number, such as 4711; `weft top --once` lists the processes that use weft".to_owned()
+    })
 }
 
 /// Inspects a process.
@@ -191,7 +199,9 @@ impl Text for Stat {
             );
             text += "\n";
             if !groups.is_empty() {
-                text += &render::table(GROUP_HEADS, groups.iter().map(|group| group_cells(published, group)));
+                let rows: Vec<Vec<String>> =
+                    groups.iter().map(|group| group_cells(published, group).to_vec()).collect();
+                text += &render::split_table(&GROUP_HEADS, &rows);
                 text += "\n";
             }
             text += &peer_table(&published.peers, &self.names);
@@ -205,15 +215,9 @@ fn shown(name: &str, word: u64) -> String {
     if is_bytes(name) { render::byte_count(word) } else { render::count(word) }
 }
 
-/// The peers of an endpoint. Pairs are sent and received.
+/// The peers of an endpoint. Pairs are sent and received. Columns of zeros are left out.
 fn peer_table(peers: &[Peer], names: &Names) -> String {
-    let with_counts = peers.iter().filter(|peer| has_counts(peer));
-    let link = |peer: &Peer| peer.device_name().unwrap_or_else(|| peer.state_name().to_owned());
-    let all = (with_counts.clone().count() > 1).then(|| ("together".to_owned(), String::new(), together(peers)));
-    let rows = with_counts.map(|peer| (names.full_label(peer), link(peer), *peer)).chain(all);
-    let pair = |one: u64, other: u64| format!("{} / {}", render::count(one), render::count(other));
-    let bytes = |one: u64, other: u64| format!("{} / {}", render::byte_count(one), render::byte_count(other));
-    let heads = [
+    const HEADS: [&str; 11] = [
         "peer",
         "link",
         "messages",
@@ -221,27 +225,42 @@ fn peer_table(peers: &[Peer], names: &Names) -> String {
         "rendezvous",
         "matched",
         "accesses",
-        "bytes",
+        "access bytes",
         "stalls",
         "retries",
         "waiting",
     ];
-    let cells = rows.map(|(name, link, peer)| {
-        [
-            name,
-            link,
-            pair(peer.messages_sent, peer.messages_received),
-            bytes(peer.bytes_sent, peer.bytes_received),
-            pair(peer.rendezvous_sent, peer.rendezvous_received),
-            pair(peer.matched_on_arrival, peer.matched_on_posting),
-            pair(peer.accesses_sent, peer.accesses_received),
-            bytes(peer.access_bytes_sent, peer.access_bytes_received),
-            render::count(peer.stalls),
-            render::count(peer.retries),
-            render::count(peer.waiting.saturating_add(peer.outstanding)),
-        ]
-    });
-    render::table(heads, cells)
+    /// Columns that are always shown.
+    const FIRST: usize = 4;
+    let with_counts = peers.iter().filter(|peer| has_counts(peer));
+    let link = |peer: &Peer| peer.device_name().unwrap_or_else(|| peer.state_name().to_owned());
+    let all = (with_counts.clone().count() > 1).then(|| ("together".to_owned(), String::new(), together(peers)));
+    let rows = with_counts.map(|peer| (names.full_label(peer), link(peer), *peer)).chain(all);
+    let cells: Vec<[String; 11]> = rows.map(|(name, link, peer)| peer_cells(name, link, &peer)).collect();
+    let has_digits = |column: &usize| cells.iter().any(|row| row[*column].contains(|char| matches!(char, '1'..='9')));
+    let columns: Vec<usize> = (0..HEADS.len()).filter(|column| *column < FIRST || has_digits(column)).collect();
+    let heads: Vec<&str> = columns.iter().map(|column| HEADS[*column]).collect();
+    let rows: Vec<Vec<String>> =
+        cells.iter().map(|row| columns.iter().map(|column| row[*column].clone()).collect()).collect();
+    render::split_table(&heads, &rows)
+}
+
+fn peer_cells(name: String, link: String, peer: &Peer) -> [String; 11] {
+    let pair = |one: u64, other: u64| format!("{} / {}", render::count(one), render::count(other));
+    let bytes = |one: u64, other: u64| format!("{} / {}", render::byte_count(one), render::byte_count(other));
+    [
+        name,
+        link,
+        pair(peer.messages_sent, peer.messages_received),
+        bytes(peer.bytes_sent, peer.bytes_received),
+        pair(peer.rendezvous_sent, peer.rendezvous_received),
+        pair(peer.matched_on_arrival, peer.matched_on_posting),
+        pair(peer.accesses_sent, peer.accesses_received),
+        bytes(peer.access_bytes_sent, peer.access_bytes_received),
+        render::count(peer.stalls),
+        render::count(peer.retries),
+        render::count(peer.waiting.saturating_add(peer.outstanding)),
+    ]
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ pub struct PeerReport {
 /// Statistics of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Upper limit of the numbers of peers ([`Engine::peer_report`]).
+    /// Upper limit of the numbers of peers ([`Engine::peer_count`]).
     pub peers: u64,
     /// Number of operations that are not complete.
     pub operations: u64,
@@ -115,6 +115,11 @@ impl<N: Nic> Engine<N> {
             dropped: *dropped,
             cache: registrations.as_ref().map(|registrations| registrations.cache().counts()).unwrap_or_default(),
         }
+    }
+
+    /// Upper limit of the numbers of peers.
+    pub fn peer_count(&self) -> usize {
+        self.state.peers.len()
     }
 
     /// The statistics of one peer. Peers are numbered from 0 in the order of their first use. A stranger that

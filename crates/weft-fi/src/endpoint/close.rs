@@ -33,7 +33,7 @@ impl<D: Device> Ep<D> {
         let cell = Arc::clone(&self.cell) as CellRef;
         self.dismantle(&cell);
         flusher::leave(&cell);
-        report::closed(&cell, self.domain.params());
+        report::closed(&cell);
     }
 
     fn dismantle(&self, cell: &CellRef) {
@@ -45,7 +45,7 @@ impl<D: Device> Ep<D> {
             av.detach(cell);
         }
         let engine = self.domain.retire(&self.cell);
-        let mut routes = self.cell.control().take_routes();
+        let (mut routes, mut part) = self.cell.control().take_routes();
         if let Some(request) = routes.reports().and_then(|reports| reports.request.take()) {
             request.abandon();
         }
@@ -70,7 +70,11 @@ impl<D: Device> Ep<D> {
             }
             let limit = Duration::from_millis(self.domain.params().close_timeout_ms);
             let failures = routes.failures();
-            let sent = |engine: &mut Engine<D>| report::sent(engine, failures, self.domain.params());
+            let sent = |engine: &mut Engine<D>| {
+                if let Some(part) = &mut part {
+                    part.update(engine, failures, false);
+                }
+            };
             if srx.is_none() {
                 finish(&engine, limit, |engine| engine.completions().clear(), sent);
                 self.domain.closed(&engine);

@@ -116,7 +116,7 @@ impl<D: Device> Ep<D> {
                 ep.endpoint_mask.store(av.endpoint_mask(), Ordering::Relaxed);
             }
         }
-        let publisher = if self.domain.params().stats { Publisher::new() } else { None };
+        let publisher = Publisher::new(self.domain.params());
         state.install(engine, book, publisher);
         self.cell.publish(&mut state, INTERVAL);
         state.routes.set_reports(reports);
@@ -152,7 +152,7 @@ impl<D: Device> Ep<D> {
             self.domain.connections().join(&cell);
         }
         self.place().inspect(|place| place.join(&self.cell));
-        report::opened(&cell, self.domain.params());
+        report::opened(&cell);
         flusher::join(&cell);
         // A thread that already sleeps on a queue or counter has not parked these devices.
         self.cell.state().routes.notify();

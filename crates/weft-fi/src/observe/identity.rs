@@ -1,6 +1,12 @@
-//! The identity of this process within its job: rank, number of ranks, and host.
+//! The identity of a process within its job: rank, number of ranks, job, and host.
 //!
-//! Place in the data flow: read by [`super::publish`] and [`super::report`], whose readers show it to users.
+//! Place in the data flow: read by [`super::publish`] and [`super::report`], whose readers show it to users. `weft run`
+//! reads the identities of processes that do not use weft.
+//!
+//! A job is one start of ranks by a launcher. Its name is the same on all hosts: that of PMIx, Slurm or Intel MPI in the
+//! environment. MPICH's Hydra gives its jobs no name there, but the arguments of its proxies have the launcher's port.
+
+use std::path::PathBuf;
 
 /// Variables in which launchers tell a process its rank and the number of ranks: Hydra and Slurm's PMI-1 and PMI-2,
 /// Open MPI, and Slurm.
@@ -10,6 +16,15 @@ const RANKS: [(&str, &str); 3] =
 /// Variables in which launchers tell a process its place among the ranks of its host: Hydra, Open MPI, and Slurm.
 const LOCAL_RANKS: [&str; 3] = ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
 
+/// The parent of Hydra's ranks, as the kernel truncates its name.
+const HYDRA_PROXY: &str = "hydra_pmi_proxy";
+/// The parents of other launchers' ranks.
+const OTHER_PARENTS: [&str; 6] = ["prted", "prterun", "orted", "orterun", "mpirun", "slurmstepd"];
+/// Most ancestors that are examined.
+const ANCESTORS_MOST: usize = 16;
+/// Most characters of a job's name.
+const JOB_CHARS: usize = 128;
+
 /// Whether this process is the first rank of its host, or no launcher tells otherwise.
 pub(crate) fn is_first_of_host() -> bool {
     LOCAL_RANKS.iter().find_map(std::env::var_os).is_none_or(|rank| rank == "0")
@@ -17,24 +32,166 @@ pub(crate) fn is_first_of_host() -> bool {
 
 /// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub struct Identity {
     /// The rank, if the launcher told it.
-    pub(crate) rank: Option<u64>,
+    pub rank: Option<u64>,
     /// The number of ranks, if the launcher told it.
-    pub(crate) size: Option<u64>,
+    pub size: Option<u64>,
     /// The name of the host, without white space.
-    pub(crate) host: String,
+    pub host: String,
+    /// The name of the job, without white space. Empty: no launcher is known.
+    pub job: String,
+    /// Whether other ranks have started this one (`MPI_Comm_spawn`). Hydra's spawned ranks have the job of the others.
+    pub spawned: bool,
 }
 
 impl Identity {
+    /// Reads the environment, the host's name, and the ancestors in /proc.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        let variable = |name: &str| std::env::var(name).ok();
+        Self::without_job(variable).in_job(std::process::id(), variable)
+    }
+
     /// Reads the environment and the host's name.
-    pub(crate) fn of_this_process() -> Self {
-        let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    pub(crate) fn without_job_of_this_process() -> Self {
+        Self::without_job(|name| std::env::var(name).ok())
+    }
+
+    /// The identity of another process of this host. `None`: it has ended, or belongs to another user.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        let environment = text(pid, "environ")?;
+        let value = |name: &str| environment.split('\0').find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='));
+        let variable = |name: &str| value(name).map(str::to_owned);
+        Some(Self::without_job(variable).in_job(pid, variable))
+    }
+
+    fn without_job(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let number = |name: &str| variable(name).and_then(|text| text.parse().ok());
         let known = RANKS.iter().find_map(|(rank, size)| Some((number(rank)?, number(size))));
         Self {
             rank: known.map(|(rank, _)| rank),
             size: known.and_then(|(_, size)| size),
-            host: rustix::system::uname().nodename().to_string_lossy().replace(char::is_whitespace, "_"),
+            host: one_word(&rustix::system::uname().nodename().to_string_lossy()),
+            job: String::new(),
+            spawned: variable("PMI_SPAWNED").is_some_and(|value| value == "1"),
         }
+    }
+
+    fn in_job(self, pid: u32, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let job = self.rank.and_then(|_| job(pid, &variable)).unwrap_or_default();
+        Self { job: one_word(&job).chars().take(JOB_CHARS).collect(), ..self }
+    }
+}
+
+fn one_word(text: &str) -> String {
+    text.replace(|char: char| char.is_whitespace() || char.is_control(), "_")
+}
+
+/// The name of a rank's job. The nearest launcher among the ancestors counts: variables of an outer one may be left in
+/// the environment.
+fn job(pid: u32, variable: &impl Fn(&str) -> Option<String>) -> Option<String> {
+    let named = |names: &[&str]| names.iter().find_map(|name| variable(name));
+    let slurm = || Some(format!("{}.{}", variable("SLURM_JOB_ID")?, variable("SLURM_STEP_ID")?));
+    let hydra = match parent(pid) {
+        Some((name, proxy)) if name == HYDRA_PROXY => {
+            text(proxy, "cmdline").and_then(|line| of_proxy(&line)).or_else(|| variable("I_MPI_HYDRA_UUID"))
+        }
+        _ => None,
+    };
+    hydra.or_else(|| named(&["PMIX_NAMESPACE", "PMI_JOBID", "I_MPI_HYDRA_UUID"])).or_else(slurm)
+}
+
+/// The nearest ancestor that is the parent of a launcher's ranks.
+fn parent(pid: u32) -> Option<(String, u32)> {
+    let ancestors = std::iter::successors(Some(Status::of(pid)?.parent), |pid| Some(Status::of(*pid)?.parent));
+    let named = ancestors.take(ANCESTORS_MOST).filter_map(|pid| Some((Status::of(pid)?.name, pid)));
+    named.into_iter().find(|(name, _)| name == HYDRA_PROXY || OTHER_PARENTS.contains(&name.as_str()))
+}
+
+/// The launcher's port and the process group of a proxy's arguments.
+fn of_proxy(line: &str) -> Option<String> {
+    let argument = |name: &str| line.split('\0').skip_while(|word| *word != name).nth(1);
+    Some(format!("{}/{}", argument("--control-port")?, argument("--pgid").unwrap_or("0")))
+}
+
+/// A file of a process in /proc, as text. Names of processes may be any bytes.
+fn text(pid: u32, file: &str) -> Option<String> {
+    let bytes = std::fs::read(PathBuf::from(format!("/proc/{pid}/{file}"))).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The fields of `/proc/PID/stat` that are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The name of the program's file, truncated to 15 bytes.
+    pub name: String,
+    /// The parent's process id.
+    pub parent: u32,
+    /// The process group.
+    pub group: u32,
+}
+
+impl Status {
+    /// Reads the fields. `None`: there is no such process.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        Self::parse(&text(pid, "stat")?)
+    }
+
+    /// The name is in parentheses and may itself contain parentheses and spaces.
+    fn parse(stat: &str) -> Option<Self> {
+        let (before, after) = stat.rsplit_once(')')?;
+        let (_, name) = before.split_once('(')?;
+        let mut fields = after.split_whitespace().skip(1).map(str::parse);
+        let name = name.chars().filter(|char| !char.is_control()).collect();
+        Some(Self { name, parent: fields.next()?.ok()?, group: fields.next()?.ok()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn identity(variables: &[(&str, &str)]) -> Identity {
+        let find =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        // No process has this id, so no ancestor is known.
+        Identity::without_job(find).in_job(u32::MAX, find)
+    }
+
+    #[test]
+    fn launchers_name_rank_and_job() {
+        let prte = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_NAMESPACE", "prterun-h-7@1")];
+        let found = identity(&prte);
+        assert_eq!((found.rank, found.size, found.job.as_str()), (Some(1), Some(4), "prterun-h-7@1"));
+        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "9"), ("SLURM_STEP_ID", "3")];
+        assert_eq!(identity(&slurm).job, "9.3");
+        let spawned = identity(&[("PMI_RANK", "2"), ("PMI_SIZE", "3"), ("PMI_SPAWNED", "1")]);
+        assert!(spawned.spawned && spawned.job.is_empty());
+        assert_eq!(identity(&[("PMIX_NAMESPACE", "outer")]).job, "", "a process without rank belongs to no job");
+    }
+
+    #[test]
+    fn hydra_names_its_jobs_in_the_arguments_of_proxies() {
+        let line = "/v/bin/hydra_pmi_proxy\0--control-port\0vm:44529\0--rmk\0user\0--pgid\x000\0--proxy-id\x001\0";
+        assert_eq!(of_proxy(line).as_deref(), Some("vm:44529/0"));
+        assert_eq!(of_proxy("/v/bin/hydra_pmi_proxy\0--usize\0-1\0"), None);
+    }
+
+    #[test]
+    fn names_of_processes_may_contain_anything() {
+        let status = Status::parse("4711 (a) (b c) S 12 4700 1 0 -1").unwrap();
+        assert_eq!((status.name.as_str(), status.parent, status.group), ("a) (b c", 12, 4700));
+        assert!(Status::parse("4711 (a").is_none());
+    }
+
+    #[test]
+    fn other_processes_are_read_from_outside() {
+        let found = Identity::of(std::process::id()).unwrap();
+        assert_eq!(found.host, Identity::of_this_process().host);
+        assert!(Identity::of(u32::MAX).is_none());
     }
 }

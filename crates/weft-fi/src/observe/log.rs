@@ -20,7 +20,7 @@ use weft_fi_sys as sys;
 
 use crate::abi::errno;
 use crate::host::{self, Host};
-use crate::observe::identity;
+use crate::observe::{identity, report};
 
 /// Most errors that a process prints on standard error.
 const CAUSES_MOST: usize = 8;
@@ -89,6 +89,9 @@ impl Log for HostLog {
     }
 
     fn log(&self, record: &Record<'_>) {
+        if record.level() == Level::Error {
+            report::faulty();
+        }
         match printing_host(record.metadata()) {
             Some(host) => print(host, record),
             None if record.level() == Level::Error => print_once(record),

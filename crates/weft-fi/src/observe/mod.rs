@@ -3,7 +3,7 @@
 //!
 //! Place in the data flow: endpoints and domains → here → the host's log, memfds, the client.
 
-pub(crate) mod identity;
+pub mod identity;
 pub(crate) mod log;
 pub mod publish;
 pub mod report;

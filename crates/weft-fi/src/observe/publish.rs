@@ -1,4 +1,5 @@
-//! Published counters: each endpoint writes its counters into a memfd for `weft stat` and `weft top`.
+//! Published counters: each endpoint writes its counters into a memfd for `weft stat` and `weft top`, and adds them to
+//! the record of its process for `weft run` ([`super::report`]).
 //!
 //! Place in the data flow: beside it. Every `ROUNDS_PER_CHECK` rounds of progress, and before a thread sleeps,
 //! an endpoint reads the coarse clock. When `INTERVAL` has passed, or `BEFORE_SLEEP` before a sleep, it
@@ -30,6 +31,8 @@ use weft_engine::stats::{GroupReport, LinkStatus, PeerReport, Report};
 use weft_nic::{Device, Stats};
 use weft_os::memfile;
 
+use super::report::Part;
+use crate::params::Params;
 use layout::{Endpoint, Group, Head, Peer};
 
 /// Rounds of progress between two reads of the clock.
@@ -45,6 +48,47 @@ const ROWS: usize = 16;
 
 /// The publisher of an endpoint.
 pub(crate) struct Publisher {
+    page: Option<Page>,
+    part: Option<Part>,
+}
+
+impl Publisher {
+    /// A publisher for those who look. `None`: there are none.
+    pub(crate) fn new(params: &Params) -> Option<Box<Self>> {
+        let page = if params.stats { Page::new() } else { None };
+        let part = Part::new(params);
+        (page.is_some() || part.is_some()).then(|| Box::new(Self { page, part }))
+    }
+
+    /// Publishes if `interval` has passed since the last time. The report of the process has its own interval.
+    pub(crate) fn publish_if_due<D: Device>(
+        &mut self,
+        engine: &mut Engine<D>,
+        interval: Duration,
+        counters: impl Fn() -> CellCounters,
+    ) {
+        let now_ns = now_ns();
+        if let Some(part) = &mut self.part {
+            part.update_if_due(engine, now_ns, counters().failures);
+        }
+        if let Some(page) = &mut self.page {
+            page.publish_if_due(engine, interval, now_ns, counters);
+        }
+    }
+
+    /// The part in the report of the process.
+    pub(crate) fn into_part(self) -> Option<Part> {
+        self.part
+    }
+
+    /// The same, while the endpoint is open.
+    pub(crate) const fn part(&mut self) -> Option<&mut Part> {
+        self.part.as_mut()
+    }
+}
+
+/// The published counters of an endpoint.
+struct Page {
     file: OwnedFd,
     /// The process that made the file. A forked child has the file, too, and must not write to it.
     owner: rustix::process::Pid,
@@ -76,9 +120,9 @@ pub(crate) struct CellCounters {
     pub(crate) again: u64,
 }
 
-impl Publisher {
+impl Page {
     /// Makes the memfd and writes its head. `None`: the system refused it.
-    pub(crate) fn new() -> Option<Box<Self>> {
+    fn new() -> Option<Self> {
         let file = memfile::create(c"weft-stats", MemfdFlags::empty())
             .inspect_err(|error| log::info!("the counters are not published for `weft stat`: {error}"))
             .ok()?;
@@ -98,17 +142,16 @@ impl Publisher {
             block: [0; layout::PEERS_AT - layout::ENDPOINT_AT],
         };
         let head = Head::ours(owner.as_raw_nonzero().get().unsigned_abs().into());
-        this.write(&head.bytes(), 0).then(|| Box::new(this))
+        this.write(&head.bytes(), 0).then_some(this)
     }
 
-    /// Publishes if `interval` has passed since the last time.
-    pub(crate) fn publish_if_due<D: Device>(
+    fn publish_if_due<D: Device>(
         &mut self,
         engine: &mut Engine<D>,
         interval: Duration,
+        now_ns: u64,
         counters: impl FnOnce() -> CellCounters,
     ) {
-        let now_ns = now_ns();
         let since = Duration::from_nanos(now_ns.saturating_sub(self.published_ns));
         if since >= interval && getpid() == self.owner {
             self.published_ns = now_ns;
@@ -283,7 +326,7 @@ const fn halves(word: u128) -> [u64; 2] {
 }
 
 /// The coarse monotonic clock. Its tick is some milliseconds, and it is read without a system call.
-fn now_ns() -> u64 {
+pub(super) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }

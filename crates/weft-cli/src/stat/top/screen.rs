@@ -1,7 +1,8 @@
 //! The terminal of `weft top`: alternate screen, events, and the way back to the shell.
 //!
 //! Place in the data flow: keys and mouse → here → `app.rs`, and `view.rs` → here → the terminal. The terminal is
-//! restored at the end, after SIGTERM and SIGHUP, on a panic, and while the program is stopped.
+//! restored at the end, after SIGTERM and SIGHUP, on a panic, and while the program is stopped. When the terminal has gone,
+//! the program ends at once: the library for events would read its end for ever.
 
 use std::io;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use ratatui::crossterm::event::{
     MouseEvent, MouseEventKind,
 };
 use ratatui::crossterm::execute;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::sample::Look;
 use super::app::{App, Mode, View};
@@ -22,6 +24,8 @@ use super::view::{self, Drawn};
 
 /// Longest wait for an event. Signals are looked for in between.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// Exit status after the end of the terminal, as of a program that SIGHUP ends.
+const HUNG_UP: i32 = 128 + Signal::SIGHUP as i32;
 /// Lines that the mouse's wheel moves.
 const WHEEL: usize = 3;
 
@@ -65,6 +69,7 @@ pub(crate) fn run(interval: Duration) -> io::Result<()> {
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
         signal_hook::flag::register(signal as i32, Arc::clone(&ended))?;
     }
+    std::thread::spawn(end_with_terminal);
     let mut app = App::new(Look::now()?, interval);
     let mut screen = Screen::open()?;
     let mut drawn = Drawn::default();
@@ -89,6 +94,18 @@ pub(crate) fn run(interval: Duration) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Waits for the end of the terminal, and ends the program. Its state needs no restoring then.
+fn end_with_terminal() {
+    let stdin = io::stdin();
+    loop {
+        // The end and errors are reported without a request. Events are left to the main thread.
+        let mut fds = [PollFd::new(&stdin, PollFlags::empty())];
+        if matches!(poll(&mut fds, None), Ok(1..)) {
+            std::process::exit(HUNG_UP);
+        }
+    }
 }
 
 /// Answers an event.

@@ -20,7 +20,6 @@ use super::{EndpointCell, State};
 use crate::cntr::Cntr;
 use crate::endpoint::route::RegionCounters;
 use crate::eq::drivers::Driver;
-use crate::observe::report::Sums;
 use crate::sleep::progress::{AutoProgress, Member, Next};
 use crate::sleep::wait::Waker;
 use crate::trigger::op::{Op, Report};
@@ -53,8 +52,8 @@ pub(crate) trait AnyCell: Driver {
     /// Whether the endpoint is linked with another one of this host. A call of the client.
     fn has_near_peer(&self) -> bool;
 
-    /// Adds the endpoint's traffic to the report of the process, unless a thread is inside the endpoint.
-    fn report_to(&self, sums: &mut Sums);
+    /// Adds the endpoint's last traffic to the report of the process, unless a thread is inside the endpoint.
+    fn finish_report(&self);
 
     /// The note in which the devices record that they keep unsent messages, if they may keep any.
     fn unsent(&self) -> Option<Arc<Unsent>>;
@@ -168,9 +167,9 @@ impl<D: Device> AnyCell for EndpointCell<D> {
         self.state.lock().engine.as_deref().is_some_and(Engine::has_near_peer)
     }
 
-    fn report_to(&self, sums: &mut Sums) {
+    fn finish_report(&self) {
         if let Some(mut visit) = self.try_visit() {
-            visit.count_traffic(|engine, failures| sums.add(engine, failures));
+            visit.finish_report();
         }
     }
 

@@ -36,6 +36,7 @@ pub(crate) use crate::endpoint::cell::any::{AnyCell, CellRef, DrivenCells};
 use crate::endpoint::route::{Bound, Routes};
 use crate::endpoint::shared::Receives;
 use crate::observe::publish::Publisher;
+use crate::observe::report::Part;
 use crate::sleep::lock::{Callers, Guard, Guarded};
 use crate::sleep::parking::Parking;
 pub(crate) use crate::sleep::parking::Sleep;
@@ -186,15 +187,17 @@ impl<D: Device> State<D> {
     }
 
     /// Closes the endpoint for routes and statistics: no completion is delivered any more.
-    pub(super) fn take_routes(&mut self) -> Routes {
-        self.publisher = None;
-        std::mem::take(&mut self.routes)
+    pub(super) fn take_routes(&mut self) -> (Routes, Option<Part>) {
+        let part = self.publisher.take().and_then(|publisher| publisher.into_part());
+        (std::mem::take(&mut self.routes), part)
     }
 
-    /// Passes the engine and the number of failed operations to `count`, if the endpoint is open.
-    pub(crate) fn count_traffic(&mut self, count: impl FnOnce(&mut Engine<D>, u64)) {
-        if let Some(engine) = &mut self.engine {
-            count(engine, self.routes.failures());
+    /// Brings the endpoint's part of the report up to date, for the last time.
+    pub(crate) fn finish_report(&mut self) {
+        if let Self { engine: Some(engine), publisher: Some(publisher), routes, .. } = self
+            && let Some(part) = publisher.part()
+        {
+            part.update(engine, routes.failures(), false);
         }
     }
 

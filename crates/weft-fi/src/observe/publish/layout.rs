@@ -269,7 +269,7 @@ impl Head {
     /// The head for this version of weft.
     #[must_use]
     pub fn ours(pid: u64) -> Self {
-        let Identity { rank, size, host } = Identity::of_this_process();
+        let Identity { rank, size, host, .. } = Identity::without_job_of_this_process();
         Self {
             pid,
             version: env!("CARGO_PKG_VERSION").to_owned(),
