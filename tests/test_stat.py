@@ -98,3 +98,79 @@ def test_hostile_pages(kind: str) -> None:
         [sys.executable, "-c", HOSTILE, str(WEFT), kind], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# A page of an endpoint with two peers and large counters, and `weft stat` on a terminal of 80 columns.
+NARROW = """
+import fcntl, os, pty, struct, subprocess, sys, termios
+def block(*words):
+    return struct.pack(f"<{len(words) + 2}Q", 1, *words, 1)
+page = os.memfd_create("weft-stats")
+head = b"weftstat" + struct.pack("<7Q", 1, os.getpid(), 9, 26, 0, 4, 128) + b"1.0".ljust(16, b"\\0") + b"node0117".ljust(48, b"\\0")
+os.pwrite(page, head, 0)
+os.pwrite(page, block(0, 0xffff0a000007, 40001, 7, 1, 1, 10**9, 0, 2), 128)
+for number in range(2):
+    name = (0, 0xffff0a000008, 40100 + number, 9, number, 2, int.from_bytes(b"shm", "little"))
+    os.pwrite(page, block(*name, *(10**5 * 7**n for n in range(19))), 1024 + 256 * number)
+terminal, side = pty.openpty()
+fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+done = subprocess.Popen([sys.argv[1], "stat", str(os.getpid())], stdin=side, stdout=side, stderr=side)
+os.close(side)
+output = b""
+try:
+    while piece := os.read(terminal, 4096):
+        output += piece
+except OSError:
+    pass
+sys.stdout.write(output.decode().replace("\\r", ""))
+sys.exit(done.wait())
+"""
+
+
+def test_tables_hold_at_80_columns() -> None:
+    """Each peer has one line in each table, and no line is longer than the terminal."""
+    done = subprocess.run(
+        [sys.executable, "-c", NARROW, str(WEFT)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines[1:])) <= 80, done.stdout
+    peers = [line for line in lines if "10.0.0.8:4010" in line]
+    heads = [line for line in lines if line.lstrip().startswith("peer ")]
+    assert len(heads) >= 2 and len(peers) == 2 * len(heads), done.stdout
+    for head in ("messages", "rendezvous", "access bytes", "waiting"):
+        assert any(head in line for line in heads), done.stdout
+
+
+@pytest.mark.parametrize("word", ["abc", "0", "-1", "7x"])
+def test_a_wrong_process_id_is_explained(word: str) -> None:
+    """The command says what a process id is, and where to find one."""
+    done = subprocess.run([WEFT, "stat", "--", word], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 2 and "a process id is a number" in done.stderr and "weft top" in done.stderr, done.stderr
+
+
+HANG_UP = """
+import os, pty, resource, subprocess, sys, time
+terminal, side = pty.openpty()
+start = ["setsid", "--ctty"] if sys.argv[2] == "controlling" else ["setsid"]
+env = {**os.environ, "TERM": "xterm"}
+top = subprocess.Popen([*start, "--wait", sys.argv[1], "top"], stdin=side, stdout=side, stderr=side, env=env)
+os.close(side)
+output = b""
+while b"weft top" not in output:
+    output += os.read(terminal, 4096)
+os.close(terminal)
+top.wait(20)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("seconds of processor time:", used.ru_utime + used.ru_stime)
+sys.exit(used.ru_utime + used.ru_stime > 3)
+"""
+
+
+@pytest.mark.parametrize("how", ["controlling", "other"])
+def test_top_ends_with_its_terminal(how: str) -> None:
+    """With its controlling terminal `weft top` gets SIGHUP; from another terminal it learns the end by reading."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANG_UP, str(WEFT), how], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

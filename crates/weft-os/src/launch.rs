@@ -12,11 +12,11 @@ use std::process::Command;
 use rustix::io::Errno;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// Lets the kernel kill the child when this thread ends, which should be the main one.
-pub fn end_with_parent(command: &mut Command) {
+/// Lets the kernel send the child a signal when this thread ends, which should be the main one.
+pub fn end_with_parent(command: &mut Command, signal: Signal) {
     let parent = getpid();
     let tie = move || -> io::Result<()> {
-        set_parent_process_death_signal(Some(Signal::KILL))?;
+        set_parent_process_death_signal(Some(signal))?;
         // The parent may have ended before.
         if getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
     };
@@ -35,7 +35,7 @@ mod tests {
         let start = || {
             let mut command = Command::new("sleep");
             command.arg("60").stdout(Stdio::null());
-            end_with_parent(&mut command);
+            end_with_parent(&mut command, Signal::KILL);
             command.spawn().expect("sleep is installed")
         };
         let mut child = std::thread::spawn(start).join().expect("the thread has ended");

@@ -21,6 +21,10 @@ pub(super) struct Jobs {
     pub(super) sum: Counts,
     /// The hosts of processes that opened an endpoint.
     pub(super) hosts: usize,
+    /// Whether MPICH's launcher has started one of them.
+    pub(super) has_hydra: bool,
+    /// A fault that weft has found in one of them.
+    pub(super) fault: Option<String>,
 }
 
 /// Ranks that were started together.
@@ -67,6 +71,8 @@ impl Jobs {
         let mut ranked: BTreeMap<(&str, bool, Option<u64>), BTreeMap<u64, Processes>> = BTreeMap::new();
         let hosts = reports.iter().filter(|line| line.counts.endpoints > 0).map(|line| line.identity.host.as_str());
         this.hosts = hosts.collect::<BTreeSet<_>>().len();
+        this.has_hydra = reports.iter().any(|line| line.identity.is_of_hydra());
+        this.fault = reports.iter().map(|line| &line.fault).find(|fault| !fault.is_empty()).cloned();
         for Line { identity, counts, .. } in reports {
             this.sum.add(*counts);
             let Identity { rank, size, job, spawned, .. } = identity;

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 /// Longest time for the output of `--version`.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest output that is read.
@@ -92,6 +94,12 @@ impl Launcher {
     /// Whether the command starts other processes as ranks, possibly on other hosts.
     pub(crate) fn starts_ranks(&self) -> bool {
         self.kind != Kind::None
+    }
+
+    /// The signal for the launcher if this process is killed. Hydra's proxies end the ranks when their launcher ends. Open
+    /// MPI's ranks are the launcher's own children, and would outlive it.
+    pub(crate) fn last_signal(&self) -> Signal {
+        if self.kind == Kind::OpenMpi { Signal::TERM } else { Signal::KILL }
     }
 
     /// The directory above the launcher's `bin`.

@@ -146,7 +146,7 @@ fn run_to_end(
     if launcher.starts_ranks() {
         command.stderr(Stdio::piped());
     }
-    weft_os::end_with_parent(&mut command);
+    weft_os::end_with_parent(&mut command, launcher.last_signal());
     let mut child = command.spawn().map_err(|error| {
         io::Error::new(error.kind(), format!("{} cannot be started: {error}", command.get_program().display()))
     })?;

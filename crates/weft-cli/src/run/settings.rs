@@ -27,7 +27,7 @@ pub(crate) struct Settings {
     command: Vec<OsString>,
     /// Whether the MPI library may carry messages inside a host itself.
     own_shm: bool,
-    /// Whether MPICH is told to regard each rank as alone on its host.
+    /// Whether MPICH, if a job uses it, regards each rank as alone on its host.
     separates_ranks: bool,
 }
 
@@ -89,7 +89,7 @@ impl Settings {
         }
         families.add_variables(launcher, options.own_shm, &mut variables);
         let own_shm = families.keep_own_shm(&variables);
-        let separates_ranks = families.mpich && !families.open_mpi && !own_shm;
+        let separates_ranks = families.mpich && !own_shm;
         let mut preload = if options.collectives { Some(preload_value(&provider)?) } else { None };
         let mut command = options.command.clone();
         let library = provider.with_file_name(COLLECTIVES);
@@ -113,7 +113,7 @@ impl Settings {
         self.own_shm
     }
 
-    /// Whether node communicators of MPICH have one rank.
+    /// Whether node communicators of MPICH have one rank, if a job uses it.
     pub(crate) const fn separates_ranks(&self) -> bool {
         self.separates_ranks
     }

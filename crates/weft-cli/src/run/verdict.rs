@@ -44,7 +44,7 @@ impl Verdict<'_> {
         if self.own_shm() {
             text += &format!("; between ranks of one host {} may have used its own shared memory", self.mpi_name());
         }
-        if self.settings.separates_ranks() && all.used > self.jobs.hosts as u64 {
+        if self.settings.separates_ranks() && self.jobs.has_hydra && all.used > self.jobs.hosts as u64 {
             text += "; MPIR_CVAR_NOLOCAL=1 was set, so node communicators had one rank (see weft(1))";
         }
         text
@@ -124,6 +124,9 @@ impl Verdict<'_> {
     fn reason_of_users(&self, all: Tally) -> String {
         let opened = format!("{} opened endpoints", self.noun(all.used));
         let sum = &self.jobs.sum;
+        if let Some(fault) = &self.jobs.fault {
+            return format!("{opened}; {fault}");
+        }
         if sum.unreached > 0 {
             let peers = counted(sum.unreached, "peer");
             return format!("{opened} and could not reach {peers}; look at the lines `weft: …` above");
@@ -161,6 +164,9 @@ impl Verdict<'_> {
     /// Processes have loaded the provider, and opened no endpoint.
     fn reason_of_loaded(&self, all: Tally) -> String {
         let loaded = format!("{} loaded weft and opened no endpoint of it", self.noun(all.loaded));
+        if let Some(fault) = &self.jobs.fault {
+            return format!("{loaded}; {fault}");
+        }
         if self.jobs.sum.errors > 0 {
             return format!("{loaded}, because of the faults in the lines `weft: …` above");
         }
@@ -285,6 +291,7 @@ mod tests {
         let loaded = || idle().map(|line| with(line, |counts| counts.endpoints = 0));
         let killed = idle().map(|line| with(line, |counts| counts.open = 1));
         let cut_off = idle().map(|line| with(line, |counts| counts.unreached = 1));
+        let told = loaded().map(|line| Line { fault: "no interface eth7".to_owned(), ..line });
         let faulty = loaded().map(|line| with(line, |counts| counts.errors = 1));
         for (reports, own_shm, status, reason) in [
             (&idle()[..], true, 0, "its own shared memory"),
@@ -293,6 +300,7 @@ mod tests {
             (&cut_off[..], false, 1 << 8, "could not reach 2 peers"),
             (&loaded()[..], false, 0, "2 ranks loaded weft and opened no endpoint of it; possible causes"),
             (&loaded()[..], false, 1 << 8, "and the launcher ended with status 1"),
+            (&told[..], false, 1 << 8, "2 ranks loaded weft and opened no endpoint of it; no interface eth7"),
             (&faulty[..], false, 1 << 8, "because of the faults in the lines"),
             (&[][..], false, 0, "no process reported to have loaded weft; possible causes"),
             (

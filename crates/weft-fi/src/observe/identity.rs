@@ -67,6 +67,12 @@ impl Identity {
         Some(Self::without_job(variable).in_job(pid, variable))
     }
 
+    /// Whether MPICH's launcher has started the rank: its jobs are named by a socket and a process group.
+    #[must_use]
+    pub fn is_of_hydra(&self) -> bool {
+        self.job.split_once('/').is_some_and(|(socket, _)| socket.contains(':'))
+    }
+
     fn without_job(variable: impl Fn(&str) -> Option<String>) -> Self {
         let number = |name: &str| variable(name).and_then(|text| text.parse().ok());
         let known = RANKS.iter().find_map(|(rank, size)| Some((number(rank)?, number(size))));
@@ -178,6 +184,8 @@ mod tests {
     fn hydra_names_its_jobs_in_the_arguments_of_proxies() {
         let line = "/v/bin/hydra_pmi_proxy\0--control-port\0vm:44529\0--rmk\0user\0--pgid\x000\0--proxy-id\x001\0";
         assert_eq!(of_proxy(line).as_deref(), Some("vm:44529/0"));
+        let identity = |job: &str| Identity { job: job.to_owned(), ..Identity::default() };
+        assert!(identity("vm:44529/0").is_of_hydra() && !identity("prterun-vm-24082@1").is_of_hydra());
         assert_eq!(of_proxy("/v/bin/hydra_pmi_proxy\0--usize\0-1\0"), None);
     }
 

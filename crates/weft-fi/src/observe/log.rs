@@ -90,7 +90,7 @@ impl Log for HostLog {
 
     fn log(&self, record: &Record<'_>) {
         if record.level() == Level::Error {
-            report::faulty();
+            report::faulty(&record.args().to_string());
         }
         match printing_host(record.metadata()) {
             Some(host) => print(host, record),

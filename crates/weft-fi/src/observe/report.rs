@@ -119,12 +119,12 @@ pub(crate) fn loaded() {
     }
 }
 
-/// weft has printed a fault that only the user can remedy.
-pub(crate) fn faulty() {
+/// weft has found a fault that only the user can remedy.
+pub(crate) fn faulty(text: &str) {
     // The fault may have occurred under the lock.
     let Some(ours) = OURS.try_lock() else { return };
     if let Some(Ours { record, .. }) = ours.as_ref().filter(|ours| ours.record.is_ours()) {
-        record.add(Counts::default(), Counts { errors: 1, ..Counts::default() });
+        record.note_fault(text);
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Counts {
 
 /// The number of counters.
 pub const COUNTERS: usize = 11;
+/// The place of [`Counts::errors`] among them.
+pub(super) const ERRORS: usize = 8;
 
 impl Counts {
     /// The counters by their names, in the order in which records have them.
@@ -136,6 +138,8 @@ pub struct Line {
     pub since_ns: u64,
     /// The counters, of the process so far.
     pub counts: Counts,
+    /// The first fault that weft has found. Lines on standard error lack it.
+    pub fault: String,
 }
 
 /// The target of the link in /proc that leads to the memfd of a token.
@@ -261,7 +265,7 @@ mod tests {
             job: "node1:4711/0".to_owned(),
             spawned: true,
         };
-        Line { identity, pid: 41, since_ns: 77, counts }
+        Line { identity, pid: 41, since_ns: 77, counts, fault: String::new() }
     }
 
     #[test]
@@ -303,6 +307,7 @@ mod tests {
         assert_eq!((sum.shm.messages, sum.tcp.bytes, sum.endpoints), (2_469_134, 18, 4));
         assert!(sum.carried() && !Counts::default().carried());
         assert_eq!(Counts::of_array(sum.to_array()), sum);
+        assert_eq!(Counts::default().words()[ERRORS].0, "errors");
     }
 
     #[test]

@@ -21,14 +21,16 @@ use rustix::process::{Pid, getpid};
 use rustix::time::Timespec;
 use weft_os::memfile::{self, Counters};
 
-use super::line::{self, COUNTERS, Counts, Line};
+use super::line::{self, COUNTERS, Counts, ERRORS, Line};
 use crate::observe::identity::Identity;
 use crate::observe::publish::now_ns;
 
-/// Bytes of a record in the memfd: a line of text with the process's identity, and the counters.
+/// Bytes of a record in the memfd: a line of text with the process's identity, the counters, and the text of a fault.
 pub const RECORD_BYTES: usize = 1024;
 /// Offset of the counters, little-endian words.
 const COUNTERS_AT: usize = 512;
+/// Words of the text behind the counters.
+const FAULT_WORDS: usize = (RECORD_BYTES - COUNTERS_AT) / 8 - COUNTERS;
 /// Most records that a reader takes.
 const RECORDS_MOST: usize = 1 << 16;
 /// Their bytes.
@@ -94,7 +96,7 @@ impl Record {
             identity: Identity::of_this_process(),
             pid: std::process::id().into(),
             since_ns: now_ns(),
-            counts: Counts::default(),
+            ..Line::default()
         };
         let shared = match &place {
             Place::Program { token, file } => claim(file, token, &line),
@@ -112,8 +114,21 @@ impl Record {
 
     fn counters(&self) -> &[AtomicU64] {
         match &self.memory {
-            Memory::Shared(counters) => counters.get(),
+            Memory::Shared(words) => &words.get()[..COUNTERS],
             Memory::Own(counters) => counters,
+        }
+    }
+
+    /// Notes a fault. The text of the first one is for the reader.
+    pub(super) fn note_fault(&self, text: &str) {
+        let before = self.counters()[ERRORS].fetch_add(1, Ordering::Relaxed);
+        if let (0, Memory::Shared(words)) = (before, &self.memory) {
+            let mut bytes = [0; FAULT_WORDS * 8];
+            let len = text.len().min(bytes.len());
+            bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
+            for (word, bytes) in words.get()[COUNTERS..].iter().zip(bytes.as_chunks().0) {
+                word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+            }
         }
     }
 
@@ -222,7 +237,7 @@ fn append(link: &str, token: &str, line: &Line) -> Result<Counters, Errno> {
     }
     // A write that appends leaves the offset behind its bytes.
     let end = rustix::fs::seek(&file, SeekFrom::Current(0))?;
-    Counters::map(&file, end - RECORD_BYTES as u64 + COUNTERS_AT as u64, COUNTERS)
+    Counters::map(&file, end - RECORD_BYTES as u64 + COUNTERS_AT as u64, COUNTERS + FAULT_WORDS)
 }
 
 /// The records in a memfd.
@@ -244,7 +259,9 @@ fn parse(bytes: &[u8; RECORD_BYTES], token: &str) -> Option<Line> {
     for (word, bytes) in words.iter_mut().zip(bytes[COUNTERS_AT..].as_chunks().0) {
         *word = u64::from_le_bytes(*bytes);
     }
-    Some(Line { counts: Counts::of_array(words), ..line })
+    let fault = String::from_utf8_lossy(&bytes[COUNTERS_AT + COUNTERS * 8..]);
+    let fault = fault.trim_end_matches(['\0', '\u{fffd}']).replace(char::is_control, " ");
+    Some(Line { counts: Counts::of_array(words), fault, ..line })
 }
 
 #[cfg(test)]
@@ -296,6 +313,20 @@ mod tests {
         assert!(read(&file, "abd").is_empty());
         drop(records);
         assert_eq!(read(&file, "abc").len(), 2, "records survive their processes");
+    }
+
+    #[test]
+    fn the_first_fault_is_kept_for_the_reader() {
+        let (file, link) = memfd("abc");
+        let record = Record::new(place("abc", &link));
+        record.note_fault("no interface eth7; set FI_WEFT_IFACE");
+        record.note_fault("another one");
+        let lines = read(&file, "abc");
+        assert_eq!((lines[0].fault.as_str(), lines[0].counts.errors), ("no interface eth7; set FI_WEFT_IFACE", 2));
+        let long = Record::new(place("abc", &link));
+        long.note_fault(&"µ".repeat(1000));
+        let fault = read(&file, "abc").remove(1).fault;
+        assert!(fault.len() > 400 && fault.chars().all(|char| char == 'µ'), "{fault}");
     }
 
     #[test]
