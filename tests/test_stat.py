@@ -111,7 +111,7 @@ os.pwrite(page, head, 0)
 os.pwrite(page, block(0, 0xffff0a000007, 40001, 7, 1, 1, 10**9, 0, 2), 128)
 for number in range(2):
     name = (0, 0xffff0a000008, 40100 + number, 9, number, 2, int.from_bytes(b"shm", "little"))
-    os.pwrite(page, block(*name, *(10**5 * 7**n for n in range(19))), 1024 + 256 * number)
+    os.pwrite(page, block(*name, *(10**5 * 5**n for n in range(19))), 1024 + 256 * number)
 terminal, side = pty.openpty()
 fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
 done = subprocess.Popen([sys.argv[1], "stat", str(os.getpid())], stdin=side, stdout=side, stderr=side)
@@ -150,8 +150,9 @@ def test_a_wrong_process_id_is_explained(word: str) -> None:
 
 
 HANG_UP = """
-import os, pty, resource, subprocess, sys, time
+import fcntl, os, pty, resource, struct, subprocess, sys, termios
 terminal, side = pty.openpty()
+fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
 start = ["setsid", "--ctty"] if sys.argv[2] == "controlling" else ["setsid"]
 env = {**os.environ, "TERM": "xterm"}
 top = subprocess.Popen([*start, "--wait", sys.argv[1], "top"], stdin=side, stdout=side, stderr=side, env=env)

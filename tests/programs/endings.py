@@ -1,6 +1,6 @@
-"""One rank of two that exchange messages, and then end as the argument says.
+"""A rank that exchanges messages with another one, and then ends as the argument says.
 
-The first rank prints a line before the end, so that a test knows when to send a signal.
+With PAUSE in the environment, it waits for so many seconds and exchanges messages again. The first rank prints a line before the end, so that a test knows when to send a signal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ MESSAGES = 2000
 how = sys.argv[1]
 world = MPI.COMM_WORLD
 data = bytearray(64)
-if world.size == 2:
-    for _ in range(MESSAGES):
-        world.Sendrecv(bytes(64), 1 - world.rank, recvbuf=data, source=1 - world.rank)
-for _ in range(int(os.environ.get("BARRIERS", "0"))):
-    world.Barrier()
+
+
+def exchange() -> None:
+    """Exchanges messages with the rank that is half of the ranks away."""
+    other = (world.rank + world.size // 2) % world.size
+    for _ in range(MESSAGES if world.size % 2 == 0 else 0):
+        world.Sendrecv(bytes(64), other, recvbuf=data, source=other)
+
+
+exchange()
+if "PAUSE" in os.environ:
+    time.sleep(float(os.environ["PAUSE"]))
+    exchange()
 if world.rank == 0:
     print("READY", flush=True)
 if how == "_exit":

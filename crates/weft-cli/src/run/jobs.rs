@@ -21,6 +21,10 @@ pub(super) struct Jobs {
     pub(super) sum: Counts,
     /// The hosts of processes that opened an endpoint.
     pub(super) hosts: usize,
+    /// The collectives of the rank with most of them, by weft and left to the MPI library.
+    pub(super) collectives: [u64; 2],
+    /// Whether all ranks have as many.
+    pub(super) are_alike: bool,
     /// Whether MPICH's launcher has started one of them.
     pub(super) has_hydra: bool,
     /// A fault that weft has found in one of them.
@@ -67,7 +71,7 @@ type Processes = Vec<Counts>;
 impl Jobs {
     /// Sorts the reports of processes by jobs. `seen` are ranks that may have reported nothing.
     pub(super) fn of(reports: &[Line], seen: &[Identity]) -> Self {
-        let mut this = Self::default();
+        let mut this = Self { are_alike: true, ..Self::default() };
         let mut ranked: BTreeMap<(&str, bool, Option<u64>), BTreeMap<u64, Processes>> = BTreeMap::new();
         let hosts = reports.iter().filter(|line| line.counts.endpoints > 0).map(|line| line.identity.host.as_str());
         this.hosts = hosts.collect::<BTreeSet<_>>().len();
@@ -80,6 +84,13 @@ impl Jobs {
                 Some(rank) => ranked.entry((job, *spawned, *size)).or_default().entry(*rank).or_default().push(*counts),
                 None => this.unranked.count(counts),
             }
+        }
+        for processes in ranked.values().flat_map(BTreeMap::values) {
+            let mut sum = Counts::default();
+            processes.iter().for_each(|counts| sum.add(*counts));
+            let collectives = [sum.collectives, sum.left_collectives];
+            this.are_alike &= this.collectives == [0, 0] || this.collectives == collectives;
+            this.collectives = [0, 1].map(|kind| this.collectives[kind].max(collectives[kind]));
         }
         for Identity { size, job, spawned, .. } in seen {
             // Ranks in a process namespace of their own do not find the name of their job.

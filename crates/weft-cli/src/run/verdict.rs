@@ -37,6 +37,16 @@ impl Verdict<'_> {
         }
         let (all, sum) = (self.jobs.all(), &self.jobs.sum);
         let mut text = format!("{} used weft: {}", self.users(), sum.traffic(all.unclosed > 0));
+        if let [by_weft, left] = self.jobs.collectives
+            && (by_weft > 0 || left > 0)
+        {
+            let most = if self.jobs.are_alike { "" } else { "up to " };
+            text += &format!(
+                "; {most}{} a rank by weft, {} left to the MPI library",
+                counted(by_weft, "collective"),
+                grouped(left)
+            );
+        }
         if all.unclosed > 0 {
             text += &format!("; {} ended without closing their endpoints", self.noun(all.unclosed));
         }
@@ -253,6 +263,16 @@ mod tests {
         let (text, complete) = ended(&[rank(0, "a", 3), rank(1, "b", 4)], false, 0);
         assert_eq!(text, "2 of 2 ranks on 2 hosts used weft: 7 messages (56 B) by shm, nothing by TCP, no errors");
         assert!(complete);
+    }
+
+    #[test]
+    fn collectives_are_told_for_each_rank() {
+        let mut reports = [0, 1].map(|number| with(rank(number, "a", 3), |counts| counts.collectives = 10_000));
+        let (text, _) = ended(&reports, false, 0);
+        assert!(text.ends_with("; 10,000 collectives a rank by weft, 0 left to the MPI library"), "{text}");
+        reports[1].counts.left_collectives = 2;
+        let (text, _) = ended(&reports, false, 0);
+        assert!(text.ends_with("; up to 10,000 collectives a rank by weft, 2 left to the MPI library"), "{text}");
     }
 
     #[test]

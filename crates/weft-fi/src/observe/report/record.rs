@@ -21,6 +21,7 @@ use rustix::process::{Pid, getpid};
 use rustix::time::Timespec;
 use weft_os::memfile::{self, Counters};
 
+use super::STUCK;
 use super::line::{self, COUNTERS, Counts, ERRORS, Line};
 use crate::observe::identity::Identity;
 use crate::observe::publish::now_ns;
@@ -188,7 +189,7 @@ impl Record {
     pub(super) fn finish(&self, used: bool) {
         let counts = self.counts();
         if let Some(token) = self.token_of_lines() {
-            let mut lines = self.lines.lock();
+            let Some(mut lines) = self.lines.try_lock_for(STUCK) else { return };
             if lines.written.replace(counts) != Some(counts) {
                 self.write_line(token, counts);
             }
