@@ -9,7 +9,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the engine-to-engine protocol; both sides compare it at OPEN.
-pub(crate) const PROTOCOL_VERSION: u8 = 2;
+pub(crate) const PROTOCOL_VERSION: u8 = 3;
 
 /// Kinds of message. Kinds below [`FIRST_SEQUENCED`] belong to a link; all others belong to the numbered
 /// stream of a peer.

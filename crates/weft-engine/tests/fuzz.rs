@@ -158,7 +158,7 @@ fn story(messages: &[(u8, u8, &[u64])]) -> Vec<u8> {
         out.extend(u16::try_from(bytes.len()).unwrap().to_le_bytes());
         out.extend(bytes);
     };
-    add(&[0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0]);
+    add(&[0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0]);
     for (seq, (kind, flags, words)) in (0_u32..).zip(messages) {
         let mut bytes = vec![*kind, *flags, 0, 0];
         bytes.extend(seq.to_le_bytes());

@@ -61,7 +61,7 @@ impl Case {
         self.say(EAGER, COLLECTIVE | TAGGED | flags, &[words(&[tag]), data, payload.to_vec()].concat());
     }
 
-    /// The same, announced.
+    /// Announces a message of `len` bytes for a group.
     fn announce(&mut self, flags: u8, tag: u64, len: u64) {
         self.say(RTS, COLLECTIVE | TAGGED | flags, &words(&[7, tag, 0, len]));
     }

@@ -108,8 +108,8 @@ fn a_new_link_to_oneself_grants_the_rest_of_the_window() {
     }
 }
 
-/// A write to oneself is done when the call returns, without a link, by either kind of name. A refused one has one error
-/// with its context, and changes nothing.
+/// A write to oneself is done when the call returns, without a link, by either kind of name. A refused one has one
+/// error with its context, and changes nothing.
 #[test]
 fn a_write_to_oneself_is_done_at_once() {
     for me in [name(1), alias(), EpName::service(name(1).socket())] {

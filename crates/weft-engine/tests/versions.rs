@@ -13,7 +13,7 @@ const OPEN_OK: u8 = 1;
 const CALL: u8 = 3;
 const ACCEPT: u8 = 4;
 const REFUSED: u8 = 6;
-const OURS: u8 = 2;
+const OURS: u8 = 3;
 const LATER: u8 = 9;
 
 const VERSIONS: LinkError = LinkError::Version(Versions { layer: Layer::Engine, ours: OURS, theirs: LATER });
@@ -96,7 +96,8 @@ fn a_peer_that_closes_before_it_answers_may_have_another_version() {
     let (mut case, link) = calling();
     case.tell(Event::Closed(link));
     assert_eq!(fault(&mut case), Some(Fault::Link(LinkError::Unanswered)));
-    assert!(LinkError::Unanswered.to_string().contains("version 2 of weft's message protocol"));
+    let cause = format!("version {OURS} of weft's message protocol");
+    assert!(LinkError::Unanswered.to_string().contains(&cause));
 }
 
 /// A link in use may be ended with a reason.

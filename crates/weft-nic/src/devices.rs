@@ -27,8 +27,8 @@ use weft_engine::board::Board;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Notice, Registrar, RemoteIov, Share,
-    Sharing, Sink,
+    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Notice, Registrar, RemoteIov,
+    Share, Sharing, Sink,
 };
 use weft_os::{Checker, Unshared};
 

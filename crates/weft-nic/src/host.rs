@@ -93,7 +93,7 @@ fn internet_addr(addr: &SockaddrStorage) -> Option<SocketAddr> {
 /// `listen` is the address at which the endpoint listens. A specific address is the result. An unspecified address
 /// determines the family and the port. `iface` is the name of an interface, or one of this host's addresses. Of a list,
 /// separated by commas, it is the first that counts. Without either, the result is the address of the best interface
-/// ([`best_first`]), or loopback. IPv4 precedes IPv6.
+/// (`best_first`), or loopback. IPv4 precedes IPv6.
 ///
 /// # Errors
 /// `iface` does not exist or cannot be used.
@@ -279,8 +279,8 @@ fn default_routes() -> Vec<SocketAddr> {
 /// the source addresses of default routes.
 ///
 /// Interfaces that are down or without carrier are left out, although a default route may still lead there. Links to
-/// one host, for example of a VPN, are the last: the peers of a job are rarely behind them. Among the others, the one of
-/// the default route is the first, then devices of their own by their speed.
+/// one host, for example of a VPN, are the last: the peers of a job are rarely behind them. Among the others, the one
+/// of the default route is the first, then devices of their own by their speed.
 fn best_first<'a>(all: &'a [Interface], routed: &[SocketAddr], wants: Wants) -> Vec<(&'a Interface, SocketAddr)> {
     let mut found: Vec<_> = all
         .iter()

@@ -35,7 +35,7 @@ fn message(kind: u8, flags: u8, number: u32, body: &[u8]) -> Vec<u8> {
 /// Makes a link, up to the peer's answer to OPEN. Returns the kind of that answer, with the bytes behind its head.
 fn open(target: &EpName) -> (TcpStream, u8, Vec<u8>) {
     let mut stream = raw::join(&stranger(), target);
-    let words = [2_u64 | 1 << 32, 1 << 20].map(u64::to_le_bytes).concat();
+    let words = [3_u64 | 1 << 32, 1 << 20].map(u64::to_le_bytes).concat();
     stream.write_all(&message(0, 0, 0, &words)).unwrap();
     let mut head = [0; 8];
     loop {
@@ -95,7 +95,7 @@ fn leftovers_of_departed_strangers_close_no_endpoint() {
             leave(stream);
         });
         assert!(hub.unexpected_messages() <= kept, "{what}");
-        assert!(hub.report().peers <= PLACES + 64, "{what}");
+        assert!(hub.report().peers <= PLACES as u64 + 64, "{what}");
     }
 }
 
@@ -112,7 +112,7 @@ fn a_stranger_without_a_place_is_told_so() {
             staying.push(stream);
         }
         let (mut stream, answer, body) = open(&target);
-        assert_eq!((answer, &body[..2]), (6, &[2, 2][..]), "REFUSED by version 2, because it is crowded");
+        assert_eq!((answer, &body[..2]), (6, &[3, 2][..]), "REFUSED by version 3, because it is crowded");
         assert!(raw::has_ended(&mut stream));
     });
 }

@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: beside it. `weft run` starts launchers this way: if it is killed, its job ends.
 //!
-//! Source: PR_SET_PDEATHSIG(2const). The signal is tied to the thread that starts the child, so that thread must not end
-//! before the process.
+//! Source: PR_SET_PDEATHSIG(2const). The signal is tied to the thread that starts the child, so that thread must not
+//! end before the process.
 
 use std::io;
 use std::os::unix::process::CommandExt;

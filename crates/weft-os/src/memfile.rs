@@ -92,7 +92,8 @@ impl Drop for Words {
     }
 }
 
-/// Counters in a file that another process reads, mapped to be changed without a system call. They survive this process.
+/// Counters in a file that another process reads, mapped to be changed without a system call. They survive this
+/// process.
 pub struct Counters {
     page: NonNull<u64>,
     page_bytes: usize,

@@ -17,9 +17,9 @@
 //! poll `released`, and would slow down those that arrive if it shared their line. With few members the additional line
 //! costs more than that, and `released` follows the combiner.
 //!
-//! Each member reports the *shape* of its call: the operation, the length of a block and the root ([`Shape`]). A member
-//! takes a result only if the shape of the calls behind it is its own. The sum of all shapes shows the last member
-//! whether they are alike, without a look at each slot.
+//! Each member reports the *shape* of its call: the operation, the length of a block and the root (`shape.rs`). A
+//! member takes a result only if the shape of the calls behind it is its own. The sum of all shapes shows the last
+//! member whether they are alike, without a look at each slot.
 //!
 //! Trust: the members of a group have the same user and know each other's names. A member can stop the collectives of
 //! its groups, or spoil their results. It cannot do more: no offset or length is read from the board, and contributions

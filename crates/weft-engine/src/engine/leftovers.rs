@@ -1,8 +1,9 @@
 //! Messages that departed peers have left here, in the order of the departures.
 //!
 //! Place in the data flow: when a link ends, [`crate::engine::state`] lists the messages of its peer that a receive can
-//! still take ([`State::orphan_unexpected`]). [`crate::engine::peers`] asks for a place if there are too many strangers,
-//! or too many endpoints that used one socket after the other. The peer that departed first then loses its messages.
+//! still take ([`State::orphan_unexpected`]). [`crate::engine::peers`] asks for a place if there are too many
+//! strangers, or too many endpoints that used one socket after the other. The peer that departed first then loses its
+//! messages.
 //!
 //! Invariants: a list names messages of its peer only, or places that are free or used again. At most one list of a
 //! peer counts, the latest. The number of lists is at most a few times that of the peers.
@@ -125,8 +126,8 @@ impl State {
     /// Whether the peer of a list has not come back since, and some of its messages wait.
     fn counts(&self, list: &List) -> bool {
         let peer = &self.peers[list.peer];
-        let departed = peer.state() == PeerState::Idle
-            && peer.watch().is_some_and(|watch| watch.departure() == list.departure);
+        let departed =
+            peer.state() == PeerState::Idle && peer.watch().is_some_and(|watch| watch.departure() == list.departure);
         departed && list.messages.iter().any(|waiting| self.is_left(list.peer, *waiting))
     }
 

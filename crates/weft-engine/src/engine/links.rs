@@ -420,7 +420,7 @@ impl State {
             slot.state = LinkState::Incoming;
             slot.peer = None;
             if let Some(oldest) = self.links.add_silent(link) {
-                self.turn_away(oldest, LinkError::Evicted);
+                self.drop_silent(oldest);
             }
             return;
         }
@@ -484,6 +484,16 @@ impl State {
         }
         self.link_lost(link, why);
         self.links.queue_refusal(link, reason);
+    }
+
+    /// Ends the link of a peer that has sent no message. Nothing may be sent on it, so that the user alone is told why.
+    #[cold]
+    fn drop_silent(&mut self, link: LinkId) {
+        if let Some(peer) = Sink::peer(self, link) {
+            self.links.notice(&peer, Notice::Refuses(LinkError::Evicted));
+        }
+        self.link_lost(link, LinkError::Evicted);
+        self.links.queue_close(link);
     }
 
     /// Compares the version in a first message. Returns false if the peer was turned away, because it speaks another

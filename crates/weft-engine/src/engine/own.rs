@@ -1,7 +1,7 @@
 //! Writes to the endpoint itself, which are done when the call returns.
 //!
-//! Place in the data flow: `Engine::write` → here → the region's memory → completion. No message is sent, and no link is
-//! needed. Clients read their own memory after the completion like that of any other target, and some do so without
+//! Place in the data flow: `Engine::write` → here → the region's memory → completion. No message is sent, and no link
+//! is needed. Clients read their own memory after the completion like that of any other target, and some do so without
 //! progress.
 //!
 //! Invariant: a write takes effect after all earlier operations to the endpoint itself that are queued or on their way.

@@ -4,10 +4,11 @@
 //! WRITE_RTS, READ or READ_BULK → ACK, FIN, READ_DATA, or bytes in a window → completion. At the target, every
 //! request is checked against [`Regions`] (key, access, range) before a byte moves.
 //!
-//! A write is complete when the target has stored it, so delivery complete costs nothing extra. A short one whose client
-//! names inject or transmit complete is complete when it has left. The target executes a short write when it takes it,
-//! before all later messages. Immediate data travels with the last part. The target reports it when all parts are
-//! stored ([`crate::engine::remote_events`]). A write to this endpoint itself sends nothing ([`crate::engine::own`]).
+//! A write is complete when the target has stored it, so delivery complete costs nothing extra. A short one whose
+//! client names inject or transmit complete is complete when it has left. The target executes a short write when it
+//! takes it, before all later messages. Immediate data travels with the last part. The target reports it when all parts
+//! are stored ([`crate::engine::remote_events`]). A write to this endpoint itself sends nothing
+//! ([`crate::engine::own`]).
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

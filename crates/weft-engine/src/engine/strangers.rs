@@ -331,14 +331,18 @@ impl<N: Nic> Engine<N> {
             let (Some(largest), before) = (peer_ids.clone().max_by_key(kept), self.state.strangers.total.kept) else {
                 return;
             };
-            let (PeerState::Up(link) | PeerState::Greeting(link)) = self.state.peers[largest].state() else {
-                return;
-            };
+            let state = self.state.peers[largest].state();
+            let (PeerState::Up(link) | PeerState::Greeting(link)) = state else { return };
+            // Nothing may be sent on a link that the peer made before the peer has sent a message.
+            let has_spoken = matches!(state, PeerState::Up(_));
             if let Some(peer) = self.state.peer(link) {
                 self.state.links.notice(&peer, Notice::Refuses(LinkError::Evicted));
             }
             self.state.down(link, LinkError::Resources);
-            let _ = self.nic.send(link, refused(self.state.config.protocol_version, Refusal::Evicted).bytes(), &[]);
+            if has_spoken {
+                let refusal = refused(self.state.config.protocol_version, Refusal::Evicted);
+                let _ = self.nic.send(link, refusal.bytes(), &[]);
+            }
             self.nic.discard(link);
             if self.state.strangers.total.kept >= before {
                 return;

@@ -382,7 +382,7 @@ impl Case {
 }
 
 /// The version of the messages (docs/protocol.md).
-pub const PROTOCOL_VERSION: u64 = 2;
+pub const PROTOCOL_VERSION: u64 = 3;
 
 /// An OPEN (0) or OPEN_OK (1) message.
 pub fn open(kind: u8) -> Vec<u8> {

@@ -49,8 +49,7 @@ pub(super) struct Route {
 // Each peer has one, and each message looks it up.
 const _: () = assert!(size_of::<Route>() == 8);
 
-const NOWHERE: Route =
-    Route { via: Via::Neither, stage: Stage::Free, initiator: false, inner: LinkId(u32::MAX) };
+const NOWHERE: Route = Route { via: Via::Neither, stage: Stage::Free, initiator: false, inner: LinkId(u32::MAX) };
 pub(super) const UNMAPPED: u32 = u32::MAX;
 
 /// An attempt to connect.

@@ -9,9 +9,9 @@
 //! per second, without pauses and with them: 6.5 and 23 between far cores, 23.6 and 27 between near ones.
 //!
 //! A pause that gains too few records is wasted, because the producer is slow for other reasons. Then there is none for
-//! a while, which doubles with each further waste. An answer ends a pause: its receiver may send the next record at once.
-//! A confirmation is no answer, because a stream of writes is confirmed all the time. A producer that waits for each
-//! confirmation costs the consumer pauses that are wasted, and therefore soon rare.
+//! a while, which doubles with each further waste. An answer ends a pause: its receiver may send the next record at
+//! once. A confirmation is no answer, because a stream of writes is confirmed all the time. A producer that waits for
+//! each confirmation costs the consumer pauses that are wasted, and therefore soon rare.
 
 /// Length of a pause in cycles of the processor's clock, about 0.6 µs.
 const PAUSE_CYCLES: u32 = 2000;
@@ -149,14 +149,17 @@ mod tests {
 
     #[test]
     fn wasted_pauses_become_rare() {
-        let mut lag = pausing();
+        let (mut lag, mut now) = (pausing(), 1000);
         let mut next = |records| {
-            assert!(!lag.pauses(|| 9000));
-            let first = i16::from(find(&mut lag, records, 9000));
-            if first > 0 { first } else { (2..).find(|_| find(&mut lag, 1, 9000)).unwrap_or(0) }
+            now += 8000;
+            assert!(!lag.pauses(|| now), "the last pause has ended");
+            let first = i16::from(find(&mut lag, records, now));
+            if first > 0 { first } else { (2..).find(|_| find(&mut lag, 1, now)).unwrap_or(0) }
         };
         assert_eq!([1, 1, 1, GAIN_RECORDS, 1].map(&mut next), [65, 129, 257, 1, 65], "finds until the next pause");
-        (0..10).for_each(|_| drop(next(1)));
+        for _ in 0..10 {
+            next(1);
+        }
         assert_eq!(next(1), (PENALTY_FINDS << DOUBLINGS) + 1);
     }
 

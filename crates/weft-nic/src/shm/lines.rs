@@ -19,6 +19,9 @@ use super::sync::{AtomicU64, Ordering};
 /// Number of lines that a ring uses at the start: one page.
 pub(super) const FIRST_LINES: u64 = 64;
 
+// The longest ring has a number of such blocks that fits `Tx::present`.
+const _: () = assert!(super::ring::MAX_LINES as u64 / FIRST_LINES <= u16::MAX as u64);
+
 /// The lines of a ring, inside a segment that the owner of this value keeps mapped.
 pub(super) struct Lines {
     /// The first line.

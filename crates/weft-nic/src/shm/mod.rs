@@ -82,6 +82,9 @@ use ring::{INLINE_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
 use sleep_protocol::SleepLevel;
 
+// A ring counts its pages in 16 bits.
+const _: () = assert!(MAX_LINES as u64 / lines::FIRST_LINES <= u16::MAX as u64);
+
 use crate::NicError;
 
 pub use probe::{Finding, probe};

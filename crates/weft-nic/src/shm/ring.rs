@@ -18,9 +18,9 @@
 //! It clears that word if payload of an earlier lap happens to equal the stamp expected there. That line is
 //! always free, because a record is accepted only if one line more than it needs is free.
 //!
-//! The ring begins small (`FIRST_LINES`) and grows up to the agreed size, at the end of a lap: when the consumer lags,
-//! and when long records have been sent for some laps. After a quiet time it begins again, and its other pages are
-//! released ([`Tx::trim`]). A quiet pair thus occupies few pages and few cache sets, and a busy one gets its depth.
+//! The ring begins small (`FIRST_LINES`) and grows up to the agreed size, when the consumer lags or long records are
+//! sent at the end of a lap. After a quiet time it begins again, and its other pages are released ([`Tx::trim`]). A
+//! quiet pair thus occupies few pages and few cache sets, and a busy one gets its depth.
 //!
 //! Trust: the peer may write anything at any time. Every word is read once, atomically, and checked.
 //! Positions are always masked into the ring, and a violation ends the link. The memory safety of one side
@@ -78,8 +78,6 @@ const STREAM_LINES_FAR: u64 = 24;
 const SUCCESSOR_LINES: u64 = 33;
 /// Records with more lines are long.
 const LONG_LINES: u64 = 3;
-/// Laps before long records double the lines in use. A pair that exchanges some kilobytes keeps its first page.
-const LONG_LAPS: u8 = 8;
 const HEADER_BYTES: usize = 8;
 /// Maximum number of consumed lines before the consumer publishes its position.
 const RELEASE_LINES: u64 = 128;
@@ -92,13 +90,14 @@ const KIND_WRAP: u64 = 3;
 
 const _: () = assert!(3 * lines_for(HEADER_BYTES + MAILBOX_BYTES) < MIN_LINES as u64);
 const _: () = assert!(lines_for(LINE_BYTES + PIECE_BYTES) <= lines_for(HEADER_BYTES + MAILBOX_BYTES));
-const _: () = assert!(FIRST_LINES <= MIN_LINES as u64 && MAX_LINES as u64 / FIRST_LINES <= u16::MAX as u64);
+const _: () = assert!(FIRST_LINES <= MIN_LINES as u64);
 
 const fn lines_for(bytes: usize) -> u64 {
     bytes.div_ceil(LINE_BYTES) as u64
 }
 
 /// The exponent of a number of lines, a power of two.
+#[allow(clippy::cast_possible_truncation)]
 const fn exponent(lines: u64) -> u8 {
     debug_assert!(lines.is_power_of_two());
     lines.trailing_zeros() as u8
@@ -142,8 +141,6 @@ pub(super) struct Tx {
     in_use: u8,
     /// Number of lines, from the first on, beyond which no page is present, in units of `FIRST_LINES`.
     present: u16,
-    /// The lap in which the ring began with `FIRST_LINES`, modulo 256.
-    first_lap: u8,
     /// The consumer's position as last read.
     consumed: u64,
     /// A record may be written at `head` if it ends before this line. One more line is free then, and the lap
@@ -212,8 +209,8 @@ impl Tx {
     pub(super) fn new(lines: Lines, role: Role) -> std::io::Result<Self> {
         let distance = Distance::default();
         lines.populate(0, FIRST_LINES)?;
-        let (in_use, present, first_lap) = (exponent(FIRST_LINES), 1, 0);
-        Ok(Self { lines, role, head: 0, in_use, present, first_lap, consumed: 0, limit: 0, distance, broken: None })
+        let (in_use, present) = (exponent(FIRST_LINES), 1);
+        Ok(Self { lines, role, head: 0, in_use, present, consumed: 0, limit: 0, distance, broken: None })
     }
 
     /// The reason why the link must end: the peer's words were invalid, or memory has run out.
@@ -345,13 +342,13 @@ impl Tx {
             } else {
                 // The lap ends here. More of the ring is used, if there is more, in three cases:
                 // - The consumer lags by more than half of the lines in use.
-                // - Long records are sent again and again. Lines that the consumer has just read are the most
-                //   expensive to write. Half round trips of 2 KiB take 0.91 µs in the whole ring, and 1.21 µs in
-                //   4 KiB of it.
+                // - Long records are sent. Lines that the consumer has just read are the most expensive to write, and a
+                //   consumer that stops would leave room for few of them. Half round trips of 2 KiB take 0.91 µs in the
+                //   whole ring, and 1.21 µs in 4 KiB of it.
                 // - The record does not fit before this line.
                 // Behind a trimmed ring's lines only the last case counts, and a new lap is begun first.
                 let is_trimmed = index >= in_use;
-                let lags = (need > LONG_LINES && self.is_seasoned()) || 2 * (self.head - self.consumed) > in_use;
+                let lags = need > LONG_LINES || 2 * (self.head - self.consumed) > in_use;
                 let fits_before = need < index.min(in_use);
                 if (!fits_before || (lags && !is_trimmed)) && in_use < self.lines.count() {
                     self.grow(if is_trimmed { 0 } else { index } + need + 1);
@@ -367,17 +364,6 @@ impl Tx {
     /// Number of lines in use.
     fn in_use(&self) -> u64 {
         1 << self.in_use
-    }
-
-    /// The lap, modulo 256.
-    fn lap(&self) -> u8 {
-        (self.head / self.lines.count()).to_le_bytes()[0]
-    }
-
-    /// Whether enough laps were made for long records to use twice the lines.
-    fn is_seasoned(&self) -> bool {
-        let doublings = self.in_use - exponent(FIRST_LINES);
-        self.lap().wrapping_sub(self.first_lap) >= LONG_LAPS * (1 + doublings)
     }
 
     /// Returns to the first lines, and releases the pages of the others. Nothing is done unless the consumer has taken
@@ -401,7 +387,6 @@ impl Tx {
         }
         self.in_use = exponent(FIRST_LINES);
         self.present = blocks(kept + 1);
-        self.first_lap = self.lap();
         self.limit = 0;
     }
 

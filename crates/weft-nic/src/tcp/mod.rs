@@ -193,7 +193,13 @@ impl Tcp {
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(NicError::system("epoll_ctl"))?;
         }
         Ok(Self {
-            local: Local { name, job_key: config.job_key, open: config.open, encrypt: config.encrypt, version: config.version },
+            local: Local {
+                name,
+                job_key: config.job_key,
+                open: config.open,
+                encrypt: config.encrypt,
+                version: config.version,
+            },
             addr,
             listener,
             listener_resume_ms: None,

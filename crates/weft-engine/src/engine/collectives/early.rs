@@ -4,8 +4,8 @@
 //! receive ([`State::keep_arrived`]), and `failure.rs` keeps notices for unknown groups. The join takes both.
 //! [`crate::engine::strangers`] counts the memory of strangers here.
 //!
-//! A peer in no address vector may become a member, as long as it is connected: the client may insert its address before
-//! it joins. When such a peer has left, no join of its can succeed, so everything of its is dropped at once.
+//! A peer in no address vector may become a member, as long as it is connected: the client may insert its address
+//! before it joins. When such a peer has left, no join of its can succeed, so everything of its is dropped at once.
 //!
 //! Invariant: everything is found by its peer. The number of other peers, and of their messages, makes no difference.
 
@@ -129,7 +129,8 @@ impl State {
     /// the messages of clients, the number of lost messages is limited per peer, and strangers leave none. `linked`: a
     /// link has ended, which the peer learns as well. Returns the number of dropped announcements.
     pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) -> u32 {
-        let dropped = if self.is_stranger(peer_id) { self.drop_early(peer_id) } else { self.lose_arrived(peer_id, why) };
+        let dropped =
+            if self.is_stranger(peer_id) { self.drop_early(peer_id) } else { self.lose_arrived(peer_id, why) };
         let Some(groups) = self.collectives.as_deref_mut() else { return dropped };
         let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
         let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();

@@ -1,8 +1,8 @@
 //! The failure of groups: a group that lacks a member for an operation has failed at all members.
 //!
-//! Place in the data flow: [`State::fail_group`] is called when an operation or a join fails for want of a member, or on
-//! the boards. [`State::lose_member`] is called when the link to a member ends. [`State::on_signal`] takes the notices
-//! of other members.
+//! Place in the data flow: [`State::fail_group`] is called when an operation or a join fails for want of a member, or
+//! on the boards. [`State::lose_member`] is called when the link to a member ends. [`State::on_signal`] takes the
+//! notices of other members.
 //!
 //! One member notices a failure, and the others may wait for that member, in the same operation or in a later one.
 //! Each member that learns of the failure therefore tells all others, once. All its operations in the group end with

@@ -1,11 +1,11 @@
 //! The messages of transfers: they are sent, checked when they arrive, and find their receives.
 //!
-//! Place in the data flow: [`Engine::advance`] starts transfers here. The engine's dispatch passes messages with the flag
-//! COLLECTIVE. [`State::end_transfer`] records the end of each transfer.
+//! Place in the data flow: [`Engine::advance`] starts transfers here. The engine's dispatch passes messages with the
+//! flag COLLECTIVE. [`State::end_transfer`] records the end of each transfer.
 //!
-//! Checks. A message finds a receive by its sender and its tag, so that it has an effect only where the sender's message
-//! is awaited. Other messages for a group are kept if a member sent them and a receive may follow. A peer that is no
-//! member, or sends a message that the join does not have, has broken the protocol ([`State::receive_later`]).
+//! Checks. A message finds a receive by its sender and its tag, so that it has an effect only where the sender's
+//! message is awaited. Other messages for a group are kept if a member sent them and a receive may follow. A peer that
+//! is no member, or sends a message that the join does not have, has broken the protocol ([`State::receive_later`]).
 
 use zerocopy::little_endian::U64;
 

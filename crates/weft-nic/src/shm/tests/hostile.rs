@@ -280,7 +280,7 @@ fn other_versions_are_named() {
         let (from, to) = if ours == 3 { (&mut old, &mut new) } else { (&mut new, &mut old) };
         let link = from.nic.connect(&to.nic.name()).unwrap();
         let denied = to.nic.control.denied;
-        until("refusal", &mut [from, to], |nodes| !nodes[0].inbox.down.is_empty());
+        until("refusal", &mut [&mut *from, &mut *to], |nodes| !nodes[0].inbox.down.is_empty());
         assert_eq!(from.inbox.down.pop(), Some((link, versions(ours, theirs))));
         assert_eq!(to.nic.control.denied, denied + 1, "the called side has said so, too");
     }

@@ -355,8 +355,8 @@ fn links_resumed_while_the_caller_was_away_are_not_late() {
     }
 }
 
-/// A link whose first long push begins to dial rails. `before` is called after the link is up. The push itself takes the
-/// first connection.
+/// A link whose first long push begins to dial rails. `before` is called after the link is up. The push itself takes
+/// the first connection.
 fn with_rails(streams: usize, before: impl FnOnce() -> Option<()>) -> (Quiet, LinkId, Owned) {
     let config = TcpConfig { streams, streams_within_host: true, stripe_bytes: 1000, ..TcpConfig::default() };
     let mut quiet = Quiet::new(&config);
@@ -378,8 +378,8 @@ fn wait_long(quiet: &mut Quiet, mut each: impl FnMut()) {
     }
 }
 
-/// The addresses for rails, which the peer has named, are not called for ever: whether each rail breaks soon, or no host
-/// takes the calls.
+/// The addresses for rails, which the peer has named, are not called for ever: whether each rail breaks soon, or no
+/// host takes the calls.
 #[test]
 fn rails_are_dialled_a_bounded_number_of_times() {
     for (taken, calls) in [(true, 64..70), (false, 64..65)] {

@@ -4,8 +4,8 @@
 //! [`Tcp::time_rails`], and [`super::call`] adopts the rails that the peer has dialled.
 //!
 //! Invariants: of both sides of a link, the one that made it goes first if both dial. A rail is dialled again while its
-//! link is up, with growing pauses, and a bounded number of times without success. A link whose pushes then have no rail
-//! ends. A new rail with the number of an old one replaces it.
+//! link is up, with growing pauses, and a bounded number of times without success. A link whose pushes then have no
+//! rail ends. A new rail with the number of an old one replaces it.
 
 use std::os::fd::AsFd;
 
