@@ -358,8 +358,8 @@ fn a_death_ends_the_operations_that_depend_on_the_dead() {
     assert!(failures > 0, "some operations met the death");
 }
 
-/// Members call one long reduction after the other, and nothing more after an error, as programs do. When a member dies,
-/// each of the others gets an error within a second, whichever reduction it waits in.
+/// Members call one long reduction after the other, and nothing more after an error, as programs do. When a member
+/// dies, each of the others gets an error within a second, whichever reduction it waits in.
 #[test]
 fn a_failure_reaches_members_in_later_operations() {
     let call = Call { number: 1, operation: Operation::AllReduce, root: 0, count: 12_000 };

@@ -171,7 +171,7 @@ impl Sink for Raw {
 /// Builds a message with the layout of OPEN, CALL and ACCEPT: kind, rest of the head, version, window, and
 /// `data` bytes of data.
 fn message(kind: u8, data: usize) -> Vec<u8> {
-    let mut out = vec![kind, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+    let mut out = vec![kind, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
     out.extend(4096_u64.to_le_bytes());
     out.resize(out.len() + data, 7);
     out
@@ -214,7 +214,7 @@ fn an_out_of_order_message_closes_the_link() {
         let listens = matches!(role, Role::Listener(_));
         let opens = matches!(role, Role::Connectionless | Role::Datagrams);
         let mut version = message(if listens { CALL } else { OPEN }, 0);
-        version[8] = 3;
+        version[8] = 4;
         let cases: &[(&[Vec<u8>], bool)] = &[
             (&[message(OPEN, 0)], !opens),
             (&[message(CALL, 5)], !listens),

@@ -161,7 +161,7 @@ impl Impostor {
         let memory = cluster.fabric().alloc(1, LEN);
         let mut this = Self { cluster, nic, links: Links::default(), memory, seq: 0 };
         this.run();
-        let mut open = vec![0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+        let mut open = vec![0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
         open.extend((1_u64 << 20).to_le_bytes());
         this.nic.send(this.links.up.unwrap(), &open, &[]).unwrap();
         this.run();

@@ -464,7 +464,7 @@ fn a_hostile_peer_does_no_harm() {
         attack(seed.parse().expect("a number"));
         return;
     }
-    let count = std::env::var("WEFT_SIM_SEEDS").map_or(600, |n| n.parse().expect("a number"));
+    let count = std::env::var("WEFT_SIM_SEEDS").map_or(2400, |n| n.parse().expect("a number"));
     let mut kinds = BTreeMap::new();
     for seed in 0..count {
         let outcome = std::panic::catch_unwind(|| attack(seed));

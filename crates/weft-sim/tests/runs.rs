@@ -7,13 +7,13 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// The hashes that [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "07523378151289cf4c3074878f232b32",
-    "253c938ca0b8b40a2fb33c93534ed275",
-    "0e870a9fa91a4544629eb1e4e9301af2",
+    "208bbc94f9eacfe80e70a0e39304da75",
+    "0b3956a513a1ecea66cfce76bb3f1609",
+    "2688751ba94d9a943677b4d736c2318a",
     "4880021e3ca7c78da25e9abd5feaee5d",
-    "0309da7b78c168bd7cfe71865c395bb4",
-    "518f1edd1a897ae79e8bd2e091bf78a5",
-    "4f0f0d01ba75f79c53dee3512a1dd07c",
+    "cc1369000b36d8eebc91e44a6f83d773",
+    "06434c14363130f94d15d2b0e6c367d2",
+    "c5e3d0781bb6feb867753c5b90350caf",
 ];
 
 /// Plays the plans, which must all pass.

@@ -206,9 +206,7 @@ fn a_refused_stranger_learns_the_reason() {
 fn other_versions_are_named() {
     for (ours, theirs) in [(2, 3), (3, 2)] {
         let fabric = Fabric::new(FabricConfig::new(1));
-        let of_version = |protocol_version| {
-            Engine::new(Config { protocol_version, ..Config::default() }, fabric.nic())
-        };
+        let of_version = |protocol_version| Engine::new(Config { protocol_version, ..Config::default() }, fabric.nic());
         let (mut server, mut client) = (of_version(ours), of_version(theirs));
         client.bind_book(Arc::new(Only(server.name())));
         let (ctx, flags) = (Context::default(), OpFlags::empty());

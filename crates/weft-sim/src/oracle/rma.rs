@@ -47,8 +47,8 @@ pub struct RmaRecord {
 }
 
 impl RmaRecord {
-    /// Whether the operation may be complete when it has left: a write whose client names a level that promises no more,
-    /// or can observe none.
+    /// Whether the operation may be complete when it has left: a write whose client names a level that promises no
+    /// more, or can observe none.
     fn may_leave(&self) -> bool {
         let named = self.flags.intersects(OpFlags::FREED | OpFlags::TRANSMIT);
         let early = named || self.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
