@@ -53,6 +53,8 @@ pub(crate) struct Runtime {
     under_way: AtomicUsize,
     /// Requests in [`State::requests`].
     pub(crate) requests: AtomicUsize,
+    /// Calls of [`Runtime::wait`] under way.
+    waits: AtomicUsize,
     closed: AtomicBool,
     /// A collective has ended since [`Runtime::take_arrived`].
     news: AtomicBool,
@@ -313,8 +315,9 @@ impl State {
     }
 
     /// The watcher looks at the operations, and polls if the rank does not. `parked`: it has slept on the endpoint.
-    fn stand_in(&mut self, parked: &mut bool) -> Next {
-        let rank_polls = std::mem::take(&mut self.polled);
+    /// `waits`: a call waits for operations.
+    fn stand_in(&mut self, parked: &mut bool, waits: bool) -> Next {
+        let rank_polls = std::mem::take(&mut self.polled) || waits;
         // Only a poll of the thread that has parked the endpoint ends the parking.
         if std::mem::take(parked) || !rank_polls {
             let mut found = std::mem::take(&mut self.found);
@@ -392,6 +395,7 @@ impl Runtime {
             parts,
             under_way: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
+            waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             news: AtomicBool::new(false),
             state: Mutex::new(State::new(endpoint)),
@@ -434,10 +438,11 @@ impl Runtime {
         }
     }
 
-    /// As [`State::stand_in`]. A rank that holds the lock polls.
+    /// As [`State::stand_in`]. A rank that holds the lock polls. One that waits polls as soon as it has a processor.
     pub(crate) fn stand_in(&self, parked: &mut bool) -> Next {
         let state = if *parked { Some(self.state.lock()) } else { self.state.try_lock() };
-        state.map_or(Next::Later, |mut state| state.stand_in(parked))
+        let waits = self.waits.load(Ordering::Acquire) > 0;
+        state.map_or(Next::Later, |mut state| state.stand_in(parked, waits))
     }
 
     /// The end of an operation: its data reach the program, and its request completes.
@@ -492,6 +497,7 @@ impl Runtime {
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
     pub(crate) fn wait(&self, mut done: impl FnMut() -> bool) {
         let yield_polls = if self.is_crowded { CROWDED_POLLS } else { YIELD_POLLS };
+        self.waits.fetch_add(1, Ordering::AcqRel);
         let mut idle = 0;
         while !done() {
             idle = if self.progress() { 0 } else { idle + 1 };
@@ -502,6 +508,7 @@ impl Runtime {
                 std::thread::yield_now();
             }
         }
+        self.waits.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Ends the use of weft: after this no function finds the runtime.

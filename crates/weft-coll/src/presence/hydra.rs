@@ -17,8 +17,8 @@ use super::key;
 const PATIENCE_MS: i32 = 10_000;
 /// Longest answer in bytes.
 const MOST_BYTES: usize = 1 << 16;
-/// Variables that Hydra sets, and other launchers with the same protocol do not.
-const MARKS_OF_HYDRA: [&str; 2] = ["HYDI_CONTROL_FD", "HYDRA_BSTRAP_PROXY_ID"];
+/// A variable that Hydra sets, and other launchers with the same protocol do not.
+const MARK_OF_HYDRA: &str = "MPI_LOCALRANKID";
 /// Variables by which a user chooses another protocol.
 const CHOICES: [&str; 3] = ["MPIR_CVAR_PMI_VERSION", "I_MPI_PMI", "I_MPI_PMI_LIBRARY"];
 
@@ -48,7 +48,7 @@ impl Space {
     /// Puts the mark of this rank.
     pub(super) fn enter() -> Option<Self> {
         let is_set = |name: &&str| std::env::var_os(name).is_some();
-        if !MARKS_OF_HYDRA.iter().any(is_set) || CHOICES.iter().any(is_set) {
+        if !is_set(&MARK_OF_HYDRA) || CHOICES.iter().any(is_set) {
             return None;
         }
         let (descriptor, rank): (i32, usize) = (variable("PMI_FD")?, variable("PMI_RANK")?);
