@@ -220,6 +220,9 @@ fn open_domain<D: Device>(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut 
     let api_version = fabric.api_version();
     let params = Params::load();
     params.check()?;
+    if params.raise_descriptors {
+        weft_os::descriptors::allow_raising();
+    }
     let network = Network::of_domain(api_version, &info)?;
     // The selection of fi_getinfo is repeated, because the client may have changed the structure. Bits of
     // mr_mode that the client has set or left describe how it will register, so they are kept.

@@ -176,7 +176,6 @@ impl Providers {
             params::define(host);
             observe::report::loaded();
             weft_os::watch_forks();
-            weft_os::descriptors::allow_raising();
             host.provider()
         }));
         started.unwrap_or(std::ptr::null_mut())

@@ -267,6 +267,8 @@ params! {
     unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",
         "Memory that one peer may fill with unexpected messages. At the limit the peer waits.",
         0 to MEMORY_MOST;
+    raise_descriptors: bool = "yes", "yes/no", "RAISE_DESCRIPTORS",
+        "Raise the soft limit of descriptors up to the hard one when the process needs more for its peers.";
     max_unknown_peers: usize = "16K", "count", "MAX_UNKNOWN_PEERS",
         "Peers without an entry in an address vector that may be connected to an endpoint or have messages queued there. The maximum is half the process's limit of descriptors. One more peer takes the place of one that has left and whose messages are then dropped, or of an idle one, or is refused.",
         0 to 1 << 20;

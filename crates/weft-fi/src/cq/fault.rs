@@ -105,7 +105,7 @@ fn versions_of(number: c_int) -> Option<Versions> {
 fn text_of_versions(versions: Versions) -> &'static CStr {
     static TEXTS: Mutex<Vec<(Versions, &'static CStr)>> = Mutex::new(Vec::new());
     let mut texts = TEXTS.lock();
-    if let Some((_, text)) = texts.iter().find(|(known, _)| *known == versions) {
+    if let Some(&(_, text)) = texts.iter().find(|(known, _)| *known == versions) {
         return text;
     }
     if texts.len() >= MOST_TEXTS {

@@ -194,6 +194,7 @@ impl<D: Device> Ep<D> {
             boards: params.coll_boards,
             probe: Some(weft_os::accessible),
             role: self.ty.role(),
+            ..Config::default()
         }
     }
 }

@@ -3,8 +3,9 @@
 //! Place in the data flow: read by [`super::publish`] and [`super::report`], whose readers show it to users. `weft run`
 //! reads the identities of processes that do not use weft.
 //!
-//! A job is one start of ranks by a launcher. Its name is the same on all hosts: that of PMIx, Slurm or Intel MPI in the
-//! environment. MPICH's Hydra gives its jobs no name there, but the arguments of its proxies have the launcher's port.
+//! A job is one start of ranks by a launcher. Its name is the same on all hosts: that of PMIx, Slurm or Intel MPI in
+//! the environment. MPICH's Hydra gives its jobs no name there, but the arguments of its proxies have the launcher's
+//! port.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,8 @@
 //! The report of a process: its traffic over weft, kept up to date while it runs.
 //!
-//! Place in the data flow: beside it. Each open endpoint has a [`Part`] in the process's record. It compares the counters
-//! of its engine with those that it has reported, and adds the difference: when the endpoint opens, in rounds of progress
-//! ([`super::publish`] has the occasions), and when the endpoint closes. FI_WEFT_REPORT has two forms:
+//! Place in the data flow: beside it. Each open endpoint has a `Part` in the process's record. It compares the
+//! counters of its engine with those that it has reported, and adds the difference: when the endpoint opens, in rounds
+//! of progress ([`super::publish`] has the occasions), and when the endpoint closes. FI_WEFT_REPORT has two forms:
 //!
 //! - `1`: a line for people on standard error, when the last endpoint closes and at the end of the process.
 //! - `TOKEN@/proc/PID/fd/N`: the record is for `weft run`, which has made a memfd of the name `weft-report-TOKEN`
@@ -73,7 +73,7 @@ impl Part {
     /// Updates the record at a tick of the clock.
     pub(crate) fn update_if_due<D: Device>(&mut self, engine: &mut Engine<D>, now_ns: u64, failures: u64) {
         let interval_ns = match () {
-            () if engine.peer_count() > FEW_PEERS => INTERVAL.as_nanos() as u64,
+            () if engine.peer_count() > FEW_PEERS => u64::try_from(INTERVAL.as_nanos()).unwrap_or(u64::MAX),
             () if self.early > 0 => 0,
             () => 1,
         };

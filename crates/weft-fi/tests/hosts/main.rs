@@ -302,6 +302,8 @@ fn run_child(group: &Group, host: &Path, dir: &Path, decoy: Option<&Path>) -> Ou
     command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
     command.env("WEFT_TEST_GROUP", group.name).env("WEFT_TEST_HOST", host);
     command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", dir);
+    // Scenes lower the soft limit, and weft must not raise it. tests/test_crowd.py is about that.
+    command.env("FI_WEFT_RAISE_DESCRIPTORS", "no");
     if let Some(decoy) = decoy {
         command.env("WEFT_TEST_DECOY", decoy);
     }

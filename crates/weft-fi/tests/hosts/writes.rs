@@ -1,9 +1,9 @@
-//! When writes are complete: function × level × target × report. Beside weft, the same table runs on libfabric's sockets
-//! provider, which gives the right values.
+//! When writes are complete: function × level × target × report. Beside weft, the same table runs on libfabric's
+//! sockets provider, which gives the right values.
 //!
 //! A write and its counter are complete when the target's memory has the bytes. Only a short write that names inject
-//! complete, or in shared memory transmit complete, may be complete earlier. A write to the endpoint itself is done when
-//! the call returns. A refused write has one entry.
+//! complete, or in shared memory transmit complete, may be complete earlier. A write to the endpoint itself is done
+//! when the call returns. A refused write has one entry.
 
 use std::ffi::CStr;
 use std::time::Instant;

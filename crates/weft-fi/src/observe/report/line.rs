@@ -1,7 +1,7 @@
 //! The line that a process reports, for the writer and for `weft run`.
 //!
-//! Place in the data flow: [`super::record`] writes lines; `weft run` parses them. A line is a list of `name=value` words
-//! and ends with the word `.`, so that a truncated line is recognised. Readers skip unknown names. A line has the
+//! Place in the data flow: [`super::record`] writes lines; `weft run` parses them. A line is a list of `name=value`
+//! words and ends with the word `.`, so that a truncated line is recognised. Readers skip unknown names. A line has the
 //! counters of the process so far, so a later line of a process replaces the earlier ones.
 
 use std::fmt::{self, Write as _};

@@ -1,10 +1,11 @@
 //! The record of a process: its counters, in a place that survives it.
 //!
-//! Place in the data flow: each endpoint adds the growth of its counters ([`super::Part`]); `weft run` reads the records
-//! ([`read`]). On its host a record is a piece of a memfd that `weft run` has made. The process appends the piece and maps
-//! it, so that it changes the counters without a system call, and the last values remain however the process ends.
-//! Elsewhere the counters are the process's own, and lines on standard error have them: one when the first endpoint
-//! opens, further ones at growing intervals while the counters change, and one at the end. Launchers forward the lines.
+//! Place in the data flow: each endpoint adds the growth of its counters (`Part` in `report.rs`); `weft run` reads the
+//! records ([`read`]). On its host a record is a piece of a memfd that `weft run` has made. The process appends the
+//! piece and maps it, so that it changes the counters without a system call, and the last values remain however the
+//! process ends. Elsewhere the counters are the process's own, and lines on standard error have them: one when the
+//! first endpoint opens, further ones at growing intervals while the counters change, and one at the end. Launchers
+//! forward the lines.
 //!
 //! Trust: readers bound what they read, and take the counters for numbers only.
 
@@ -216,7 +217,8 @@ fn stderr_has_room() -> bool {
     rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
 }
 
-/// Appends a record to the memfd of the program that waits for it. `None`: the link leads elsewhere, as on another host.
+/// Appends a record to the memfd of the program that waits for it. `None`: the link leads elsewhere, as on another
+/// host.
 fn claim(link: &str, token: &str, line: &Line) -> Option<Counters> {
     if !link.starts_with("/proc/") || std::fs::read_link(link).ok()? != Path::new(&line::link_of(token)) {
         return None;
