@@ -317,7 +317,10 @@ fn permitted(job: &Job, env: &[(String, String)]) -> Result<(), String> {
         ));
     }
     if case.threads.saturating_mul(case.number) > MOST_DEPTH {
-        return Err(format!("{threads} threads with a depth of {} each: the limit is {MOST_DEPTH} together", case.number));
+        return Err(format!(
+            "{threads} threads with a depth of {} each: the limit is {MOST_DEPTH} together",
+            case.number
+        ));
     }
     if !provider.chars().all(|char| char.is_ascii_alphanumeric() || "_;-".contains(char)) {
         return Err(format!("the provider {provider:?}"));

@@ -1,8 +1,8 @@
 //! The reports of a job's processes.
 //!
-//! Place in the data flow: `weft_fi::observe::report` in each rank → records in a memfd of this process, or lines in the
-//! standard error that the launcher forwards → here → `jobs.rs`. Records are read when the job has ended. They have the
-//! last counters of processes that were killed.
+//! Place in the data flow: `weft_fi::observe::report` in each rank → records in a memfd of this process, or lines in
+//! the standard error that the launcher forwards → here → `jobs.rs`. Records are read when the job has ended. They have
+//! the last counters of processes that were killed.
 //!
 //! Trust: the reports come from the user's own processes. Text that only resembles a report is passed on as it is. The
 //! token is random, so programs do not print it by chance.
@@ -73,7 +73,11 @@ impl Collector {
 
 /// A report whose text can be shown.
 fn fit(report: Line) -> Line {
-    Line { host: shown(&report.host), ..report }
+    let Line { mut identity, fault, .. } = report;
+    for text in [&mut identity.host, &mut identity.job] {
+        *text = shown(text);
+    }
+    Line { identity, fault: shown(&fault), ..report }
 }
 
 /// The last report of each program. Ranks in process namespaces of their own may have equal process ids.

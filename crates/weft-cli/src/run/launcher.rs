@@ -96,8 +96,8 @@ impl Launcher {
         self.kind != Kind::None
     }
 
-    /// The signal for the launcher if this process is killed. Hydra's proxies end the ranks when their launcher ends. Open
-    /// MPI's ranks are the launcher's own children, and would outlive it.
+    /// The signal for the launcher if this process is killed. Hydra's proxies end the ranks when their launcher ends.
+    /// Open MPI's ranks are the launcher's own children, and would outlive it.
     pub(crate) fn last_signal(&self) -> Signal {
         if self.kind == Kind::OpenMpi { Signal::TERM } else { Signal::KILL }
     }

@@ -1,9 +1,9 @@
 //! The signals of a job: those that this process gets and the launcher must get as well.
 //!
-//! Place in the data flow: beside it. The launcher runs in this process's group, so that the terminal treats both as one
-//! job: its signals reach the launcher without help, and both stop and continue together. Signals that another process
-//! has sent to this process alone are passed on. So is a hang-up, which the kernel sends to the session leader alone.
-//! This process outlives the launcher, whose end it reports. If it is killed, the kernel ends the launcher
+//! Place in the data flow: beside it. The launcher runs in this process's group, so that the terminal treats both as
+//! one job: its signals reach the launcher without help, and both stop and continue together. Signals that another
+//! process has sent to this process alone are passed on. So is a hang-up, which the kernel sends to the session leader
+//! alone. This process outlives the launcher, whose end it reports. If it is killed, the kernel ends the launcher
 //! (`weft_os::end_with_parent`).
 
 use std::io;

@@ -1,5 +1,5 @@
-//! The line after a job: the ranks that used weft and their traffic, or what is known of the reason why nothing was sent
-//! over it.
+//! The line after a job: the ranks that used weft and their traffic, or what is known of the reason why nothing was
+//! sent over it.
 //!
 //! Place in the data flow: last step of `weft run`. The line says what processes have reported. Where that does not
 //! suffice for a cause, it lists possible ones as such.
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_ranks_are_counted_by_what_they_published() {
+    fn killed_ranks_count_by_their_last_record() {
         let reports = [0, 1].map(|number| with(rank(number, "a", 3), |counts| counts.open = 1));
         let (text, complete) = ended(&reports, false, 9);
         assert!(text.starts_with("2 of 2 ranks used weft: at least 6 messages (48 B) by shm"), "{text}");

@@ -9,7 +9,7 @@ mod memory;
 mod overlap;
 mod overlap_coll;
 mod oversubscribe;
-mod pair;
+pub(crate) mod pair;
 mod pingpong;
 mod stream;
 

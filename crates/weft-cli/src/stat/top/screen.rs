@@ -1,8 +1,8 @@
 //! The terminal of `weft top`: alternate screen, events, and the way back to the shell.
 //!
 //! Place in the data flow: keys and mouse → here → `app.rs`, and `view.rs` → here → the terminal. The terminal is
-//! restored at the end, after SIGTERM and SIGHUP, on a panic, and while the program is stopped. When the terminal has gone,
-//! the program ends at once: the library for events would read its end for ever.
+//! restored at the end, after SIGTERM and SIGHUP, on a panic, and while the program is stopped. When the terminal has
+//! gone, the program ends at once: the library for events would read its end for ever.
 
 use std::io;
 use std::sync::Arc;
