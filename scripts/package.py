@@ -32,7 +32,7 @@ NAME = "weft_fabric"
 KNOWN_NAME = "libusnic-fi.so"
 SUMMARY = "weft, a libfabric provider for shared memory and TCP, for MPICH, Open MPI and Intel MPI"
 PYTHONS = "Requires-Python: >=3.8"
-LARGEST_PROVIDER = 2_500_000
+LARGEST_PROVIDER = 5 << 19
 
 
 def version() -> str:
