@@ -1,9 +1,11 @@
-// A message that was sent before a collective is found after it by one MPI_Iprobe. Rank 0 sends it to the last rank.
+// A message that was sent before a collective is found after it by one MPI_Iprobe. Rank 0 sends it to the last rank,
+// which comes late: its collective ends at once, without a chance for the MPI library to notice the message.
 
 #include <mpi.h>
 #include <stdio.h>
+#include <unistd.h>
 
-enum { ROUNDS = 300, KINDS = 7 };
+enum { ROUNDS = 40, KINDS = 7 };
 
 int main(int argc, char **argv) {
     int rank, ranks, missed = 0, found, value = 7;
@@ -14,6 +16,7 @@ int main(int argc, char **argv) {
     for (int round = 0; round < ROUNDS * KINDS; round++) {
         MPI_Request request;
         if (rank == 0) MPI_Send(&value, 1, MPI_INT, ranks - 1, round, MPI_COMM_WORLD);
+        else usleep(500);
         switch (round % KINDS) {
         case 0: MPI_Barrier(MPI_COMM_WORLD); break;
         case 1: MPI_Allreduce(from, into, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD); break;

@@ -1,4 +1,5 @@
-/* An MPI program: each pair of ranks exchanges messages of 1 KiB, ROUNDS times. Rank 0 then prints the largest number
+/* An MPI program: each pair of ranks exchanges messages of 1 KiB, ROUNDS times. After a quiet time of QUIET seconds, in
+ * which the ranks poll, rank 0 prints the largest number
  * of descriptors that a rank has opened, the lowest number that a new descriptor gets, and the largest amount of a
  * rank's pages that its links occupy. */
 #include <dirent.h>
@@ -45,6 +46,12 @@ int main(int argc, char **argv) {
                          MPI_STATUS_IGNORE);
             if (in[0] != (char)(from + round) || memcmp(in, in + 1, sizeof in - 1) != 0) MPI_Abort(MPI_COMM_WORLD, 7);
         }
+    double end = MPI_Wtime() + (argc > 2 ? atof(argv[2]) : 0);
+    while (MPI_Wtime() < end) {
+        int found;
+        MPI_Iprobe(MPI_ANY_SOURCE, 2, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+        usleep(1000);
+    }
     int next = open("/dev/null", O_RDONLY);
     int mine[3] = {descriptors() - inherited, next, resident_kib("weft-pair")}, most[3];
     MPI_Reduce(mine, most, 3, MPI_INT, MPI_MAX, 0, MPI_COMM_WORLD);

@@ -45,6 +45,7 @@ if how == "kill" and world.rank == 1:
 if how == "crash" and world.rank == 1:
     os.kill(os.getpid(), signal.SIGSEGV)
 if how == "wait":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would end the rank in an orderly way.
     time.sleep(60)
 if how == "status":
     MPI.Finalize()

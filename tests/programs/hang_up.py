@@ -41,6 +41,7 @@ def others() -> list[str]:
 how, *command = sys.argv[1:]
 pid, terminal = pty.fork()
 if pid == 0:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # A caller under nohup(1) ignores it.
     os.execvp(command[0], command)
 output = b""
 while b"READY" not in output:
