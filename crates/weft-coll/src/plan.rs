@@ -94,7 +94,7 @@ pub(crate) struct Shape {
     wrong: Option<Cause>,
 }
 
-/// What happens with a call.
+/// The treatment of a call.
 pub(crate) enum Decision {
     /// The MPI library runs the call, or refuses it.
     Library,

@@ -291,7 +291,7 @@ fn a_stranger_that_returns_departs_later() {
     assert!(take(&mut case, 0) && !take(&mut case, 1) && take(&mut case, 2) && take(&mut case, 3));
 }
 
-/// What departed strangers have sent for later joins is dropped at once: withdrawals, messages, announcements.
+/// Notices, messages and announcements of departed strangers for later joins are dropped at once.
 #[test]
 fn departed_strangers_leave_nothing_to_joins() {
     const JOIN: u64 = 1 << 63;

@@ -105,7 +105,7 @@ impl Verdict<'_> {
         format!("; {}{jobs}", parts.join(", "))
     }
 
-    /// What is known of the reason why nothing was sent.
+    /// The known reasons why nothing was sent.
     fn reason(&self) -> String {
         let all = self.jobs.all();
         if all.used > 0 {

@@ -28,7 +28,7 @@ const NOTICES: usize = 64;
 const PEER_BYTES: u64 = 128;
 const NOTICE_BYTES: u64 = 16;
 
-/// What peers have sent for later joins, by peer.
+/// Messages and notices for later joins, by peer.
 #[derive(Default)]
 pub(super) struct Early {
     by_peer: FxHashMap<PeerId, OfPeer>,

@@ -15,7 +15,7 @@ pub(super) const fn is_mismatch(why: &Fault) -> bool {
 }
 
 impl BoardRun {
-    /// What the other members must pass as well.
+    /// The arguments that all members must pass alike.
     pub(super) fn shape(&self) -> Shape {
         let arithmetic = self.reduction().map_or(0, Reduction::number);
         let root = if self.request.operation.is_rooted() { self.request.root } else { 0 };
