@@ -13,13 +13,15 @@ import time
 from pathlib import Path
 
 SIGNALS = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT"]
+# A handler of Python would run too late if its signal arrived just before a read; sigwait misses none.
 NOTE = """
-import signal, sys
-for name in sys.argv[1:]:
-    signal.signal(getattr(signal, name), lambda number, frame: print(signal.Signals(number).name, flush=True))
+import os, signal, sys, threading
+noted = {getattr(signal, name) for name in sys.argv[1:]}
+signal.pthread_sigmask(signal.SIG_BLOCK, noted)
 print("READY", sys.stdin.readline().strip(), flush=True)
-sys.stdin.read()
-sys.exit(9)
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(9)), daemon=True).start()
+while True:
+    print(signal.Signals(signal.sigwait(noted)).name, flush=True)
 """
 
 
