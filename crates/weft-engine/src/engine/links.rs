@@ -560,6 +560,7 @@ impl State {
         match peer.state() {
             _ if to_self => {
                 // Both ends of the link meet in this engine. This end only receives.
+                peer.set_own(true);
                 peer.set_own_end(link);
                 let slot = self.links.slot(link);
                 slot.state = LinkState::Carrying;

@@ -54,16 +54,12 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// Whether a peer is this endpoint itself.
-    #[inline]
-    pub(crate) fn is_own(&self, peer_id: PeerId) -> bool {
-        let name = self.peers[peer_id].name();
-        if name.is_full() { name.same_endpoint(&self.me) } else { self.is_own_service(&name) }
-    }
-
-    /// Whether a service name is that of this endpoint. A transmit context does not listen at the socket of its name.
-    #[cold]
-    fn is_own_service(&self, name: &EpName) -> bool {
+    /// Whether a name is that of this endpoint.
+    pub(crate) fn is_own_name(&self, name: &EpName) -> bool {
+        if name.is_full() {
+            return name.same_endpoint(&self.me);
+        }
+        // A transmit context does not listen at the socket of its name.
         let listens = self.me.socket().port() != 0 && self.me.context_index() < Some(FIRST_TX_CONTEXT);
         listens && name.socket_identity() == self.me.socket_identity()
     }

@@ -110,6 +110,8 @@ pub(crate) struct Peer {
     path: PathFlags,
     /// Whether the peer is in the list of peers with work.
     active: bool,
+    /// Whether the peer is this endpoint itself.
+    own: bool,
     /// Reason why the last attempt to connect failed, if it was made for an inject that was not accepted. The
     /// next inject fails with it.
     connect_failure: Option<LinkError>,
@@ -199,6 +201,7 @@ impl Peer {
             caps: PathCaps::NONE,
             path: PathFlags::ORDERED,
             active: false,
+            own: false,
             connect_failure: None,
             redials: 0,
             call: 0,
@@ -227,6 +230,7 @@ impl Peer {
         *self = Self {
             addr: self.addr,
             active: self.active,
+            own: self.own,
             call: self.call,
             ops: self.ops,
             transfers: self.transfers,
@@ -278,6 +282,17 @@ impl Peer {
     pub(crate) fn rename(&mut self, name: EpName) {
         self.name = name;
         self.call = 0;
+    }
+
+    /// Whether the peer is this endpoint itself.
+    #[inline(always)]
+    pub(crate) fn is_own(&self) -> bool {
+        self.own
+    }
+
+    /// Notes whether the peer is this endpoint itself.
+    pub(crate) fn set_own(&mut self, own: bool) {
+        self.own = own;
     }
 
     /// Address in the book, `ADDR_NONE` for a stranger.

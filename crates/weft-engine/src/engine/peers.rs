@@ -508,6 +508,8 @@ impl State {
             self.peers.set_route(addr, peer_id);
         }
         self.set_address(peer_id, addr & Addr::from(u32::MAX));
+        let own = self.is_own_name(&name);
+        self.peers[peer_id].set_own(own);
         Ok(peer_id)
     }
 

@@ -171,7 +171,7 @@ impl<N: Nic> Engine<N> {
     /// differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (peer_id, len) = self.measure_rma(op)?;
-        if self.state.is_own(peer_id) && self.write_own(op, peer_id, len) {
+        if self.state.peers[peer_id].is_own() && self.write_own(op, peer_id, len) {
             return Ok(());
         }
         if self.write_now(op, peer_id, len) {

@@ -358,6 +358,7 @@ impl State {
     }
 
     fn op_ended(&mut self, peer_id: PeerId, index: OpId, window: u64, status: Status) -> Result<(), Violation> {
+        let confirms = self.peers[peer_id].has(PathFlags::CONFIRMS);
         let op = self.op_of(peer_id, index)?;
         if op.pending() == 0 {
             return Err(Violation);
@@ -375,19 +376,13 @@ impl State {
             Kind::Write => window == wire::CONFIRMED_FIN,
             kind => kind == Kind::Atomic && status != Status::Ok,
         };
-        if confirmed && self.peers[peer_id].has(PathFlags::CONFIRMS) {
+        if confirmed && confirms {
             // The confirmation follows.
             return Ok(());
         }
-        self.request_ended(index);
-        Ok(())
-    }
-
-    fn request_ended(&mut self, index: OpId) {
-        if let Some(op) = self.outgoing.op_mut(index) {
-            op.answered();
-        }
+        op.answered();
         self.finish_op(index);
+        Ok(())
     }
 
     /// Notes that the peer has executed, or refused, all messages before message `number`.
@@ -401,7 +396,8 @@ impl State {
             if op.pending() == 0 || !matches!(op.kind(), Kind::Write | Kind::Atomic) {
                 return Err(Violation);
             }
-            self.request_ended(index);
+            op.answered();
+            self.finish_op(index);
         }
         self.peers.return_queues(peer_id);
         Ok(())
