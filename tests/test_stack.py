@@ -9,8 +9,8 @@ import harness
 import jobs
 import pytest
 
-DATA_BYTES = 4352
-CONTROL_BYTES = 20 << 10
+DATA_BYTES = 4 << 10
+CONTROL_BYTES = 8 << 10
 PATHS = {
     "shm": {},
     "tcp": {"FI_WEFT_SHM": "0"},

@@ -97,6 +97,16 @@ enum Phase {
     Vacant,
 }
 
+bitflags::bitflags! {
+    #[derive(Clone, Copy)]
+    struct PeerMarks: u8 {
+        /// The peer is in the list of peers with work.
+        const ACTIVE = 1;
+        /// The peer is this endpoint itself.
+        const OWN = 1 << 1;
+    }
+}
+
 /// One peer.
 pub(crate) struct Peer {
     name: EpName,
@@ -108,10 +118,8 @@ pub(crate) struct Peer {
     link: LinkId,
     caps: PathCaps,
     path: PathFlags,
-    /// Whether the peer is in the list of peers with work.
-    active: bool,
-    /// Whether the peer is this endpoint itself.
-    own: bool,
+    /// What holds independently of a link.
+    marks: PeerMarks,
     /// Reason why the last attempt to connect failed, if it was made for an inject that was not accepted. The
     /// next inject fails with it.
     connect_failure: Option<LinkError>,
@@ -200,8 +208,7 @@ impl Peer {
             link: LinkId(u32::MAX),
             caps: PathCaps::NONE,
             path: PathFlags::ORDERED,
-            active: false,
-            own: false,
+            marks: PeerMarks::empty(),
             connect_failure: None,
             redials: 0,
             call: 0,
@@ -229,8 +236,7 @@ impl Peer {
         let watch = self.watch().map(Watch::after_reset).unwrap_or_default();
         *self = Self {
             addr: self.addr,
-            active: self.active,
-            own: self.own,
+            marks: self.marks,
             call: self.call,
             ops: self.ops,
             transfers: self.transfers,
@@ -287,12 +293,12 @@ impl Peer {
     /// Whether the peer is this endpoint itself.
     #[inline(always)]
     pub(crate) fn is_own(&self) -> bool {
-        self.own
+        self.marks.contains(PeerMarks::OWN)
     }
 
     /// Notes whether the peer is this endpoint itself.
     pub(crate) fn set_own(&mut self, own: bool) {
-        self.own = own;
+        self.marks.set(PeerMarks::OWN, own);
     }
 
     /// Address in the book, `ADDR_NONE` for a stranger.
@@ -363,7 +369,9 @@ impl Peer {
     /// Notes whether the peer is in the list of peers with work. Returns the former value.
     #[inline(always)]
     pub(crate) fn set_active(&mut self, active: bool) -> bool {
-        std::mem::replace(&mut self.active, active)
+        let before = self.marks.contains(PeerMarks::ACTIVE);
+        self.marks.set(PeerMarks::ACTIVE, active);
+        before
     }
 
     #[inline]

@@ -97,12 +97,14 @@ struct Page {
     round: u64,
     /// The first peer of the next turn.
     next_peer: usize,
-    /// The published collectives.
-    groups: [Group; layout::MAX_GROUPS],
+    /// The published collectives, and those of the publication before.
+    groups: Box<[Group]>,
+    groups_before: Box<[Group]>,
     /// Buffers for the written bytes. They are not on the client's stack, which may be small. They are
     /// allocated once: a signal handler may end the program during a write, and exit handlers need the heap.
-    rows: [[u8; layout::PEER_BYTES]; ROWS],
-    block: [u8; layout::PEERS_AT - layout::ENDPOINT_AT],
+    rows: Box<[[u8; layout::PEER_BYTES]]>,
+    block: Box<[u8]>,
+    reports: Box<[GroupReport]>,
 }
 
 /// The counters that the engine does not have.
@@ -137,9 +139,11 @@ impl Page {
             published_ns: 0,
             round: 0,
             next_peer: 0,
-            groups: [Group::default(); layout::MAX_GROUPS],
-            rows: [[0; layout::PEER_BYTES]; ROWS],
-            block: [0; layout::PEERS_AT - layout::ENDPOINT_AT],
+            groups: vec![Group::default(); layout::MAX_GROUPS].into(),
+            groups_before: vec![Group::default(); layout::MAX_GROUPS].into(),
+            rows: vec![[0; layout::PEER_BYTES]; ROWS].into(),
+            block: vec![0; layout::PEERS_AT - layout::ENDPOINT_AT].into(),
+            reports: vec![GroupReport::default(); layout::MAX_GROUPS].into(),
         };
         let head = Head::ours(owner.as_raw_nonzero().get().unsigned_abs().into());
         this.write(&head.bytes(), 0).then_some(this)
@@ -184,14 +188,16 @@ impl Page {
             }
         }
         let mut endpoint = endpoint(&engine.name(), &report, counters, &engine.nic().stats());
-        let mut reports = [GroupReport::default(); layout::MAX_GROUPS];
-        (endpoint.busy_groups, endpoint.collectives) = engine.group_reports(&mut reports);
-        let before = std::mem::replace(&mut self.groups, reports.map(|report| group(&report, now_ns)));
+        self.reports.fill(GroupReport::default());
+        (endpoint.busy_groups, endpoint.collectives) = engine.group_reports(&mut self.reports);
+        std::mem::swap(&mut self.groups, &mut self.groups_before);
         let places = self.block[layout::GROUPS_AT - layout::ENDPOINT_AT..].chunks_exact_mut(layout::GROUP_BYTES);
-        for (place, group) in places.zip(&mut self.groups) {
-            let is_same = |old: &&Group| old.members > 0 && group_key(old) == group_key(group);
-            group.since_ns = before.iter().find(is_same).map_or(group.since_ns, |old| old.since_ns);
+        for ((place, published), report) in places.zip(&mut self.groups).zip(&self.reports) {
+            let mut group = group(report, now_ns);
+            let is_same = |old: &&Group| old.members > 0 && group_key(old) == group_key(&group);
+            group.since_ns = self.groups_before.iter().find(is_same).map_or(now_ns, |old| old.since_ns);
             layout::block(place, self.round, group.words());
+            *published = group;
         }
         (endpoint.published_ns, endpoint.opened_ns) = (now_ns, self.opened_ns);
         layout::block(&mut self.block, self.round, endpoint.words());
