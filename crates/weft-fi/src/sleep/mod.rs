@@ -42,6 +42,8 @@
 pub(crate) mod flusher;
 pub(crate) mod lock;
 pub(crate) mod parking;
+#[cfg(test)]
+mod policy;
 pub(crate) mod poll;
 pub(crate) mod pollset;
 pub(crate) mod progress;
