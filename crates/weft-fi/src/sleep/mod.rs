@@ -7,7 +7,8 @@
 //!
 //! Three kinds of threads sleep on the devices of an endpoint ([`parking`]). Threads of the client sleep in blocking
 //! calls ([`poll`]), or in system calls of their own after `fi_trywait` ([`trywait`]). With automatic progress the
-//! domain's progress thread sleeps as well: it is the endpoint's *listener* ([`progress`]).
+//! domain's progress thread sleeps as well: it is the endpoint's *listener* ([`progress`]). The rules by which it
+//! listens and steps back are pure functions ([`policy`]).
 //!
 //! ```text
 //!              park_listener              wake_listener
@@ -42,8 +43,7 @@
 pub(crate) mod flusher;
 pub(crate) mod lock;
 pub(crate) mod parking;
-#[cfg(test)]
-mod policy;
+pub(crate) mod policy;
 pub(crate) mod poll;
 pub(crate) mod pollset;
 pub(crate) mod progress;

@@ -7,7 +7,7 @@
 //!   endpoint after their events. The client may make rounds meanwhile. It notifies the thread only of work that the
 //!   devices do not report.
 //! - *Stepped back*: the client polls, and pays nothing for the thread. The thread neither enters the endpoint nor
-//!   watches its devices. After each [`TICK`] it checks whether the client is still active, and later less often.
+//!   watches its devices. After each tick (1 ms) it checks whether the client is still active, and later less often.
 //!
 //! The thread steps back after `UNAIDED_ROUNDS` (`sleep/parking.rs`) rounds of the client in which it did not
 //! help. It listens again if the client makes no round for a tick. It also does if a client on another
@@ -45,41 +45,19 @@ use weft_nic::Device;
 use weft_os::Worker;
 
 use crate::abi::errno::{self, Errno};
-use crate::endpoint::cell::{AnyCell, CellRef, EndpointCell};
+use crate::endpoint::cell::{AnyCell, CellRef, EndpointCell, State};
 use crate::host::{self, Host};
 use crate::observe::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::sleep::lock;
+use crate::sleep::policy::{Act, Found, Next, Observation, Pause, Record, policy};
 use crate::sleep::wait::Waker;
 
-/// The interval between two looks at an endpoint that the client progresses.
-const TICK: Duration = Duration::from_millis(1);
-/// The interval once the client was active at [`STEADY_LOOKS`] successive looks. If both run on one
-/// processor, each look costs the client about 10 µs.
-const STEADY_TICK: Duration = Duration::from_millis(4);
-/// Successive looks at an active client before looks become less frequent.
-const STEADY_LOOKS: u32 = 50;
-/// The interval between two looks at an endpoint on which a thread of the client sleeps.
-const SLEEPER_TICK: Duration = Duration::from_millis(10);
-/// Successive looks that find no work and cannot park, after which the thread looks once per tick.
-const RESTLESS_LOOKS: u32 = 100;
 /// A client that makes no round for this time, and holds no lock, is away.
 const QUIET: Duration = Duration::from_micros(5);
-/// Most ticks between two attempts to listen that do not help.
-const MOST_PATIENCE: u32 = 256;
 /// Spin hints between two reads of the client's counters. Each read takes their cache line from the client.
 const SPIN_HINTS: u32 = 16;
-/// Successive wake-ups beside a client that sleeps in a blocking call, and wakes as well, after which the thread steps
-/// back.
-const NEEDLESS_WAKES: u32 = 16;
 /// Rounds with work between two checks whether statistics must be published.
 const ROUNDS_PER_PUBLISHING: u64 = 64;
-/// The pause of a thread that needs the processor of the client. A yield would last for the client's time slice.
-const SOON: Duration = Duration::from_micros(20);
-/// Most attempts to park between such pauses.
-const PARKING_ATTEMPTS: u32 = 8;
-/// Longest sleep. Time-outs inside the engine are noticed with at most this delay.
-const SLICE: Duration = Duration::from_millis(100);
-
 /// Longest wait for the thread at the end of the program. A round of the thread takes much less.
 const STUCK: Duration = Duration::from_secs(1);
 
@@ -109,70 +87,12 @@ pub(crate) struct Member {
     moved: bool,
     /// Whether the client leaves its collectives to the thread.
     handed_over: bool,
-    /// Successive looks at which the client was active, since the thread stepped back.
-    present: u32,
-    mode: Mode,
+    record: Record,
     /// The time at which the thread last found work here.
     worked: Option<Instant>,
     /// The client's rounds and lock waits when the thread last did work. If they are the same at the next look, the
     /// client was away.
     did: Option<(u64, u64)>,
-    /// Successive looks that found no work and could not park.
-    restless: u32,
-    /// Successive wake-ups together with a client that slept in a blocking call.
-    needless_wakes: u32,
-    patience: Patience,
-}
-
-/// The thread's part in the progress of one endpoint.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    /// The client progresses the endpoint and pays nothing for the thread.
-    SteppedBack,
-    /// The thread has entered the endpoint and found a sleeper of the client there. The client's locks are
-    /// expensive until the next look, at which the thread steps back.
-    Visited,
-    /// The thread progresses the endpoint and sleeps on its devices.
-    Listening {
-        /// The thread has found something to do while the client was away.
-        helped: bool,
-    },
-}
-
-/// Ticks between two attempts to listen. Their number doubles after each attempt that did not help.
-#[derive(Default)]
-struct Patience {
-    /// Ticks until the next attempt.
-    left: u32,
-    /// Ticks before the last attempt.
-    last: u32,
-}
-
-impl Patience {
-    /// Counts a tick. True: it is too early for an attempt.
-    fn waits(&mut self) -> bool {
-        let waits = self.left > 0;
-        self.left -= u32::from(waits);
-        waits
-    }
-
-    /// Starts the wait for the next attempt. `helped`: the last attempt helped.
-    fn restart(&mut self, helped: bool) {
-        self.last = if helped { 0 } else { (2 * self.last).clamp(1, MOST_PATIENCE) };
-        self.left = self.last;
-    }
-}
-
-/// The time of the thread's next look.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Next {
-    Now,
-    /// After the client on the same processor has had it for a moment.
-    Soon,
-    Tick,
-    SteadyTick,
-    SleeperTick,
-    WhenWoken,
 }
 
 impl AutoProgress {
@@ -209,8 +129,10 @@ impl AutoProgress {
     pub(crate) fn leave(&self, cell: &CellRef) {
         let mut members = self.members.lock();
         if let Some(at) = members.iter().position(|member| Arc::ptr_eq(&member.cell, cell)) {
-            let mut member = members.swap_remove(at);
-            member.step_back(&self.waker);
+            let member = members.swap_remove(at);
+            if !member.record.is_stepped_back() {
+                member.cell.end_visits(&self.waker);
+            }
         }
     }
 
@@ -277,23 +199,14 @@ impl AutoProgress {
         self.waker.drain();
         while !self.stop.load(Ordering::Acquire) {
             let client_parked = self.client_parked.swap(false, Ordering::AcqRel);
-            let time = match self.look(client_parked) {
-                Next::Now => {
-                    std::thread::yield_now();
-                    continue;
+            match self.look(client_parked).pause() {
+                Pause::Yield => std::thread::yield_now(),
+                Pause::Fixed(time) => std::thread::sleep(time),
+                Pause::Sleep(time) => {
+                    self.waker.sleep(Some(time));
+                    self.waker.drain();
                 }
-                Next::Soon => {
-                    // The devices would end a sleep on the waker at once.
-                    std::thread::sleep(SOON);
-                    continue;
-                }
-                Next::Tick => TICK,
-                Next::SteadyTick => STEADY_TICK,
-                Next::SleeperTick => SLEEPER_TICK,
-                Next::WhenWoken => SLICE,
-            };
-            self.waker.sleep(Some(time));
-            self.waker.drain();
+            }
         }
         // Endpoints may still be open at the end of the program. The thread does not wait for them, because an
         // interrupted call may hold their locks indefinitely.
@@ -318,44 +231,55 @@ impl Member {
             seen: 0,
             moved: false,
             handed_over: false,
-            present: 0,
-            mode: Mode::SteppedBack,
+            record: Record::default(),
             worked: None,
             did: None,
-            restless: 0,
-            needless_wakes: 0,
-            patience: Patience::default(),
         }
     }
 
     fn look(&mut self, auto: &AutoProgress, client_parked: bool) -> Next {
         let (rounds, sleeper) = self.cell.activity();
         self.moved = std::mem::replace(&mut self.seen, rounds) != rounds;
-        if self.is_listening() {
-            return if self.cell.take_step_back() {
-                self.stop_listening(auto)
-            } else {
-                self.have_served(auto, sleeper)
-            };
-        }
-        if !sleeper && (client_parked || !self.moved || self.finds_client_away()) {
-            return self.have_served(auto, sleeper);
-        }
-        self.step_back(&auto.waker);
-        self.present = if sleeper { 0 } else { self.present.saturating_add(1) };
-        match (sleeper, self.present > STEADY_LOOKS) {
-            (true, _) => Next::SleeperTick,
-            (_, true) => Next::SteadyTick,
-            _ => Next::Tick,
+        let dismissed = self.record.is_listening() && self.cell.take_step_back();
+        let look = Observation::Look { moved: self.moved, sleeper, parked: client_parked, dismissed };
+        self.observe(look, auto, sleeper)
+    }
+
+    /// Does what the policy says about an observation. `sleeper`: a thread of the client sleeps.
+    fn observe(&mut self, observation: Observation, auto: &AutoProgress, sleeper: bool) -> Next {
+        match self.decide(observation) {
+            Act::Watch => {
+                let away = self.finds_client_away();
+                self.observe(Observation::Watched { away }, auto, sleeper)
+            }
+            Act::Enter => Arc::clone(&self.cell).serve(self, auto, sleeper),
+            Act::StepBack(next) => {
+                self.cell.end_visits(&auto.waker);
+                next
+            }
+            Act::StopListening(next) => {
+                self.worked = None;
+                self.did = None;
+                self.cell.end_visits(&auto.waker);
+                self.seen = self.cell.activity().0;
+                next
+            }
+            Act::Look(next) => next,
+            act @ (Act::Work | Act::Park { .. }) => {
+                debug_assert!(false, "{act:?} outside of an endpoint");
+                Next::Tick
+            }
         }
     }
 
-    /// Whether the client, which was active since the last tick, is away now. The check is skipped while attempts to
-    /// listen do not help.
+    fn decide(&mut self, observation: Observation) -> Act {
+        let (record, act) = policy(self.record, observation);
+        self.record = record;
+        act
+    }
+
+    /// Whether the client, which was active since the last tick, is away now.
     fn finds_client_away(&mut self) -> bool {
-        if self.patience.waits() {
-            return false;
-        }
         // A client on this processor makes no rounds while this thread runs.
         if self.cell.shares_cpu() != Some(false) {
             return false;
@@ -371,108 +295,82 @@ impl Member {
         true
     }
 
-    /// Stops listening, and steps back.
-    fn stop_listening(&mut self, auto: &AutoProgress) -> Next {
-        self.patience.restart(self.mode == Mode::Listening { helped: true });
-        self.worked = None;
-        self.did = None;
-        self.step_back(&auto.waker);
-        self.seen = self.cell.activity().0;
-        Next::Tick
-    }
-
-    fn have_served(&mut self, auto: &AutoProgress, sleeper: bool) -> Next {
-        Arc::clone(&self.cell).serve(self, auto, sleeper)
-    }
-
     /// Does the work of an endpoint whose client is away, and listens to its devices from then on. `cell` is that of
     /// this member.
     pub(crate) fn serve<D: Device>(&mut self, cell: &EndpointCell<D>, auto: &AutoProgress, sleeper: bool) -> Next {
         let Some(mut state) = cell.try_visit() else {
-            // A call of the client holds the lock: the client is active, or the call ends soon.
-            return if self.is_listening() { self.again() } else { Next::Tick };
+            return self.observe(Observation::Locked { interrupts: self.interrupts() }, auto, sleeper);
         };
-        if !self.is_listening() {
-            self.mode = Mode::Visited;
-            if state.has_inside_sleepers() {
-                return Next::Tick;
-            }
-            self.mode = Mode::Listening { helped: false };
-            self.present = 0;
+        let listened = self.record.is_listening();
+        // The thread did work while the client was away.
+        let helped = self.did.take() == Some((self.seen, cell.lock_waits())) && !sleeper;
+        let entered = Observation::Entered { sleeps_inside: state.has_inside_sleepers(), helped };
+        if let Act::Look(next) = self.decide(entered) {
+            return next;
+        }
+        if !listened {
             cell.take_step_back();
         }
-        if self.did.take() == Some((self.seen, cell.lock_waits())) && !sleeper {
-            // The thread did work while the client was away.
+        if helped {
             state.listener_helped();
-            self.mode = Mode::Listening { helped: true };
-            self.needless_wakes = 0;
         }
         let handed_over = state.client_leaves();
         if std::mem::replace(&mut self.handed_over, handed_over) != handed_over {
             weft_os::wake_soon(handed_over);
         }
         state.wake_listener();
+        let interrupts = self.interrupts();
+        let found = self.work(cell, auto, &mut state, interrupts);
+        if found == Found::Programs {
+            // Operations were triggered, or there may be room for stalled ones.
+            cell.run_programs(state);
+            return self.observe(Observation::Rounds { found, interrupts: self.interrupts(), sleeper }, auto, sleeper);
+        }
+        let attempts = match self.decide(Observation::Rounds { found, interrupts, sleeper }) {
+            Act::Park { attempts } => attempts,
+            Act::Look(next) => return next,
+            act => {
+                debug_assert!(false, "{act:?} after rounds");
+                return Next::Tick;
+            }
+        };
+        self.worked = None;
+        let time = (0..attempts).find_map(|_| state.park_listener(&auto.waker));
+        if time.is_some() {
+            cell.publish(&mut state, BEFORE_SLEEP);
+        }
+        drop(state);
+        self.observe(Observation::Parking { time, interrupts: self.interrupts() }, auto, sleeper)
+    }
+
+    /// Makes rounds of progress.
+    fn work<D: Device>(
+        &mut self,
+        cell: &EndpointCell<D>,
+        auto: &AutoProgress,
+        state: &mut State<D>,
+        interrupts: bool,
+    ) -> Found {
         let before = cell.activity().0;
         let moved = !state.progress_until_idle();
         let programs_due = state.programs_due();
-        let interrupts = self.interrupts();
-        if moved || programs_due {
-            // A client on this processor makes no round while this thread runs. If it made one shortly before, it would
-            // have found the work itself.
-            self.did = (!interrupts || !self.moved).then(|| (before, cell.lock_waits()));
-            if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
-                cell.publish(&mut state, INTERVAL);
-            }
-            self.worked = Some(Instant::now());
-            if programs_due {
-                // Operations were triggered, or there may be room for stalled ones.
-                cell.run_programs(state);
-                return self.again();
-            }
-            if !interrupts {
-                return Next::Now;
-            }
-        } else if !interrupts && self.worked.is_some_and(|at| at.elapsed() < auto.spin) {
-            return Next::Now;
+        if !moved && !programs_due {
+            let spins = !interrupts && self.worked.is_some_and(|at| at.elapsed() < auto.spin);
+            return if spins { Found::WorkBefore } else { Found::Nothing };
         }
-        self.worked = None;
-        self.needless_wakes += u32::from(sleeper);
-        let attempts = if interrupts { PARKING_ATTEMPTS } else { 1 };
-        if let Some(time) = (0..attempts).find_map(|_| state.park_listener(&auto.waker)) {
-            cell.publish(&mut state, BEFORE_SLEEP);
-            self.restless = 0;
-            // The devices are armed now and wake the client without this thread as well.
-            if self.needless_wakes > NEEDLESS_WAKES {
-                self.needless_wakes = 0;
-                drop(state);
-                return self.stop_listening(auto);
-            }
-            return time;
+        // A client on this processor makes no round while this thread runs. If it made one shortly before, it would
+        // have found the work itself.
+        self.did = (!interrupts || !self.moved).then(|| (before, cell.lock_waits()));
+        if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
+            cell.publish(state, INTERVAL);
         }
-        // Something has arrived meanwhile, or the system refuses to watch the devices.
-        self.restless += 1;
-        if self.restless < RESTLESS_LOOKS { self.again() } else { Next::Tick }
-    }
-
-    /// The next look of a thread that has not finished.
-    fn again(&self) -> Next {
-        if self.interrupts() { Next::Soon } else { Next::Now }
+        self.worked = Some(Instant::now());
+        if programs_due { Found::Programs } else { Found::Work }
     }
 
     /// Whether the thread interrupts the client's work for the steps of collectives.
     fn interrupts(&self) -> bool {
         self.handed_over && self.cell.shares_cpu() == Some(true)
-    }
-
-    fn is_listening(&self) -> bool {
-        matches!(self.mode, Mode::Listening { .. })
-    }
-
-    /// Leaves the endpoint to the client.
-    fn step_back(&mut self, waker: &Waker) {
-        if std::mem::replace(&mut self.mode, Mode::SteppedBack) != Mode::SteppedBack {
-            self.cell.end_visits(waker);
-        }
     }
 }
 
@@ -480,16 +378,6 @@ impl Member {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn the_earliest_look_decides() {
-        assert!(Next::Now < Next::Tick);
-        assert!(
-            Next::Tick < Next::SteadyTick
-                && Next::SteadyTick < Next::SleeperTick
-                && Next::SleeperTick < Next::WhenWoken
-        );
-    }
 
     #[test]
     fn the_thread_starts_once_and_ends_at_stop() {

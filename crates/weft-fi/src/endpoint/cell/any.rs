@@ -20,7 +20,8 @@ use super::{EndpointCell, State};
 use crate::cntr::Cntr;
 use crate::endpoint::route::RegionCounters;
 use crate::eq::drivers::Driver;
-use crate::sleep::progress::{AutoProgress, Member, Next};
+use crate::sleep::policy::Next;
+use crate::sleep::progress::{AutoProgress, Member};
 use crate::sleep::wait::Waker;
 use crate::trigger::op::{Op, Report};
 

@@ -17,7 +17,7 @@ use weft_nic::Device;
 use super::{EndpointCell, Sleep, State};
 use crate::observe::publish::BEFORE_SLEEP;
 use crate::sleep::parking::RoundEffect;
-use crate::sleep::progress::Next;
+use crate::sleep::policy::Next;
 use crate::sleep::wait::Waker;
 
 impl<D: Device> EndpointCell<D> {
