@@ -6,6 +6,9 @@
 //! Pure functions: a record of the past and an observation give the next record and an act. They read no clock, take no
 //! lock, and make no system call.
 
+#[cfg(test)]
+mod client;
+
 use std::time::Duration;
 
 /// The interval between two looks at an endpoint that the client progresses.
