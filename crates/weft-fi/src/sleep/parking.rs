@@ -7,20 +7,10 @@
 //! does. A round of progress ends the parking. The caller of that round parks the devices again, or notifies the
 //! sleepers.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Rounds of the client without help from the progress thread after which that thread steps back. A blocking call
-/// makes fewer rounds before it sleeps.
-const UNAIDED_ROUNDS: u32 = 256;
-/// The same for a client that computes after it has started a collective. It polls for the rest of each collective, and
-/// the thread is muted meanwhile.
-const UNAIDED_ROUNDS_OF_COLLECTIVES: u32 = 16_384;
-/// A client that makes no round for this time after it has started a collective is away.
-const AWAY: Duration = Duration::from_micros(20);
-/// Collectives between two that are timed, while the client stays.
-const STARTS_PER_TIMING: u32 = 4;
-/// Successive timed collectives for which a client must stay before it counts as one that stays.
-const STAYS: u32 = 4;
+pub(crate) use crate::sleep::policy::client::{Effect, Listener};
+use crate::sleep::policy::client::{Event, Habits, policy};
 
 /// Where a thread of the client sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,18 +19,6 @@ pub(crate) enum Sleep {
     Inside,
     /// In a system call of its own, after `fi_trywait`, for an unbounded time.
     Outside,
-}
-
-/// The progress thread's part in one endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Listener {
-    /// The thread does not watch the devices: the client makes progress.
-    #[default]
-    Absent,
-    /// The thread watches the devices and is awake, or was woken.
-    Awake,
-    /// The thread watches the devices and sleeps until they or the client wake it.
-    Parked,
 }
 
 /// The threads that sleep on one endpoint.
@@ -55,45 +33,9 @@ pub(crate) struct Parking {
     any: bool,
     /// Whether the listener is present, a thread sleeps outside, or a collective is timed.
     concerns_rounds: bool,
-    /// Rounds that the client has made since the progress thread last helped.
-    unaided_rounds: u32,
-    collectives: Collectives,
-    mute: Mute,
-}
-
-/// Whether the devices wake the parked listener.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Mute {
-    /// They do. The listener sleeps for long.
-    #[default]
-    Impossible,
-    /// They do. The listener sleeps until the next tick.
-    Possible,
-    /// They do not, because the client polls for the end of a collective.
-    Muted,
-}
-
-/// A consequence of a round of the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RoundEffect {
-    None,
-    /// The progress thread has not helped for long and must step back.
-    StepBack,
-    /// The caller mutes the listener.
-    Mute,
-}
-
-/// The client's habit after it has started a collective.
-#[derive(Default)]
-struct Collectives {
+    habits: Habits,
     /// The start of a timed collective, until the client's next round.
     started: Option<Instant>,
-    /// Number of collectives started.
-    starts: u32,
-    /// The same when the progress thread parked last.
-    starts_at_park: u32,
-    /// Timed starts after which the client must stay until it counts as one that stays. Not 0: it leaves.
-    leaves: u32,
 }
 
 impl Parking {
@@ -147,34 +89,26 @@ impl Parking {
 
     /// The progress thread sleeps. The caller has armed the devices. Returns whether the thread may be muted.
     pub(crate) fn park_listener(&mut self) -> bool {
-        if self.listener == Listener::Absent {
-            self.unaided_rounds = 0;
-        }
+        let joins = self.listener == Listener::Absent;
         self.listener = Listener::Parked;
-        let before = std::mem::replace(&mut self.collectives.starts_at_park, self.collectives.starts);
-        let mutable = self.client_leaves() && before != self.collectives.starts;
-        self.mute = if mutable { Mute::Possible } else { Mute::Impossible };
+        let effect = self.note(Event::ListenerParks { joins });
         self.update();
-        mutable
+        effect == Effect::Tick
     }
 
     /// The client leaves. Returns whether the listener was muted: then the caller unmutes it.
     pub(crate) fn unmute(&mut self) -> bool {
-        let muted = self.is_muted();
-        if muted {
-            self.mute = Mute::Possible;
-        }
-        muted
+        self.note(Event::ClientLeaves) == Effect::Unmute
     }
 
     /// Whether the devices do not wake the listener.
     pub(crate) fn is_muted(&self) -> bool {
-        self.mute == Mute::Muted
+        self.habits.is_muted()
     }
 
     /// Whether the client computes after it has started a collective.
     pub(crate) fn client_leaves(&self) -> bool {
-        self.collectives.leaves > 0
+        self.habits.leaves()
     }
 
     /// The progress thread is awake, or the caller notifies it. Returns whether it was parked.
@@ -191,42 +125,29 @@ impl Parking {
     /// then the caller wakes them.
     pub(crate) fn remove_listener(&mut self) -> bool {
         let before = std::mem::take(&mut self.listener);
-        self.mute = Mute::Impossible;
+        self.note(Event::ListenerLeaves);
         self.update();
         before != Listener::Absent && !self.has_client()
     }
 
-    /// Counts a round of the client.
-    pub(crate) fn count_round(&mut self) -> RoundEffect {
-        self.unaided_rounds = self.unaided_rounds.saturating_add(1);
-        let returns = self.collectives.started.take();
-        if let Some(started) = returns {
-            let leaves = &mut self.collectives.leaves;
-            *leaves = if started.elapsed() > AWAY { STAYS } else { leaves.saturating_sub(1) };
+    /// Counts a round of the client. The result is [`Effect::StepBack`], [`Effect::Mute`], or nothing.
+    pub(crate) fn count_round(&mut self) -> Effect {
+        let away = self.started.take().map(|started| started.elapsed());
+        let effect = self.note(Event::Round { away, listener: self.listener, sleeps_inside: self.inside > 0 });
+        if away.is_some() {
             self.update();
         }
-        let most = if self.client_leaves() { UNAIDED_ROUNDS_OF_COLLECTIVES } else { UNAIDED_ROUNDS };
-        if self.has_listener() && self.unaided_rounds > most && self.inside == 0 {
-            return RoundEffect::StepBack;
-        }
-        if returns.is_some() && self.is_listener_parked() && self.client_leaves() && self.mute == Mute::Possible {
-            self.mute = Mute::Muted;
-            return RoundEffect::Mute;
-        }
-        RoundEffect::None
+        effect
     }
 
     /// The client has started a collective. Returns whether it was away after earlier ones, and the progress thread is
     /// absent.
     pub(crate) fn collective_started(&mut self) -> bool {
-        let Collectives { started, starts, leaves, .. } = &mut self.collectives;
-        *starts = starts.wrapping_add(1);
-        if *leaves > 0 || starts.is_multiple_of(STARTS_PER_TIMING) {
-            *started = Some(Instant::now());
+        if self.note(Event::Collective) == Effect::Time {
+            self.started = Some(Instant::now());
         }
-        let leaves = *leaves > 0;
         self.update();
-        leaves && !self.has_listener()
+        self.client_leaves() && !self.has_listener()
     }
 
     /// Whether the progress thread watches the devices.
@@ -236,7 +157,13 @@ impl Parking {
 
     /// The progress thread has helped: it found work that the client had not done.
     pub(crate) fn listener_helped(&mut self) {
-        self.unaided_rounds = 0;
+        self.note(Event::ListenerHelped);
+    }
+
+    fn note(&mut self, event: Event) -> Effect {
+        let (habits, effect) = policy(self.habits, event);
+        self.habits = habits;
+        effect
     }
 
     fn count(&mut self, sleep: Sleep) -> &mut u32 {
@@ -248,15 +175,17 @@ impl Parking {
 
     fn update(&mut self) {
         self.any = self.is_listener_parked() || self.has_client();
-        self.concerns_rounds =
-            self.listener != Listener::Absent || self.outside > 0 || self.collectives.started.is_some();
+        self.concerns_rounds = self.listener != Listener::Absent || self.outside > 0 || self.started.is_some();
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
     use super::*;
+    use crate::sleep::policy::client::{AWAY, STARTS_PER_TIMING, STAYS, UNAIDED_ROUNDS};
 
     #[test]
     fn the_listener_moves_between_its_states() {
@@ -286,20 +215,20 @@ mod tests {
     fn a_listener_that_does_not_help_must_step_back() {
         let mut parking = Parking::default();
         parking.park_listener();
-        assert!((0..UNAIDED_ROUNDS).all(|_| parking.count_round() == RoundEffect::None));
+        assert!((0..UNAIDED_ROUNDS).all(|_| parking.count_round() == Effect::None));
         parking.listener_helped();
-        assert!((0..UNAIDED_ROUNDS).all(|_| parking.count_round() == RoundEffect::None));
+        assert!((0..UNAIDED_ROUNDS).all(|_| parking.count_round() == Effect::None));
         parking.park(Sleep::Inside);
-        assert!(parking.count_round() == RoundEffect::None, "a thread in a blocking call relies on the devices");
+        assert!(parking.count_round() == Effect::None, "a thread in a blocking call relies on the devices");
         parking.wake(Sleep::Inside);
-        assert!(parking.count_round() == RoundEffect::StepBack);
+        assert!(parking.count_round() == Effect::StepBack);
     }
 
     /// Starts a collective, and makes a round after some time. Returns whether the progress thread was to be notified,
     /// and the effect of the round.
-    fn start_and_poll(parking: &mut Parking, after: Duration) -> (bool, RoundEffect) {
+    fn start_and_poll(parking: &mut Parking, after: Duration) -> (bool, Effect) {
         let notify = parking.collective_started();
-        if let Some(started) = &mut parking.collectives.started {
+        if let Some(started) = &mut parking.started {
             *started = started.checked_sub(after).unwrap();
         }
         (notify, parking.count_round())
@@ -309,17 +238,17 @@ mod tests {
     fn a_client_that_computes_hands_over() {
         let mut parking = Parking::default();
         let (stays, leaves) = (Duration::ZERO, 2 * AWAY);
-        assert!((0..16).all(|_| start_and_poll(&mut parking, stays) == (false, RoundEffect::None)));
+        assert!((0..16).all(|_| start_and_poll(&mut parking, stays) == (false, Effect::None)));
         let until = (0..=STARTS_PER_TIMING).find(|_| start_and_poll(&mut parking, leaves).0);
         assert_eq!(until, Some(STARTS_PER_TIMING), "the next start after a timed one");
         assert!(parking.park_listener() && !parking.is_muted());
-        assert_eq!(start_and_poll(&mut parking, leaves), (false, RoundEffect::Mute));
-        assert!(parking.count_round() == RoundEffect::None && parking.is_muted());
+        assert_eq!(start_and_poll(&mut parking, leaves), (false, Effect::Mute));
+        assert!(parking.count_round() == Effect::None && parking.is_muted());
         assert!(parking.unmute() && !parking.unmute());
-        assert_eq!(start_and_poll(&mut parking, stays), (false, RoundEffect::Mute), "one short absence");
+        assert_eq!(start_and_poll(&mut parking, stays), (false, Effect::Mute), "one short absence");
         assert!(parking.park_listener() && !parking.is_muted());
         assert!(!parking.park_listener(), "no collective was started since");
-        assert_eq!(start_and_poll(&mut parking, leaves), (false, RoundEffect::None), "the thread sleeps for long");
+        assert_eq!(start_and_poll(&mut parking, leaves), (false, Effect::None), "the thread sleeps for long");
         parking.remove_listener();
         let notified = (0..16).filter(|_| start_and_poll(&mut parking, stays).0).count();
         assert_eq!(notified, STAYS as usize, "a client that stays needs no thread");

@@ -9,7 +9,7 @@
 //! - *Stepped back*: the client polls, and pays nothing for the thread. The thread neither enters the endpoint nor
 //!   watches its devices. After each tick (1 ms) it checks whether the client is still active, and later less often.
 //!
-//! The thread steps back after `UNAIDED_ROUNDS` (`sleep/parking.rs`) rounds of the client in which it did not
+//! The thread steps back after `UNAIDED_ROUNDS` (`policy/client.rs`) rounds of the client in which it did not
 //! help. It listens again if the client makes no round for a tick. It also does if a client on another
 //! processor is found away at a tick: the client makes no round for [`QUIET`], and holds no lock. Thus the
 //! thread also serves a client that computes for a short time between a post and a wait, and is never away

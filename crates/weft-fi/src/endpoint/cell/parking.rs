@@ -16,7 +16,7 @@ use weft_nic::Device;
 
 use super::{EndpointCell, Sleep, State};
 use crate::observe::publish::BEFORE_SLEEP;
-use crate::sleep::parking::RoundEffect;
+use crate::sleep::parking::Effect;
 use crate::sleep::policy::Next;
 use crate::sleep::wait::Waker;
 
@@ -58,13 +58,13 @@ impl<D: Device> EndpointCell<D> {
     #[cold]
     pub(super) fn progress_beside_sleepers(&self, state: &mut State<D>) {
         match (state.parking.count_round(), &self.progress_thread) {
-            (RoundEffect::StepBack, thread) => {
+            (Effect::StepBack, thread) => {
                 // From now on the thread looks at the endpoint once per tick.
                 state.remove_listener();
                 self.step_back.store(true, Ordering::Relaxed);
                 thread.as_ref().inspect(|thread| thread.notify());
             }
-            (RoundEffect::Mute, Some(thread)) => _ = state.wait_fd().inspect(|fd| thread.waker().mute(*fd)),
+            (Effect::Mute, Some(thread)) => _ = state.wait_fd().inspect(|fd| thread.waker().mute(*fd)),
             _ => {}
         }
         if state.parking.has_outside() {
