@@ -1,12 +1,13 @@
 //! The rules by which the progress thread listens to an endpoint, and by which it leaves the endpoint to the client.
 //!
 //! Place in the data flow: the progress thread observes an endpoint ([`crate::sleep::progress`]) → [`policy`] → what it
-//! does next. [`client`] has the rules that the client's own calls apply.
+//! does next. [`client`] has the rules that the client's own calls apply, and [`reader`] those of reads without result.
 //!
 //! Pure functions: a record of the past and an observation give the next record and an act. They read no clock, take no
 //! lock, and make no system call.
 
 pub(crate) mod client;
+pub(crate) mod reader;
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@
 //! - A client naps only if weft links it with another endpoint of its host. Otherwise its messages inside the host take
 //!   another way, and peers of other hosts do not need its core.
 //! - A thread that reads several queues in turn does not nap on one of them ([`presence`]).
-//! - A reader naps a limited number of times between two events of weft ([`MOST_IDLE`]).
+//! - A reader naps a limited number of times between two events of weft ([`crate::sleep::policy::reader`]).
 //!
 //! No wake-up is lost. A sleeper parks the devices of each endpoint, which fails if something has arrived. It then arms
 //! its queue or counter. Arming finds the queue empty under the lock (or in the total order of atomics) in which other
@@ -38,6 +38,7 @@ use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, DrivenCells, Sleep};
 use crate::eq::drivers::Driver;
 use crate::sleep::lock::Guarded;
+use crate::sleep::policy::reader::{Contention, SPINS, is_impatient};
 use crate::sleep::poll::presence::Presence;
 pub(crate) use crate::sleep::poll::presence::this_thread;
 use crate::sleep::progress::AutoProgress;
@@ -48,37 +49,12 @@ use crate::sleep::wait::{Deadline, Waker, Woken};
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 /// Longest sleep while another thread polls one of the endpoints.
 const BUSY_SLICE: Duration = Duration::from_millis(2);
-/// Fruitless rounds before the first yield, which take about 10 µs.
-pub(crate) const SPINS: u32 = 200;
 /// Rounds between two checks of the deadline, while rounds make progress without ending the wait.
 pub(crate) const ROUNDS_PER_CLOCK: u32 = 64;
 /// Further fruitless rounds, each with a yield, before a blocking call sleeps.
 pub(crate) const YIELDS: u32 = 20;
-/// Reads between two yields of a non-blocking reader that has found nothing in the last `SPINS` reads.
-const READS_PER_YIELD: u32 = 32;
-/// Time without a core, between two yields, that shows that other threads compete for the core. Ticks of the system and
-/// of weft's progress thread take about 5 µs each.
-const CONTENDED: Duration = Duration::from_micros(100);
-/// Number of yields that are replaced by naps once there is competition. A thread that sleeps and is woken by its peer
-/// gets a core sooner than a thread that polls, and leaves its core to the peer meanwhile. `sched_yield` alone does not
-/// help: the scheduler lets a thread run on that has time left.
-const NAPS: u32 = 64;
-/// Fruitless reads before a nap, as long as naps end because something has arrived. Where threads compete for cores, a
-/// poll costs its peer the core, and MPICH lets other threads run after each poll.
-const READS_BEFORE_NAP: u32 = 2;
-/// Successive empty reads after which the reader naps no more: it then has napped about 64 times without an event.
-const MOST_IDLE: u32 = SPINS + 64 * READS_PER_YIELD;
 /// Longest nap. The client may poll other things besides weft's queues.
 const NAP: Duration = Duration::from_micros(200);
-
-/// A thread's record of competition for its core.
-#[derive(Clone, Copy, Default)]
-struct Contention {
-    /// Number of the next yields that are naps.
-    naps: u32,
-    /// Time that this thread had spent without a core, at the last yield.
-    waited: Duration,
-}
 
 /// The naps on a domain's queues and counters.
 #[derive(Debug, Default)]
@@ -216,7 +192,7 @@ impl Sources {
     #[inline]
     pub(crate) fn note_empty_read<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
         let idle = self.presence.note_empty_read(done);
-        if idle >= self.patience.load(Ordering::Relaxed) && (idle < SPINS || idle.is_multiple_of(READS_PER_YIELD)) {
+        if is_impatient(idle, self.patience.load(Ordering::Relaxed)) {
             self.yield_or_nap(idle, waker());
         }
     }
@@ -231,32 +207,25 @@ impl Sources {
     #[cold]
     fn yield_or_nap(&self, idle: u32, waker: Option<&Waker>) {
         let mut contention = CONTENTION.get();
-        let may_nap = contention.naps > 0 && idle < MOST_IDLE && self.presence.reader_reads_nothing_else();
+        let may_nap = contention.wants_nap(idle) && self.presence.reader_reads_nothing_else();
         if let Some(waker) = waker.filter(|_| may_nap)
             && let Some(parked) = self.park(waker, Sleep::Inside)
         {
-            // A nap without an event may have missed one of another library of the client.
             let has_event = waker.nap(NAP);
-            let useful = has_event && contention.naps > 1;
             wake_all(&parked, Sleep::Inside);
             self.naps.count(has_event);
-            self.patience.store(if useful { READS_BEFORE_NAP } else { SPINS }, Ordering::Relaxed);
-            CONTENTION.set(Contention { naps: contention.naps - 1, waited: without_core() });
+            let (contention, patience) = contention.after_nap(has_event, without_core());
+            self.patience.store(patience, Ordering::Relaxed);
+            CONTENTION.set(contention);
             return;
         }
         self.patience.store(SPINS, Ordering::Relaxed);
-        // Since its last yield, the thread may have slept elsewhere.
-        if idle < SPINS + READS_PER_YIELD {
-            contention.waited = without_core();
+        if Contention::restarts(idle) {
+            contention = contention.restarted(without_core());
         }
         std::thread::yield_now();
-        let waited = without_core();
-        if waited.saturating_sub(contention.waited) > CONTENDED
-            && self.list.lock().iter().any(|cell| cell.has_near_peer())
-        {
-            contention.naps = NAPS;
-        }
-        CONTENTION.set(Contention { waited, ..contention });
+        let is_near = || self.list.lock().iter().any(|cell| cell.has_near_peer());
+        CONTENTION.set(contention.after_yield(without_core(), is_near));
     }
 
     /// Parks the devices of all endpoints, or of none.

@@ -21,7 +21,8 @@ use crate::abi::errno::{self, Errno};
 use crate::abi::noop;
 use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::fabric::Fabric;
-use crate::sleep::poll::{ROUNDS_PER_CLOCK, SLICE, SPINS, YIELDS};
+use crate::sleep::policy::reader::SPINS;
+use crate::sleep::poll::{ROUNDS_PER_CLOCK, SLICE, YIELDS};
 use crate::sleep::wait::{Deadline, WaitKind, Waker, Woken};
 
 /// A wait set.
