@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use clap_mangen::Man;
 use weft_engine::amo::{Class, Form, OPS, OpRow, TYPES};
 use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
-use weft_fi::params::TABLE;
+use weft_fi::params::{Param, TABLE};
 
 use crate::stat::PUBLISHED_OTHERWISE;
 
@@ -31,6 +31,7 @@ const WEFT_END: &str = include_str!("../../../man/weft.1.in");
 const TEMPLATE: &str = include_str!("../../../man/fi_weft.7.in");
 // The placeholders are roff comments, each alone on its line.
 const PARAMETERS: &str = ".\\\" @PARAMETERS@\n";
+const REGISTRATION: &str = ".\\\" @REGISTRATION@\n";
 const ATOMICS: &str = ".\\\" @ATOMICS@\n";
 const ENDPOINT_COUNTERS: &str = ".\\\" @ENDPOINT_COUNTERS@\n";
 const PEER_COUNTERS: &str = ".\\\" @PEER_COUNTERS@\n";
@@ -39,7 +40,8 @@ const GROUP_FIGURES: &str = ".\\\" @GROUP_FIGURES@\n";
 /// The page, in roff.
 pub(crate) fn page() -> String {
     TEMPLATE
-        .replace(PARAMETERS, &parameters())
+        .replace(PARAMETERS, &parameters(|param| !param.is_of_registration()))
+        .replace(REGISTRATION, &parameters(Param::is_of_registration))
         .replace(ATOMICS, &atomics())
         .replace(ENDPOINT_COUNTERS, &counters(Endpoint::FIELDS))
         .replace(PEER_COUNTERS, &counters(Peer::FIELDS))
@@ -80,10 +82,10 @@ fn write_subcommands(command: &clap::Command, out: &mut impl io::Write) -> io::R
     Ok(())
 }
 
-/// One tagged paragraph for each variable.
-fn parameters() -> String {
+/// One tagged paragraph for each variable of a list.
+fn parameters(is_listed: impl Fn(&Param) -> bool) -> String {
     let mut text = String::new();
-    for param in TABLE {
+    for param in TABLE.iter().filter(|param| is_listed(param)) {
         let limits = param.limits.map(|(least, most)| format!(", {least} to {most}")).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = writeln!(

@@ -40,6 +40,13 @@ pub struct Param {
 }
 
 impl Param {
+    /// Whether the variable concerns only devices that require registration. No device of weft does, so lists for users
+    /// leave the variable out.
+    #[must_use]
+    pub fn is_of_registration(&self) -> bool {
+        self.name.starts_with("MR_CACHE")
+    }
+
     /// The default for users, to follow the unit: `, default: 8K`. Empty if the description tells it.
     #[must_use]
     pub fn default_text(&self) -> String {

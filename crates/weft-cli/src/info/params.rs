@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: the provider's table and the environment → here → a file that `.` of a shell reads, or
 //! that a user edits first. Each variable has its description as a comment. Variables that are not set are commented
-//! out.
+//! out, and left out if no device of weft uses them.
 
 use std::fmt::Write as _;
 
@@ -44,11 +44,14 @@ pub(crate) fn params() -> ParamList {
 }
 
 fn list(env: impl Fn(&str) -> Option<String>, problems: &[Problem]) -> ParamList {
-    let facts = TABLE.iter().map(|param| {
+    let facts = TABLE.iter().filter_map(|param| {
         let variable = format!("FI_WEFT_{}", param.name);
         let set = env(&variable).map(|text| if param.name == SECRET { "(set)".to_owned() } else { text });
+        if param.is_of_registration() && set.is_none() {
+            return None;
+        }
         let problem = problems.iter().find(|problem| problem.variable() == variable).map(ToString::to_string);
-        ParamFact {
+        Some(ParamFact {
             name: param.name,
             default: param.default,
             unit: param.unit,
@@ -56,7 +59,7 @@ fn list(env: impl Fn(&str) -> Option<String>, problems: &[Problem]) -> ParamList
             set,
             problem,
             help: param.help,
-        }
+        })
     });
     ParamList(facts.collect())
 }
@@ -109,11 +112,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variable_is_listed() {
-        let text = params().text();
-        assert_eq!(params().0.len(), TABLE.len());
-        assert!(TABLE.iter().all(|param| text.contains(param.name)), "{text}");
+    fn every_variable_with_an_effect_is_listed() {
+        let text = list(|_| None, &[]).text();
+        assert!(TABLE.iter().all(|param| text.contains(param.name) != param.is_of_registration()), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 2 * WIDTH), "{text}");
+        let text = list(|name| (name == "FI_WEFT_MR_CACHE").then(|| "no".to_owned()), &[]).text();
+        assert!(text.contains("export FI_WEFT_MR_CACHE='no'") && !text.contains("MR_CACHE_BYTES"), "{text}");
     }
 
     #[test]
