@@ -1,14 +1,7 @@
 //! The measurements: the ranks' side.
 
-mod collective;
-mod counter;
 pub(super) mod floor;
-mod idle;
-mod matching;
-mod memory;
-mod overlap;
-mod overlap_coll;
-mod oversubscribe;
+mod lab;
 pub(crate) mod pair;
 mod pingpong;
 mod stream;
@@ -16,7 +9,6 @@ mod stream;
 use super::child::{RankError, Session};
 use super::job::Measure;
 use super::options::Kind;
-use super::plan::Variant;
 use pair::Room;
 
 /// Takes part in a measurement as the job's rank.
@@ -30,25 +22,7 @@ pub(super) fn run(session: &mut Session) -> Result<(), RankError> {
             let window = count(job.window)?;
             pair::measure_pairs(session, Room { window, lasting: 0 }, &|| stream::Stream::new(&job, window))
         }
-        (None, Kind::Peers) if job.rank >= 2 => idle::host(session, job.case.number, 0),
-        (None, Kind::Peers) => {
-            let room = Room { lasting: idle::SLOTS, ..pingpong };
-            let (mut pairs, hellos) = pair::open(session, room)?;
-            match (job.rank, hellos.get(2), pairs.as_mut_slice()) {
-                (0, Some(idle), [pair]) => idle::connect(&mut pair.port, idle, 0..job.case.number)?,
-                (1, Some(_), [pair]) => pair.sleep_until_announced()?,
-                _ => {}
-            }
-            pair::conduct(session, &mut pairs, &|| pingpong::PingPong::new(&job))
-        }
-        (None, Kind::Match) => matching::run(session),
-        (None, Kind::Overlap) => overlap::run(session),
-        (None, Kind::Oversubscribe) => oversubscribe::run(session),
-        (None, Kind::Counter) => counter::run(session),
-        (None, Kind::Collective) => collective::run(session),
-        (None, Kind::OverlapColl) => overlap_coll::run(session),
-        (None, Kind::Memory) if job.case.variant == Variant::AvInsert => memory::insert(session),
-        (None, Kind::Memory) => memory::idle_peers(session),
+                (None, _) => lab::run(session, pingpong),
     }
 }
 

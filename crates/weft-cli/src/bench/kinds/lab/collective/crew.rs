@@ -4,10 +4,10 @@
 
 use weft_client::{Address, Group, Piece};
 
-use super::super::super::child::{RankError, Session};
-use super::super::super::job::Hello;
-use super::super::super::port::{Port, open_domain};
-use super::super::count;
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::Hello;
+use crate::bench::kinds::count;
+use crate::bench::port::{Port, open_domain};
 
 /// Words of a message.
 const WORDS: usize = 4;

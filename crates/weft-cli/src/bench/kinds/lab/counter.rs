@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use weft_client::Piece;
 
-use super::super::child::{RankError, Session};
-use super::super::job::Hello;
-use super::super::port::{Peer, Port, open_domain};
-use super::super::timing;
-use super::{count, measures};
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::Hello;
+use crate::bench::kinds::{count, measures};
+use crate::bench::port::{Peer, Port, open_domain};
+use crate::bench::timing;
 
 const BATCH_TAG: u64 = 1;
 const DONE_TAG: u64 = 2;

@@ -11,10 +11,10 @@ mod iterations;
 mod measure;
 mod wire;
 
-use super::super::child::{RankError, Session};
 use super::collective::buffers::Buffers;
 use super::collective::crew::Crew;
 use super::collective::operation;
+use crate::bench::child::{RankError, Session};
 use iterations::Member;
 use measure::Others;
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use weft_client::Group;
 
-use super::super::super::child::RankError;
-use super::super::super::port::Port;
 use super::super::collective::buffers::Buffers;
 use super::super::overlap::work;
+use crate::bench::child::RankError;
+use crate::bench::port::Port;
 
 /// Steps of work from which the CPU time of a step is determined.
 const STEPS: u64 = 20_000;

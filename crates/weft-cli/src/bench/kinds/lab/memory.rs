@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use weft_client::{Domain, Endpoint};
 
-use super::super::child::{RankError, Session};
-use super::super::job::{Hello, Measure};
-use super::super::port::{Port, open_domain};
 use super::idle;
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::{Hello, Measure};
+use crate::bench::port::{Port, open_domain};
 
 /// Addresses inserted by one call.
 const CHUNK: usize = 4096;

@@ -7,7 +7,7 @@
 
 use weft_client::{Endpoint, Error, Numbers, Operation, Piece};
 
-use super::super::super::child::RankError;
+use crate::bench::child::RankError;
 
 /// Elements that a batch changes in each direction.
 const SAMPLED: usize = 4096;

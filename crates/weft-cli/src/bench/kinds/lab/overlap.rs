@@ -12,11 +12,11 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use super::super::child::{RankError, Session};
-use super::super::job::Measure;
-use super::super::plan::Variant;
-use super::super::{stats, timing};
-use super::pair::{DATA, Pair, Room, Workload, open};
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::Measure;
+use crate::bench::kinds::pair::{DATA, Pair, Room, Workload, open};
+use crate::bench::plan::Variant;
+use crate::bench::{stats, timing};
 
 /// Duration of the work, as a multiple of the transfer's. One side alone, or one thread, may need some three times as
 /// long for a transfer as two idle sides together.

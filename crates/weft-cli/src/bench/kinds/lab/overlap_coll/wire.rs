@@ -27,14 +27,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use weft_client::{Address, Domain, Sockets};
 
-use super::super::super::child::{RankError, Session};
-use super::super::super::job::{Hello, Job};
-use super::super::super::options::{Coll, Progress};
-use super::super::super::port::{Port, open_domain};
 use super::super::collective::buffers::Buffers;
 use super::super::collective::{crew, operation};
 use super::iterations::Member;
 use super::measure::{self, Others};
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::{Hello, Job};
+use crate::bench::options::{Coll, Progress};
+use crate::bench::port::{Port, open_domain};
 use crate::stat;
 
 /// Time without a message after which a round takes place all the same.

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use weft_client::Piece;
 
-use super::super::child::{RankError, Session};
-use super::super::job::Hello;
-use super::super::port::{Port, open_domain};
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::Hello;
+use crate::bench::port::{Port, open_domain};
 
 const GREETING: u64 = 11;
 const ANSWER: u64 = 12;

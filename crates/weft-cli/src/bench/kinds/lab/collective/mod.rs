@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use weft_client::{Group, Numbers, Operation, Piece};
 
-use super::super::child::{RankError, Session};
-use super::super::job::{Job, Measure};
-use super::super::options::Coll;
-use super::super::plan::Variant;
-use super::super::{stats, timing};
-use super::count;
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::{Job, Measure};
+use crate::bench::kinds::count;
+use crate::bench::options::Coll;
+use crate::bench::plan::Variant;
+use crate::bench::{stats, timing};
 use buffers::Buffers;
 use crew::{Crew, Words};
 

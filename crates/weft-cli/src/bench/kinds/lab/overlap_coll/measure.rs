@@ -16,14 +16,14 @@
 
 use std::time::Duration;
 
-use super::super::super::child::RankError;
-use super::super::super::job::{Job, Measure, PER_OPERATION};
-use super::super::super::options::Progress;
-use super::super::super::port::Port;
-use super::super::super::timing;
 use super::super::collective::crew::Crew;
 use super::cost::Cost;
 use super::iterations::{Batch, Member, Method};
+use crate::bench::child::RankError;
+use crate::bench::job::{Job, Measure, PER_OPERATION};
+use crate::bench::options::Progress;
+use crate::bench::port::Port;
+use crate::bench::timing;
 
 /// Shares of raw by which one piece of work lasts, in percent.
 const SHARES: [u64; 10] = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100];

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use weft_client::Piece;
 
-use super::super::child::{RankError, Session};
-use super::super::job::Hello;
-use super::super::plan::Variant;
-use super::super::port::{Peer, Port, open_domain};
-use super::super::timing;
-use super::measures;
+use crate::bench::child::{RankError, Session};
+use crate::bench::job::Hello;
+use crate::bench::kinds::measures;
+use crate::bench::plan::Variant;
+use crate::bench::port::{Peer, Port, open_domain};
+use crate::bench::timing;
 
 /// Steps of one operation: 16 steps for up to 2^16 ranks, and two to fold the ranks beyond a power of two.
 const STEPS: u32 = 18;

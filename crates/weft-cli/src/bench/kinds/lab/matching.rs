@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use weft_client::Piece;
 
-use super::super::child::{RankError, Session};
-use super::super::plan::Variant;
-use super::count;
-use super::pair::{Pair, Room, Workload, measure_pairs};
+use crate::bench::child::{RankError, Session};
+use crate::bench::kinds::count;
+use crate::bench::kinds::pair::{Pair, Room, Workload, measure_pairs};
+use crate::bench::plan::Variant;
 
 /// Messages matched at a time.
 const BURST: u32 = 32;
