@@ -1,6 +1,7 @@
 # The targets of this project. Each installs its dependencies (scripts/deps.sh) and can be repeated.
 #
 #   make            builds the provider, the MPI profiling library and the weft command in target/dist
+#   make lab        builds weft-lab: the command with the measurements and simulations that this project uses
 #   make install    installs both under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
 #   make uninstall  removes them again
 #   make packages   builds for glibc 2.28, and makes wheels, .deb and archive in target/packages, as a release does
@@ -58,7 +59,7 @@ STRIP ?= strip
 put_file = install -D -m 644
 
 .PHONY: install packages uninstall
-.PHONY: all asan bench check faults fuzz dist build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
+.PHONY: all asan bench check faults fuzz dist lab build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
 .PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
@@ -82,6 +83,11 @@ dist: build-deps
 	cargo build --release $(SHIPPED)
 	@$(put_all)
 	@echo "$(DIST)/libweft-fi.so $(DIST)/libweft-coll.so $(DIST)/weft"
+
+# The command for measuring and simulating weft itself. It is not installed.
+lab: build-deps
+	@cargo build --release -p weft-lab
+	@$(call put,weft-lab,weft-lab)
 
 provider: build-deps
 	@cargo build --release -p weft-provider
@@ -129,7 +135,7 @@ demo: build-deps
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/demo.py
 
-bench: test-deps dist
+bench: test-deps dist lab
 	@mkdir -p $(TARGET)/demo
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/bench.py
@@ -183,9 +189,9 @@ check: test-deps
 	cargo test --workspace --lib
 
 # Each random test with many more seeds than in `make test`, then fuzzing and the matrix of real faults.
-test-long: test-deps dist
-	$(DIST)/weft sim faults --seed 10000 --seeds 1000000
-	$(DIST)/weft sim faults --seed 300 --seeds 100000 --do collective
+test-long: test-deps dist lab
+	$(DIST)/weft-lab sim faults --seed 10000 --seeds 1000000
+	$(DIST)/weft-lab sim faults --seed 300 --seeds 100000 --do collective
 	WEFT_SIM_SEEDS=20000 cargo test -p weft-sim --test hostile
 	WEFT_TABLE_MEMBERS=1-17,33 cargo test -p weft-fi --test hosts -- --nocapture table_
 	WEFT_TCP_SEEDS=100000 cargo test -p weft-nic --lib tcp::faults
@@ -201,6 +207,7 @@ check-tidy:
 
 check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p weft-cli -- -D warnings
 
 check-docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
@@ -215,9 +222,9 @@ check-cargo:
 	cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
 
 # The engine under simulated faults, and the engine with planted bugs, which the simulation must find.
-check-sim: dist
-	$(DIST)/weft sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
-	$(DIST)/weft sim faults --seed 0 --seeds 300 --do collective 2>&1 | tee $(LOGS)/sim-collective.log
+check-sim: lab
+	$(DIST)/weft-lab sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
+	$(DIST)/weft-lab sim faults --seed 0 --seeds 300 --do collective 2>&1 | tee $(LOGS)/sim-collective.log
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
 
 # Real jobs over the provider. Most of them wait for a time, so two files run at a time. The jobs of each test have

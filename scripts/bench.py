@@ -4,7 +4,7 @@
     scripts/bench.py --only mpi,rate     measures only these parts and prints the results
     scripts/bench.py --stored            renews the documents from the stored results of the last run
 
-The documents are README.md, docs/benchmarking.md and docs/plots. `weft bench` runs most parts. The MPI parts
+The documents are README.md, docs/benchmarking.md and docs/plots. `weft-lab bench` runs most parts. The MPI parts
 are jobs of MPICH's wheel over weft, over its own shared memory and over UCX. They take turns, and the medians
 of the rounds count. All samples are stored in target/bench. The machine must be idle. A run takes some twelve
 minutes.
@@ -30,7 +30,7 @@ PLOTS = jobs.ROOT / "docs/plots"
 ALL = "weft,shm,sm2,tcp,weft:FI_WEFT_SHM=0"
 TRUST = ",".join(["tcp", *bench_report.TRUST])
 COUNTING = ",".join(bench_report.COUNTING)
-# The parts of `weft bench`: the arguments, and whether the document has a plot of the part.
+# The parts of `weft-lab bench`: the arguments, and whether the document has a plot of the part.
 PARTS: dict[str, tuple[str, bool]] = {
     "pingpong": (f"pingpong --providers {ALL} --sizes 8,64,1K,4K,16K,64K,256K,1M --rounds 5", True),
     "remote": (f"pingpong --providers {ALL} --sizes 8,64K --op write,read,fetch-add --rounds 5", False),
@@ -102,11 +102,11 @@ def measure_mpi(name: str) -> None:
 
 
 def measure_weft(name: str, drawn: bool) -> None:
-    """Measures one part of `weft bench`, which prints its table."""
-    line = [str(jobs.DIST / "weft"), "bench", *PARTS[name][0].split(), "--json", str(STORE / f"{name}.json")]
+    """Measures one part of `weft-lab bench`, which prints its table."""
+    line = [str(jobs.DIST / "weft-lab"), "bench", *PARTS[name][0].split(), "--json", str(STORE / f"{name}.json")]
     if PARTS[name][1]:
         line += ["--plot", str((PLOTS if drawn else STORE) / f"{name}.svg")]
-    print(f"\nweft {' '.join(line[1:])}", flush=True)
+    print(f"\nweft-lab {' '.join(line[1:])}", flush=True)
     subprocess.run(line, cwd=jobs.ROOT, check=True, timeout=900)
 
 

@@ -28,18 +28,35 @@ OF_TOOLS = {
 }
 
 
+def target() -> str:
+    """The target of the build."""
+    if triple := os.environ.get("CARGO_BUILD_TARGET"):
+        return triple
+    versions = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"^host: (.*)$", versions, re.MULTILINE)[1]
+
+
+def cargo(*arguments: str) -> str:
+    """The output of cargo."""
+    command = ["cargo", *arguments, "--quiet", "--locked"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
 def metadata() -> dict:
-    """The resolved dependencies on the target of the build."""
-    triple = os.environ.get("CARGO_BUILD_TARGET")
-    if not triple:
-        versions = subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout
-        triple = re.search(r"^host: (.*)$", versions, re.MULTILINE)[1]
-    command = ["cargo", "metadata", "--quiet", "--format-version", "1", "--locked", "--filter-platform", triple]
-    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    """The resolved dependencies of the whole workspace."""
+    return json.loads(cargo("metadata", "--format-version", "1", "--filter-platform", target()))
+
+
+def compiled() -> set[tuple[str, str]]:
+    """The name and version of each dependency of the shipped crates alone: others have more features."""
+    shipped = [word for name in sorted(SHIPPED) for word in ("-p", name)]
+    lines = cargo("tree", "-e", "normal", "--prefix", "none", "-f", "{p}", "--target", target(), *shipped).splitlines()
+    return {(words[0], words[1].removeprefix("v")) for line in lines if len(words := line.split()) > 1}
 
 
 def linked(resolved: dict) -> list[dict]:
     """The packages of others whose code is linked, by name and version."""
+    built = compiled()
     packages = {package["id"]: package for package in resolved["packages"]}
     needs = {node["id"]: node["deps"] for node in resolved["resolve"]["nodes"]}
     pending = [key for key, package in packages.items() if package["name"] in SHIPPED]
@@ -51,7 +68,8 @@ def linked(resolved: dict) -> list[dict]:
             continue
         found[key] = package
         pending += [need["pkg"] for need in needs[key] if any(kind["kind"] is None for kind in need["dep_kinds"])]
-    return sorted((p for p in found.values() if p["source"]), key=lambda p: (p["name"], p["version"]))
+    found = {key: p for key, p in found.items() if p["source"] and (p["name"], p["version"]) in built}
+    return sorted(found.values(), key=lambda p: (p["name"], p["version"]))
 
 
 def texts(package: dict) -> list[str]:

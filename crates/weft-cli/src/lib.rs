@@ -1,4 +1,7 @@
-//! The `weft` command: start of jobs, diagnosis, observation, measurement and simulation of the provider.
+//! The `weft` command: start of jobs, diagnosis, observation and measurement of the provider.
+//!
+//! With the feature `lab` it is the command `weft-lab`, which has more kinds of measurements, drawings, and the
+//! simulation.
 //!
 //! Place in the data flow: `weft bench` is a client of libfabric; the other commands are outside of the data flow. They
 //! query the same code as an endpoint does (host identity, choice of address, the devices' probes, the table of
@@ -21,6 +24,7 @@ mod library;
 mod man;
 mod render;
 mod run;
+#[cfg(feature = "lab")]
 mod sim;
 mod stat;
 
@@ -30,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
-/// Runs jobs over weft, a libfabric provider for shared memory and TCP; diagnoses, observes, measures and simulates it.
+/// Runs jobs over weft, a libfabric provider for shared memory and TCP; diagnoses, observes and measures it.
 #[derive(Parser)]
 #[command(name = "weft", version)]
 struct Cli {
@@ -90,6 +94,7 @@ enum Command {
         shell: Shell,
     },
     /// Runs the engine on a simulated fabric in virtual time.
+    #[cfg(feature = "lab")]
     #[command(subcommand)]
     Sim(sim::Command),
     /// A child process of `weft bench`.
@@ -158,6 +163,7 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
             out.write_all(&text)?;
         }
         Command::Run(options) => return run::run(options, out),
+        #[cfg(feature = "lab")]
         Command::Sim(command) => return sim::run(command, out),
         Command::BenchChild { task } => return Ok(bench::run_child(task)),
     }

@@ -169,7 +169,7 @@ mod tests {
         let mut page = Vec::new();
         write_weft(&crate::Cli::command(), &mut page).expect("memory takes all bytes");
         let page = String::from_utf8(page).expect("text");
-        for section in ["run", "doctor", "stat", "bench", "sim faults"] {
+        for section in ["run", "doctor", "stat", "bench"] {
             assert!(page.contains(&format!(".SH weft {section}\n")), "{section}: {page}");
         }
         assert!(page.contains("\\-\\-require") && !page.contains("bench\\-child"), "{page}");

@@ -1,5 +1,6 @@
-//! `weft sim` from its command line.
+//! `weft-lab sim` from its command line.
 
+#![cfg(feature = "lab")]
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Output};

@@ -1,6 +1,6 @@
 //! The TCP connections of this process to others, and whether bytes have arrived in any of them.
 //!
-//! Place in the data flow: beside it. `weft bench overlap-coll` learns here that a message has arrived, before a
+//! Place in the data flow: beside it. `weft-lab bench overlap-coll` learns here that a message has arrived, before a
 //! provider reads it.
 
 use std::collections::HashSet;

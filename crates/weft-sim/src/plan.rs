@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: the command line and the tests draw a [`Plan`] from a seed and change it;
 //! [`run`](crate::run::run) plays it; the shrinker tries smaller ones. A plan is displayed as the arguments
-//! with which `weft sim faults` plays it again.
+//! with which `weft-lab sim faults` plays it again.
 
 use std::fmt;
 use std::str::FromStr;

@@ -449,7 +449,7 @@ fn random_collectives_are_exact_under_faults() {
     // In 4776 a registration gives way to another one while a link that has just ended is still up at the peer.
     for seed in (0..40).chain([4776]) {
         let report = run(&Plan::collectives(seed));
-        assert_eq!(report.wrong, Vec::<String>::new(), "weft sim faults {}", Plan::collectives(seed));
+        assert_eq!(report.wrong, Vec::<String>::new(), "weft-lab sim faults {}", Plan::collectives(seed));
     }
 }
 

@@ -23,10 +23,10 @@ fn play(plans: impl Iterator<Item = Plan>) -> Vec<Report> {
     for plan in plans {
         match std::panic::catch_unwind(|| run(&plan)) {
             Ok(report) if report.wrong.is_empty() => reports.push(report),
-            Ok(report) => failures.push(format!("{}\n  weft sim faults {plan}", report.wrong[0])),
+            Ok(report) => failures.push(format!("{}\n  weft-lab sim faults {plan}", report.wrong[0])),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-                failures.push(format!("panicked: {text}\n  weft sim faults {plan}"));
+                failures.push(format!("panicked: {text}\n  weft-lab sim faults {plan}"));
             }
         }
     }

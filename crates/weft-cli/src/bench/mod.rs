@@ -6,6 +6,8 @@
 //! every subject has a turn, so that disturbances of the machine affect all subjects alike. docs/benchmarking.md
 //! describes how each number is obtained.
 //!
+//! `weft-lab` has more kinds than `weft`, and the drawings (feature `lab`). The types know all kinds.
+//!
 //! - `options`: the command line. `subject`: providers with variables, and floors. `plan`: the cases of a run.
 //! - `places`: the paths of libfabrics and of the provider. `cores`: the placement of ranks and threads.
 //! - `job`: the messages between parent and child. `launch`: the parent's side. `child`: the child's side.
@@ -22,6 +24,7 @@ mod launch;
 mod options;
 mod places;
 mod plan;
+#[cfg(feature = "lab")]
 mod plot;
 mod port;
 mod remote;
@@ -60,6 +63,10 @@ pub(crate) struct Command {
     action: Option<Action>,
     #[command(flatten)]
     options: Option<Options>,
+    /// They are no part of `Options`: clap does not look into parts for whether any option was given.
+    #[cfg(feature = "lab")]
+    #[command(flatten)]
+    lab: options::LabOptions,
 }
 
 #[derive(Subcommand)]
@@ -71,6 +78,9 @@ enum Action {
 pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
     match command {
         Command { action: Some(Action::Serve(options)), .. } => serve::run(options, out),
+        #[cfg(feature = "lab")]
+        Command { options: Some(options), lab, .. } => bench(&options.clone().with(lab.clone()), out),
+        #[cfg(not(feature = "lab"))]
         Command { options: Some(options), .. } => bench(options, out),
         // The parser demands one of both.
         Command { .. } => Ok(ExitCode::from(2)),
@@ -114,10 +124,11 @@ fn prepare(options: &Options) -> Result<Prepared, String> {
         }
     }
     let cases = plan::cases(options)?;
-    for file in [&options.json, &options.plot].into_iter().flatten() {
+    for file in [&options.json, &options.lab.plot].into_iter().flatten() {
         writable(file)?;
     }
-    options.plot.as_deref().map_or(Ok(()), plot::check_format)?;
+    #[cfg(feature = "lab")]
+    options.lab.plot.as_deref().map_or(Ok(()), plot::check_format)?;
     let host = places::Host::find(options.libfabric.as_deref(), &subjects)?;
     subjects.extend(kinds::floor::subjects(options.kind, options.to.is_some()));
     let control = options.to.as_deref().map(Control::connect).transpose()?;
@@ -186,7 +197,8 @@ fn print(options: &Options, prepared: &Prepared, rows: &[Row], out: &mut impl Wr
         std::fs::write(file, rows::json(rows, &prepared.host, prepared.control.as_ref()))
             .map_err(|error| about(file, error))?;
     }
-    if let Some(file) = &options.plot {
+    #[cfg(feature = "lab")]
+    if let Some(file) = &options.lab.plot {
         plot::write(file, options, rows).map_err(|error| about(file, error))?;
     }
     out.write_all(table::text(options, prepared, rows).as_bytes())

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+#[cfg(feature = "lab")]
 use weft_client::Operation;
 
 /// The kind of measurement.
@@ -18,21 +19,29 @@ pub(crate) enum Kind {
     /// Operations per second with a window of pending operations, one endpoint per thread.
     Rate,
     /// Share of a transfer's time that remains for computing.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Overlap,
     /// Time of a message against the number of connected idle peers.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Peers,
     /// Cost of a match against the depth of the queue that is searched.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Match,
     /// Collective operations of more ranks than there are cores.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Oversubscribe,
     /// Fetch-and-adds per second of many processes on one number.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Counter,
     /// Memory of an idle peer and of an inserted address.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Memory,
     /// Time and rate of fi_collective's operations among processes of this host.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Collective,
     /// Share of a collective's time that remains for computing.
     #[serde(rename = "overlap-coll")]
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     OverlapColl,
 }
 
@@ -68,6 +77,7 @@ impl Coll {
     }
 
     /// The operation of the client.
+    #[cfg(feature = "lab")]
     pub(crate) const fn operation(self) -> Operation {
         match self {
             Self::Barrier => Operation::Barrier,
@@ -83,6 +93,7 @@ impl Coll {
     }
 
     /// Whether each member's operation ends only after all members have started theirs.
+    #[cfg(feature = "lab")]
     pub(crate) const fn synchronizes(self) -> bool {
         !matches!(self, Self::Broadcast | Self::Reduce | Self::Scatter | Self::Gather)
     }
@@ -126,6 +137,7 @@ pub(crate) enum Progress {
     /// The client's calls make progress.
     Manual,
     /// The kernel performs the barriers of rank 0. The client's calls make all other progress.
+    #[cfg_attr(not(feature = "lab"), value(skip))]
     Chain,
 }
 
@@ -228,18 +240,17 @@ pub(crate) struct Options {
     #[arg(value_enum)]
     pub(crate) kind: Kind,
     /// Providers, each optionally with variables: weft,tcp,weft:FI_WEFT_SHM=0 [default: weft,shm,sm2,tcp,sockets; with
-    /// --to: weft,tcp; for collectives: weft,weft:FI_WEFT_SHM=0,tcp;ofi_rxm]
+    /// --to: weft,tcp]
     #[arg(long, value_delimiter = ',')]
     providers: Vec<String>,
-    /// Message sizes [default: 8,4K,64K,1M; for rate, peers, match and overlap-coll: 8; for collective: 8,16K].
-    /// Those of collectives are multiples of 8
+    /// Message sizes [default: 8,4K,64K,1M; for rate: 8]
     #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<Size>,
     /// Operations (pingpong and rate: all; bandwidth: all but fetch-add)
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tagged")]
     pub(crate) op: Vec<Op>,
-    /// Measure between this host and another one, on which `weft bench serve` runs (pingpong, bandwidth, rate, overlap,
-    /// match). Operations start here. The server passes only the variables FI_* of --providers on to its rank
+    /// Measure between this host and another one, on which `weft bench serve` runs. Operations start here. The server
+    /// passes only the variables FI_* of --providers on to its rank
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) to: Option<String>,
     /// The libfabric to load [default: the newest one found]
@@ -251,12 +262,43 @@ pub(crate) struct Options {
     /// Shortest duration of one measurement, in milliseconds
     #[arg(long, default_value_t = 150, value_parser = positive)]
     pub(crate) sample_ms: usize,
-    /// Pending operations (bandwidth, rate, collective)
+    /// Pending operations (bandwidth, rate)
     #[arg(long, default_value_t = 64, value_parser = window)]
     pub(crate) window: usize,
     /// Threads per process (rate)
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = positive)]
     pub(crate) threads: Vec<usize>,
+    /// Cores to use, by number [default: all cores of this process, one per physical core first]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) cores: Vec<usize>,
+    /// Placement of a rank's threads
+    #[arg(long, value_enum, default_value = "core")]
+    pub(crate) bind: Bind,
+    /// Progress to request, or several to compare: auto,manual [default: the provider's own]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    progress: Vec<Progress>,
+    /// The way to wait for completions [default: spin; with --bind pair: yield]
+    #[arg(long, value_enum)]
+    pub(crate) wait: Option<Wait>,
+    /// Send tagged and untagged messages by inject calls, which have no completions (pingpong, bandwidth, rate)
+    #[arg(long)]
+    pub(crate) inject: bool,
+    /// Operations complete only when the data are at the target (FI_DELIVERY_COMPLETE)
+    #[arg(long)]
+    pub(crate) delivery: bool,
+    /// Time limit of one measurement in seconds
+    #[arg(long, default_value_t = 30, value_parser = positive)]
+    pub(crate) timeout_s: usize,
+    /// Write the rows to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    #[arg(skip)]
+    pub(crate) lab: LabOptions,
+}
+
+/// The options of `weft-lab` alone.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct LabOptions {
     /// Numbers of idle peers (peers, memory: the largest)
     #[arg(long, value_delimiter = ',', default_value = "0,16,64,256")]
     pub(crate) peers: Vec<usize>,
@@ -284,31 +326,6 @@ pub(crate) struct Options {
     /// Addresses to insert (memory)
     #[arg(long, default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) addresses: usize,
-    /// Cores to use, by number [default: all cores of this process, one per physical core first]
-    #[arg(long, value_delimiter = ',')]
-    pub(crate) cores: Vec<usize>,
-    /// Placement of a rank's threads
-    #[arg(long, value_enum, default_value = "core")]
-    pub(crate) bind: Bind,
-    /// Progress to request, or several to compare: auto,manual; for barriers of overlap-coll over a wire also chain
-    /// [default: the provider's own; overlap-coll: all]
-    #[arg(long, value_enum, value_delimiter = ',')]
-    progress: Vec<Progress>,
-    /// The way to wait for completions [default: spin; with --bind pair, and for more members than cores: yield]
-    #[arg(long, value_enum)]
-    pub(crate) wait: Option<Wait>,
-    /// Send tagged and untagged messages by inject calls, which have no completions (pingpong, bandwidth, rate)
-    #[arg(long)]
-    pub(crate) inject: bool,
-    /// Operations complete only when the data are at the target (FI_DELIVERY_COMPLETE)
-    #[arg(long)]
-    pub(crate) delivery: bool,
-    /// Time limit of one measurement in seconds
-    #[arg(long, default_value_t = 30, value_parser = positive)]
-    pub(crate) timeout_s: usize,
-    /// Write the rows to this file as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
     /// Draw the rows into this file. The name's ending decides: .svg or .png
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
@@ -334,6 +351,12 @@ impl Kind {
 }
 
 impl Options {
+    /// These options with those of the laboratory.
+    #[cfg(feature = "lab")]
+    pub(crate) fn with(self, lab: LabOptions) -> Self {
+        Self { lab, ..self }
+    }
+
     /// The way to wait for completions of `ranks` processes on `cores` cores.
     pub(crate) fn wait(&self, ranks: usize, cores: usize) -> Wait {
         let groups = matches!(self.kind, Kind::Collective | Kind::OverlapColl);

@@ -186,10 +186,11 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
 
 /// The cases of the overlap of collectives: by operation, size, wire and members.
 fn overlap_cases(options: &Options) -> Result<Vec<Case>, String> {
-    let colls = if options.coll.is_empty() { vec![Coll::Barrier, Coll::Allreduce] } else { options.coll.clone() };
+    let colls =
+        if options.lab.coll.is_empty() { vec![Coll::Barrier, Coll::Allreduce] } else { options.lab.coll.clone() };
     let on_wire = |coll: &&Coll| matches!(coll, Coll::Barrier | Coll::Allreduce);
     if let (Some(coll), Some(_)) =
-        (colls.iter().find(|coll| !on_wire(coll)), options.wire.iter().find(|&&wire| wire > 0))
+        (colls.iter().find(|coll| !on_wire(coll)), options.lab.wire.iter().find(|&&wire| wire > 0))
     {
         return Err(format!("{} has no emulated wire, as barrier and allreduce have; use --wire 0", coll.name()));
     }
@@ -199,9 +200,9 @@ fn overlap_cases(options: &Options) -> Result<Vec<Case>, String> {
             if coll == Coll::Barrier && place > 0 {
                 continue; // It has no size.
             }
-            for &wire_us in &options.wire {
+            for &wire_us in &options.lab.wire {
                 let default: &[usize] = if wire_us == 0 { &[2] } else { &[4, 16, 64] };
-                let groups = if options.members.is_empty() { default } else { &options.members };
+                let groups = if options.lab.members.is_empty() { default } else { &options.lab.members };
                 cases.extend(groups.iter().map(|&number| Case {
                     kind: Kind::OverlapColl,
                     op: Op::Tagged,
@@ -259,21 +260,21 @@ fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
         Kind::Pingpong | Kind::Bandwidth => vec![(Plain, 1, 0)],
         Kind::Rate => options.threads.iter().map(|&threads| (Plain, threads, 0)).collect(),
         Kind::Overlap => vec![(Sender, 1, 0), (Receiver, 1, 0)],
-        Kind::Peers => options.peers.iter().map(|&peers| (Plain, 1, peers)).collect(),
+        Kind::Peers => options.lab.peers.iter().map(|&peers| (Plain, 1, peers)).collect(),
         Kind::Match => [PostedExact, PostedWildcard, UnexpectedExact, UnexpectedWildcard]
             .into_iter()
-            .flat_map(|variant| options.depths.iter().map(move |&depth| (variant, 1, depth)))
+            .flat_map(|variant| options.lab.depths.iter().map(move |&depth| (variant, 1, depth)))
             .collect(),
-        Kind::Counter => options.adders.iter().map(|&adders| (Plain, 1, adders)).collect(),
-        Kind::Oversubscribe => vec![(Barrier, 1, options.ranks), (Allreduce, 1, options.ranks)],
+        Kind::Counter => options.lab.adders.iter().map(|&adders| (Plain, 1, adders)).collect(),
+        Kind::Oversubscribe => vec![(Barrier, 1, options.lab.ranks), (Allreduce, 1, options.lab.ranks)],
         Kind::Collective => {
-            let all = if options.coll.is_empty() { Coll::value_variants() } else { &options.coll };
-            let groups = if options.members.is_empty() { &[2, 4, 16][..] } else { &options.members };
+            let all = if options.lab.coll.is_empty() { Coll::value_variants() } else { &options.lab.coll };
+            let groups = if options.lab.members.is_empty() { &[2, 4, 16][..] } else { &options.lab.members };
             all.iter().flat_map(|&coll| groups.iter().map(move |&members| (Collective(coll), 1, members))).collect()
         }
         Kind::Memory => {
-            let most = options.peers.iter().copied().max().unwrap_or_default().max(1);
-            vec![(IdlePeer, 1, most), (AvInsert, 1, options.addresses)]
+            let most = options.lab.peers.iter().copied().max().unwrap_or_default().max(1);
+            vec![(IdlePeer, 1, most), (AvInsert, 1, options.lab.addresses)]
         }
     }
 }
@@ -294,20 +295,24 @@ fn floors(options: &Options, first: bool) -> Vec<Floor> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "lab"))]
 mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::bench::options::LabOptions;
 
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
         options: Options,
+        #[command(flatten)]
+        lab: LabOptions,
     }
 
     fn planned(line: &str) -> Result<Vec<Case>, String> {
-        cases(&Line::parse_from(["bench"].into_iter().chain(line.split(' '))).options)
+        let Line { options, lab } = Line::parse_from(["bench"].into_iter().chain(line.split(' ')));
+        cases(&options.with(lab))
     }
 
     #[test]

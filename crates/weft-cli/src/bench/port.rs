@@ -16,6 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Number of reads by an idle rank between two checks of its standard input.
 const READS: u32 = 64;
 /// Sleep of a rank between two reads while it waits for its first batch.
+#[cfg(feature = "lab")]
 const IDLE_SLEEP: Duration = Duration::from_micros(500);
 /// Longest sleep in one call, which bounds the effect of a lost wake-up.
 const SLEEP_MS: i32 = 10;
@@ -82,6 +83,7 @@ impl Port {
     }
 
     /// Number of operations that may be pending.
+    #[cfg(feature = "lab")]
     pub(crate) fn slots(&self) -> u32 {
         u32::try_from(self.arrived.len()).unwrap_or(u32::MAX)
     }
@@ -179,6 +181,7 @@ impl Port {
     }
 
     /// Waits for the operation with this slot, with sleeps that free the core. Does not clear its completion.
+    #[cfg(feature = "lab")]
     pub(crate) fn sleep_until(&mut self, slot: u32) -> Result<(), RankError> {
         while !self.arrived[slot as usize] {
             self.poll()?;

@@ -1,4 +1,4 @@
-//! `weft sim`: the shipped engine on a simulated fabric in virtual time.
+//! `weft-lab sim`: the shipped engine on a simulated fabric in virtual time.
 //!
 //! Place in the data flow: plays [`Plan`]s of weft-sim, one for each seed, on several threads. Each run is
 //! single-threaded and depends on its plan only. A failing run is reduced, and printed with the command that plays it
@@ -116,7 +116,7 @@ impl FaultOptions {
 pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
     let Command::Faults(options) = command;
     if let Err(why) = options.plan(options.seed) {
-        eprintln!("weft sim: {why}");
+        eprintln!("weft-lab sim: {why}");
         return Ok(ExitCode::from(2));
     }
     let summary = faults(options, &play_run);
@@ -210,7 +210,7 @@ fn faults(options: &FaultOptions, play: Play<'_>) -> Summary {
 
 /// The command that plays the run again.
 fn again(plan: &Plan) -> String {
-    format!("weft sim faults {plan}")
+    format!("weft-lab sim faults {plan}")
 }
 
 fn examine(play: Play<'_>, plan: &Plan, whole: bool) -> Failure {
@@ -302,6 +302,6 @@ mod tests {
         let summary = faults(&parsed("weft sim faults --seed 3 --no-shrink"), &short);
         let [failure] = &summary.failures[..] else { panic!("{} failures", summary.failures.len()) };
         assert!(failure.wrong[0].contains("no end after 100 turns"), "{:?}", failure.wrong);
-        assert!(failure.command.starts_with("weft sim faults --seed 3 "), "{}", failure.command);
+        assert!(failure.command.starts_with("weft-lab sim faults --seed 3 "), "{}", failure.command);
     }
 }

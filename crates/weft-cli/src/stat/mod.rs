@@ -48,6 +48,7 @@ pub(crate) fn look(pid: u32) -> io::Result<Stat> {
 }
 
 /// Barriers on chains that the endpoints of this process have published.
+#[cfg(feature = "lab")]
 pub(crate) fn chained_barriers() -> u64 {
     let endpoints = find::process(std::process::id()).map(|process| process.endpoints).unwrap_or_default();
     endpoints.iter().map(|published| published.endpoint.kernel_barriers).sum()

@@ -1,6 +1,7 @@
 //! The measurements: the ranks' side.
 
 pub(super) mod floor;
+#[cfg(feature = "lab")]
 mod lab;
 pub(crate) mod pair;
 mod pingpong;
@@ -22,7 +23,10 @@ pub(super) fn run(session: &mut Session) -> Result<(), RankError> {
             let window = count(job.window)?;
             pair::measure_pairs(session, Room { window, lasting: 0 }, &|| stream::Stream::new(&job, window))
         }
-                (None, _) => lab::run(session, pingpong),
+        #[cfg(feature = "lab")]
+        (None, _) => lab::run(session, pingpong),
+        #[cfg(not(feature = "lab"))]
+        (None, _) => Err(RankError::Failed("only weft-lab measures this kind".to_owned())),
     }
 }
 

@@ -140,6 +140,7 @@ impl Pair {
     }
 
     /// The slot of the `at`th operation that stays pending beside the windows.
+    #[cfg(feature = "lab")]
     pub(crate) const fn lasting_slot(&self, at: u32) -> u32 {
         2 * self.window + EXTRA_SLOTS + at
     }
@@ -168,6 +169,7 @@ impl Pair {
     }
 
     /// Waits for the first announcement, which may take some time.
+    #[cfg(feature = "lab")]
     pub(crate) fn sleep_until_announced(&mut self) -> Result<(), RankError> {
         let slot = self.extra(1);
         self.port.sleep_until(slot)
@@ -186,6 +188,7 @@ impl Pair {
     }
 
     /// Waits for the acknowledgement, at most for `limit`.
+    #[cfg(feature = "lab")]
     pub(crate) fn await_ack_for(&mut self, limit: Duration) -> Result<(), RankError> {
         let (slot, end) = (self.extra(3), Instant::now() + limit);
         while !self.port.take(slot) {
