@@ -7,7 +7,7 @@ microseconds by provider, kind and size. A ratio above 1 always means that weft 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Container
 
 BEGIN, END = "<!-- {} -->\n", "<!-- end of {} -->\n"
 NEAR, FAR = ("shm", "sm2"), ("tcp", "tcp;ofi_rxm", "sockets")
@@ -20,6 +20,9 @@ SILENT = ":FI_WEFT_STATS=no"
 COUNTING = ("weft", f"weft{SILENT}", OVER_TCP, f"{OVER_TCP}{SILENT}")
 OPERATIONS = {"tagged": "tagged", "write": "write", "read": "read", "fetch-add": "fetch-and-add"}
 SUBJECTS = {"own": "MPICH's own shared memory", "ucx": "UCX", "shm": "shm", "sm2": "sm2", "tcp": "tcp", "weft": "weft"}
+
+# The sizes of MPI's ping-pongs and bandwidths in the document.
+SHOWN = (8, 512, 4 << 10, 64 << 10, 1 << 20)
 
 Results = dict[str, Any]
 
@@ -130,13 +133,16 @@ def figures(results: Results) -> str:
     return markdown(heads, rows)
 
 
-def mpi_rows(medians: dict[str, dict[str, float]]) -> tuple[list[str], list[list[str]]]:
-    """The heads and rows: operation, weft's time, and each other subject's time and ratio."""
+def mpi_rows(medians: dict[str, dict[str, float]], shown: Container[int] | None = None) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows: operation, weft's time, and each other subject's time and ratio. `shown`: the sizes of
+    ping-pongs and bandwidths, by default all."""
     others = [name for name in medians if name != "weft"]
     heads = ["", "weft", *(head for name in others for head in (SUBJECTS[name], "ratio"))]
     rows = []
     for what, weft in medians["weft"].items():
         kind, size = what.split()
+        if shown is not None and kind in ("pingpong", "bandwidth") and int(size) not in shown:
+            continue
         title = kind if kind == "barrier" else f"{kind}, {size_text(int(size))}"
         row = [title, amount(weft * 1e3, "ns")]
         for name in others:
@@ -286,7 +292,7 @@ def mpi_section(results: Results) -> str:
     for name, title in titles.items():
         medians = (results.get(name) or {}).get("medians")
         if medians:
-            tables.append(f"{title}:\n\n{markdown(*mpi_rows(medians))}")
+            tables.append(f"{title}:\n\n{markdown(*mpi_rows(medians, SHOWN))}")
     return "\n".join(tables)
 
 
