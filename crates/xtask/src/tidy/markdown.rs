@@ -1,4 +1,4 @@
-//! Rules for Markdown: widths, the length of sentences, words, and links.
+//! Rules for Markdown: widths, the shape of tables, the length of sentences, words, and links.
 //!
 //! Sentences of paragraphs and list items are measured. A code span counts as one word. Headings, tables, code blocks
 //! and the changelog are left out.
@@ -18,7 +18,7 @@ const WIDTH: usize = 160;
 const WORDS: usize = 35;
 
 pub(super) fn check(files: &[File], counts: &mut Counts) {
-    for rule in [Rule::MarkdownWidth, Rule::Links] {
+    for rule in [Rule::MarkdownWidth, Rule::TableShape, Rule::Links] {
         counts.look(rule, 0);
     }
     let documents: Vec<&File> = files.iter().filter(|file| file.is("md")).collect();
@@ -27,6 +27,7 @@ pub(super) fn check(files: &[File], counts: &mut Counts) {
     let mut lengths = Vec::new();
     for file in documents {
         check_widths(file, counts);
+        check_tables(file, counts);
         check_links(file, &headings, counts);
         if file.path != Path::new("CHANGELOG.md") {
             check_sentences(file, &mut lengths, counts);
@@ -42,6 +43,27 @@ fn check_widths(file: &File, counts: &mut Counts) {
         in_code ^= line.trim_start().starts_with("```");
         if !in_code && !line.trim_start().starts_with('|') && line.chars().count() > WIDTH {
             counts.find(Rule::MarkdownWidth, &file.path, number, line);
+        }
+    }
+}
+
+/// Checks the rows of tables. A row behind an empty line begins a table of its own, which lacks a head.
+fn check_tables(file: &File, counts: &mut Counts) {
+    let (mut in_code, mut table) = (false, Vec::new());
+    for (number, line) in (1..).zip(file.text.lines().chain([""])) {
+        in_code ^= line.trim_start().starts_with("```");
+        if !in_code && line.trim_start().starts_with('|') {
+            table.push((number, line.trim()));
+            continue;
+        }
+        let cells = |row: &str| row.replace("\\|", "").matches('|').count();
+        let is_rule = |row: &str| row.chars().all(|char| "|-: ".contains(char));
+        let headed = table.get(1).is_some_and(|(_, row)| is_rule(row));
+        let all = table.first().map_or(0, |(_, row)| cells(row));
+        for (number, row) in table.drain(..) {
+            if !headed || !row.ends_with('|') || cells(row) != all {
+                counts.find(Rule::TableShape, &file.path, number, row);
+            }
         }
     }
 }
@@ -175,6 +197,16 @@ mod tests {
     fn code_tables_and_headings_are_no_sentences() {
         let text = "# Heading\n\nOne `a b c` more.\n\n```\ncode\n```\n\n| a | b |\n|---|---|\n| c | d |\n\n- item\n  goes on\n";
         assert_eq!(blocks(text), [(3, "One code more.".to_owned()), (13, "item goes on".to_owned())]);
+    }
+
+    #[test]
+    fn rows_of_tables_have_the_shape_of_their_head() {
+        let text = "| a | b |\n|---|---|\n| `x\\|y` | c |\n| a |\n| a | b\n\n| stray | row |\n\n```\n| code\n```\n";
+        let file = File { path: "README.md".into(), text: text.to_owned() };
+        let mut counts = Counts::default();
+        check(&[file], &mut counts);
+        let found: Vec<_> = counts.0[&Rule::TableShape].findings.iter().map(|finding| finding.line).collect();
+        assert_eq!(found, [4, 5, 7]);
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub(crate) enum Rule {
     MedianSentence,
     /// Markdown sentences that break the rules for pronouns or persons.
     MarkdownWords,
+    /// Lines of Markdown tables without a head above, without a bar at the end, or with other cells than the head.
+    TableShape,
     /// Files of more than 800 lines.
     FileLength,
     /// Rust files that do not open with `//!`.
@@ -69,6 +71,10 @@ pub(crate) enum Rule {
     TestNames,
     /// Fields of the engine's structs that are visible outside their module.
     OpenFields,
+    /// Fields of structs in the other crates that are visible outside their module.
+    OpenFieldsElsewhere,
+    /// Functions with two adjacent parameters of the same type of integers.
+    AdjacentIntegers,
     /// Commit subjects of more than 60 characters.
     CommitSubjects,
     /// Commits of more than 300 changed lines.
@@ -92,10 +98,13 @@ impl Rule {
             Self::MedianSentence => Limit::Count(18),
             Self::MarkdownWords => Limit::PerMille(3),
             Self::OpenFields => Limit::PerMille(350),
+            Self::OpenFieldsElsewhere => Limit::PerMille(405),
+            Self::AdjacentIntegers => Limit::PerMille(40),
             Self::CommitSubjects | Self::CommitSize => Limit::PerMille(100),
             Self::Quantities
             | Self::CommentWidth
             | Self::MarkdownWidth
+            | Self::TableShape
             | Self::FileLength
             | Self::Headers
             | Self::Links
@@ -196,10 +205,10 @@ fn print_figure(rule: Rule, count: &Count, holds: bool) {
     let mark = if holds { "ok    " } else { "BROKEN" };
     let (figure, total) = (count.figure(), count.total);
     match rule.limit() {
-        Limit::Count(most) => println!("{mark} {name:16} {figure:6}            limit {most}"),
+        Limit::Count(most) => println!("{mark} {name:20} {figure:6}            limit {most}"),
         Limit::PerMille(most) => {
             let [share, most] = [tenths(figure * 1000, total), tenths(most, 1)];
-            println!("{mark} {name:16} {figure:6} = {share:>6} %  limit {most} % of {total}");
+            println!("{mark} {name:20} {figure:6} = {share:>6} %  limit {most} % of {total}");
         }
     }
 }
