@@ -17,11 +17,11 @@
 //! ([`Nic::close`]).
 //!
 //! # Memory
-//! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put`, `get` and `assist` borrow the client's
-//! memory until [`Sink::done`] is called with their `ctx`. That happens exactly once for each accepted call: with
-//! an error, before `down`, if the link ends first. `close(link)` abandons these calls: when it returns, the device
-//! no longer uses the memory, and no `done` follows. After `close` or `down`, no transfer of the peer starts on
-//! another piece of memory here, or ends successfully.
+//! `send` has copied `head` and `body` when it returns `Ok`. `push` and `copy` borrow the client's memory until
+//! [`Sink::done`] is called with their `ctx`. That happens exactly once for each accepted call: with an error, before
+//! `down`, if the link ends first. `close(link)` abandons these calls: when it returns, the device no longer uses the
+//! memory, and no `done` follows. After `close` or `down`, no transfer of the peer starts on another piece of memory
+//! here, or ends successfully.
 //!
 //! Where `caps.registered` is set, the engine registers all memory that a get or put may touch, here or at the
 //! peer. A registration lasts until `done`, or until the end of the operation that announced the memory.
@@ -313,7 +313,7 @@ pub enum Notice {
     Forgets,
 }
 
-/// A remote piece of memory for `put` and `get`: an address in the peer's address space.
+/// A remote piece of memory for `copy`: an address in the peer's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteIov {
     /// Address in the peer.
@@ -331,9 +331,50 @@ pub enum Sharing {
     Alone,
 }
 
-/// Names a `get` or `put` that the peer may help with. Valid within its link.
+/// Names a `copy` that the peer may help with. Valid within its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(pub u32);
+
+/// The part of this side in a [`DirectCopy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The transfer is this side's. The result of a transfer that is [`Sharing::Alone`] has no [`Share`].
+    Owner(Sharing),
+    /// The transfer is the peer's, and this side moves bytes that the peer has not moved yet. `done` follows, always
+    /// with `Ok`: only the peer knows whether the transfer succeeds. A share that has ended or never existed is no
+    /// error.
+    Helper(Share),
+}
+
+/// A transfer between local memory and the peer's memory, of equal total lengths ([`Nic::copy`]). The two sides of a
+/// shared transfer name the same bytes, each as seen from itself.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectCopy<'a> {
+    /// Whether bytes move from `local` to `remote`, as in a put. Otherwise they move the other way, as in a get.
+    pub put: bool,
+    /// Memory of this process.
+    pub local: &'a [Iov],
+    /// Memory of the peer.
+    pub remote: &'a [RemoteIov],
+    /// The part of this side.
+    pub part: Part,
+    /// The context for [`Sink::done`].
+    pub ctx: u64,
+}
+
+impl<'a> DirectCopy<'a> {
+    /// A read of the peer's memory, with which the peer may help.
+    #[must_use]
+    pub const fn get(local: &'a [Iov], remote: &'a [RemoteIov], ctx: u64) -> Self {
+        Self { put: false, local, remote, part: Part::Owner(Sharing::Allowed), ctx }
+    }
+
+    /// A write to the peer's memory, with which the peer may help.
+    #[must_use]
+    pub const fn put(local: &'a [Iov], remote: &'a [RemoteIov], ctx: u64) -> Self {
+        Self { put: true, ..Self::get(local, remote, ctx) }
+    }
+}
 
 /// A range of the address space that begins at `start`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -457,42 +498,10 @@ pub trait Nic: Registrar {
         Ok(self.push(link, window, 0, src, ctx).is_ok())
     }
 
-    /// Reads the peer's memory `remote` into `local` (equal total lengths). Only where `caps.get`. If the
-    /// call returns a [`Share`], the engine may ask the peer to `assist`: two processors copy faster than
-    /// one. A transfer that is [`Sharing::Alone`] has none.
-    fn get(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full>;
-
-    /// Writes `local` to the peer's memory `remote` (equal total lengths). Only where `caps.put`. The
-    /// [`Share`] is that of [`Nic::get`].
-    fn put(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full>;
-
-    /// Helps with the peer's transfer `share` by moving bytes that the peer has not moved yet. `local` and
-    /// `remote` name the same bytes as the peer's call, seen from this side. With `put` the bytes move from
-    /// `local` to `remote` (the peer's call is a `get`). `done` follows, always with `Ok`: only the peer
-    /// knows whether the transfer succeeds. A share that has ended or never existed is no error.
-    fn assist(
-        &mut self,
-        link: LinkId,
-        share: Share,
-        put: bool,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        ctx: u64,
-    ) -> Result<(), Full>;
+    /// Moves bytes between local memory and the peer's memory. Only where `caps.get` or `caps.put` says so, by the
+    /// direction of this side's own transfers. If the call returns a [`Share`], the engine may ask the peer to help:
+    /// two processors copy faster than one.
+    fn copy(&mut self, link: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full>;
 
     /// Passes a number to the peer's engine, which counts executed messages. A later number may replace it on its
     /// way. It arrives after all messages that were sent before it. Only where `caps.confirms`.
@@ -633,6 +642,6 @@ pub trait Sink {
     }
     /// The peer has passed a board under a key. `None`: the peer has none, or it cannot be used here.
     fn board(&mut self, _link: LinkId, _key: u64, _board: Option<Board>) {}
-    /// A push, put, get or assist has finished, and its local memory is free.
+    /// A push or copy has finished, and its local memory is free.
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>);
 }

@@ -11,7 +11,7 @@ use weft_engine::Engine;
 use weft_engine::api::{ADDR_NONE, Access, Config, Context, RecvFlags, RecvOp, Region};
 use weft_engine::mem::{self, Iov, Owned};
 use weft_engine::name::{EpName, NameParts, address_bytes, endpoint_id};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
+use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Part, Registrar, Share, Sink};
 use weft_fuzz::{Reader, fuzz, hash};
 
 use scripted::name;
@@ -90,15 +90,12 @@ impl Nic for ScriptedDevice {
         self.answers |= 1 << (32 + (mem::to_vec(src).len() & 7));
         Err(Full)
     }
-    fn get(&mut self, _: LinkId, local: &[Iov], _: &[RemoteIov], _: Sharing, _: u64) -> Result<Option<Share>, Full> {
-        self.answers |= 1 << (40 + (mem::total_len(local) & 7));
-        Err(Full)
-    }
-    fn put(&mut self, _: LinkId, local: &[Iov], _: &[RemoteIov], _: Sharing, _: u64) -> Result<Option<Share>, Full> {
-        self.answers |= 1 << (48 + (mem::to_vec(local).len() & 7));
-        Err(Full)
-    }
-    fn assist(&mut self, _: LinkId, _: Share, _: bool, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<(), Full> {
+    fn copy(&mut self, _: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full> {
+        self.answers |= match (copy.part, copy.put) {
+            (Part::Owner(_), false) => 1 << (40 + (mem::total_len(copy.local) & 7)),
+            (Part::Owner(_), true) => 1 << (48 + (mem::to_vec(copy.local).len() & 7)),
+            (Part::Helper(_), _) => 0,
+        };
         Err(Full)
     }
     fn flush(&mut self) {}

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use weft_engine::mem::{IovList, Owned};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, RemoteIov, Sharing, Sink};
+use weft_engine::nic::{DirectCopy, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
 use weft_nic::shm::{Shm, ShmConfig};
 
 #[derive(Default)]
@@ -250,7 +250,7 @@ fn bulk_us(seconds: f64, size: usize, get: bool) -> f64 {
                     let target = sink.done + 1;
                     let arrived = sink.messages + 1;
                     if get {
-                        a.get(near, &[mine], &remote, Sharing::Allowed, 0).unwrap();
+                        a.copy(near, &DirectCopy::get(&[mine], &remote, 0)).unwrap();
                     } else {
                         a.push(near, 0, 0, &[mine], 0).unwrap();
                     }

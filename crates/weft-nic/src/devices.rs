@@ -27,8 +27,8 @@ use weft_engine::board::Board;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Notice, Registrar, RemoteIov,
-    Share, Sharing, Sink,
+    ChainEnd, ChainId, ChainState, ChainStep, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, Notice, Registrar,
+    Share, Sink,
 };
 use weft_os::{Checker, Unshared};
 
@@ -428,54 +428,12 @@ impl Nic for Devices {
         }
     }
 
-    fn get(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
+    fn copy(&mut self, link: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full> {
         self.quiet_polls = 0;
         let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
-            (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, sharing, ctx),
-            (Via::Tcp, _, Some(tcp)) => tcp.get(inner, local, remote, sharing, ctx),
-            _ => Err(Full),
-        }
-    }
-
-    fn put(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        self.quiet_polls = 0;
-        let (via, inner) = self.table.way(link);
-        match (via, &mut self.shm, &mut self.tcp) {
-            (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, sharing, ctx),
-            (Via::Tcp, _, Some(tcp)) => tcp.put(inner, local, remote, sharing, ctx),
-            _ => Err(Full),
-        }
-    }
-
-    fn assist(
-        &mut self,
-        link: LinkId,
-        share: Share,
-        put: bool,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        ctx: u64,
-    ) -> Result<(), Full> {
-        self.quiet_polls = 0;
-        let (via, inner) = self.table.way(link);
-        match (via, &mut self.shm, &mut self.tcp) {
-            (Via::Shm, Some(shm), _) => shm.assist(inner, share, put, local, remote, ctx),
-            (Via::Tcp, _, Some(tcp)) => tcp.assist(inner, share, put, local, remote, ctx),
+            (Via::Shm, Some(shm), _) => shm.copy(inner, copy),
+            (Via::Tcp, _, Some(tcp)) => tcp.copy(inner, copy),
             _ => Err(Full),
         }
     }

@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{
-    Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sharing, Sink, Span,
+    Demands, DirectCopy, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span,
 };
 use weft_nic::{Config, Device, NicError, Stats, Unsent};
 use weft_os::UnmapWatch;
@@ -241,41 +241,9 @@ impl Nic for SimDevice {
         nic.push(link, window, offset, src, ctx)
     }
 
-    fn get(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
+    fn copy(&mut self, link: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full> {
         let (nic, _guard) = self.nic();
-        nic.get(link, local, remote, sharing, ctx)
-    }
-
-    fn put(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        let (nic, _guard) = self.nic();
-        nic.put(link, local, remote, sharing, ctx)
-    }
-
-    fn assist(
-        &mut self,
-        link: LinkId,
-        share: Share,
-        put: bool,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        ctx: u64,
-    ) -> Result<(), Full> {
-        let (nic, _guard) = self.nic();
-        nic.assist(link, share, put, local, remote, ctx)
+        nic.copy(link, copy)
     }
 
     fn confirm(&mut self, link: LinkId, number: u32) {

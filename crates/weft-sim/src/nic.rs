@@ -15,7 +15,7 @@ use weft_engine::board::{Board, SharedWords};
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, Full, LinkError, LinkId, LinkUp, Nic, Notice, RemoteIov, Share, Sharing,
+    ChainEnd, ChainId, ChainState, ChainStep, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, Notice, Part, Share,
     Sink,
 };
 
@@ -210,39 +210,19 @@ impl Nic for SimNic {
         self.state.borrow_mut().start(self.ep, link, Kind::Push { window, offset }, src, ctx).map(|_| ())
     }
 
-    fn get(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        self.state.borrow_mut().start_shared(self.ep, link, Kind::Get { remote: remote.to_vec() }, local, sharing, ctx)
-    }
-
-    fn put(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        self.state.borrow_mut().start_shared(self.ep, link, Kind::Put { remote: remote.to_vec() }, local, sharing, ctx)
-    }
-
-    fn assist(
-        &mut self,
-        link: LinkId,
-        share: Share,
-        put: bool,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        ctx: u64,
-    ) -> Result<(), Full> {
-        let kind = Kind::Assist { of: u64::from(share.0), put, remote: remote.to_vec() };
-        self.state.borrow_mut().start(self.ep, link, kind, local, ctx).map(|_| ())
+    fn copy(&mut self, link: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full> {
+        let &DirectCopy { put, local, part, ctx, .. } = copy;
+        let (remote, mut state) = (copy.remote.to_vec(), self.state.borrow_mut());
+        match part {
+            Part::Owner(sharing) => {
+                let kind = if put { Kind::Put { remote } } else { Kind::Get { remote } };
+                state.start_shared(self.ep, link, kind, local, sharing, ctx)
+            }
+            Part::Helper(share) => {
+                let kind = Kind::Assist { of: u64::from(share.0), put, remote };
+                state.start(self.ep, link, kind, local, ctx).map(|_| None)
+            }
+        }
     }
 
     fn confirm(&mut self, link: LinkId, number: u32) {

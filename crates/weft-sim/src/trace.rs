@@ -31,7 +31,7 @@ pub enum TraceEvent {
     Get,
     /// `put` was accepted.
     Put,
-    /// `assist` was accepted.
+    /// Help with a peer's transfer was accepted.
     Assist,
     /// A piece of a push was delivered.
     Segment,

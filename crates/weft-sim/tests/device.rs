@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use weft_engine::mem::IovList;
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sharing, Sink};
+use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::{Buffer, Fabric, FabricConfig, Faults, SimNic};
 
@@ -196,7 +196,7 @@ fn misuse_is_recorded_as_a_violation() {
         },
         |bench, _| bench.nic(0).close(LinkId(9)),
         |bench, link| {
-            let _ = bench.nic(0).get(link, &[], &[RemoteIov { addr: 0, len: 1 }], Sharing::Allowed, 0);
+            let _ = bench.nic(0).copy(link, &DirectCopy::get(&[], &[RemoteIov { addr: 0, len: 1 }], 0));
         },
         |bench, _| {
             let peer = bench.nic(1).name();
@@ -276,11 +276,11 @@ fn push_get_and_put_move_the_bytes_and_report_once() {
             let there = [RemoteIov { addr: remote.iov().addr(), len: len as u64 }];
             let bytes = rng.bytes(len);
             local.write(&bytes);
-            bench.nic(0).put(ours, &local.pieces(&[len / 3]), &there, Sharing::Allowed, 1).unwrap();
+            bench.nic(0).copy(ours, &DirectCopy::put(&local.pieces(&[len / 3]), &there, 1)).unwrap();
             bench.drive();
             assert_eq!(remote.bytes(), bytes);
             local.fill(0);
-            bench.nic(0).get(ours, &local.pieces(&[len / 4, len / 4]), &there, Sharing::Allowed, 2).unwrap();
+            bench.nic(0).copy(ours, &DirectCopy::get(&local.pieces(&[len / 4, len / 4]), &there, 2)).unwrap();
             bench.drive();
             assert_eq!(local.bytes(), bytes);
             let window = bench.fabric.alloc(1, len + 7);
@@ -334,8 +334,8 @@ fn a_get_outside_the_peers_buffers_fails_with_access() {
     let (ours, _) = bench.link(0, 1);
     let (local, remote) = (bench.fabric.alloc(0, 100), bench.fabric.alloc(1, 100));
     let there = [RemoteIov { addr: remote.iov().addr() + 1, len: 100 }];
-    bench.nic(0).get(ours, &[local.iov()], &there, Sharing::Allowed, 1).unwrap();
-    bench.nic(0).put(ours, &[local.iov()], &there, Sharing::Allowed, 2).unwrap();
+    bench.nic(0).copy(ours, &DirectCopy::get(&[local.iov()], &there, 1)).unwrap();
+    bench.nic(0).copy(ours, &DirectCopy::put(&[local.iov()], &there, 2)).unwrap();
     bench.drive();
     let mut dones = bench.dones(0);
     dones.sort_by_key(|done| done.0);
@@ -431,8 +431,8 @@ fn death_delivers_a_prefix_and_fails_pending_transfers() {
         for n in 0..20 {
             bench.nic(1).send(theirs, &[n; 20], &[]).unwrap();
         }
-        bench.nic(0).get(ours, &[local.iov()], &there, Sharing::Allowed, 1).unwrap();
-        bench.nic(0).put(ours, &[local.iov()], &there, Sharing::Allowed, 2).unwrap();
+        bench.nic(0).copy(ours, &DirectCopy::get(&[local.iov()], &there, 1)).unwrap();
+        bench.nic(0).copy(ours, &DirectCopy::put(&[local.iov()], &there, 2)).unwrap();
         bench.nic(0).push(ours, 1, 0, &[local.iov()], 3).unwrap();
         bench.fabric.pass(seed * 20);
         bench.fabric.kill(1);

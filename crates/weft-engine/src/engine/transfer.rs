@@ -27,7 +27,7 @@ use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::rma::part_iov;
 use crate::engine::state::Violation;
 use crate::mem::{self, Iov, IovList};
-use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov, Share};
+use crate::nic::{DirectCopy, Full, LinkError, LinkId, Nic, Part, RemoteIov, Share};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 
 /// Limit of memory pieces for which help is requested, so that the message stays short.
@@ -115,18 +115,16 @@ impl<N: Nic> Engine<N> {
         let context = DeviceContext::Transfer(token).to_number();
         let sharing = self.state.peers[peer_id].sharing();
         let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
-        let (share, op) = match x.kind() {
-            TransferKind::Recv { op, .. } => {
-                (self.nic.get(link, x.iov(), x.remote(), sharing, context)?, Op { op: op.into(), part: 0.into() })
-            }
-            TransferKind::Write { op, .. } => (self.nic.get(link, x.iov(), x.remote(), sharing, context)?, op),
-            TransferKind::Serve { put: true, op, .. } => {
-                (self.nic.put(link, x.iov(), x.remote(), sharing, context)?, op)
-            }
+        let (put, op) = match x.kind() {
+            TransferKind::Recv { op, .. } => (false, Op { op: op.into(), part: 0.into() }),
+            TransferKind::Write { op, .. } => (false, op),
+            TransferKind::Serve { put: true, op, .. } => (true, op),
             TransferKind::Serve { window, .. } => return self.nic.push(link, window, 0, x.iov(), context),
             TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => return Ok(()),
         };
-        if let Some(share) = share {
+        let part = Part::Owner(sharing);
+        let copy = DirectCopy { put, local: x.iov(), remote: x.remote(), part, ctx: context };
+        if let Some(share) = self.nic.copy(link, &copy)? {
             self.ask_to_assist(peer_id, token, share, op);
         }
         Ok(())
@@ -191,7 +189,8 @@ impl<N: Nic> Engine<N> {
         {
             return Ok(());
         }
-        self.nic.assist(link, share, op.kind() != Kind::Read, &iov, far, DeviceContext::Assist(index).to_number())?;
+        let (put, ctx) = (op.kind() != Kind::Read, DeviceContext::Assist(index).to_number());
+        self.nic.copy(link, &DirectCopy { put, local: &iov, remote: far, part: Part::Helper(share), ctx })?;
         op.assist_begins();
         Ok(())
     }

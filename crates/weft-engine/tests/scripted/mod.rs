@@ -10,9 +10,7 @@ use weft_engine::api::{Addr, AddressBook, Completion, Config};
 use weft_engine::board::Board;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{
-    Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Notice, Registrar, RemoteIov, Share, Sharing, Sink,
-};
+use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Notice, Registrar, Share, Sink};
 
 /// The name of an endpoint. A greater byte gives a greater name, at the same host and port.
 pub fn name(byte: u8) -> EpName {
@@ -192,36 +190,8 @@ impl Nic for ScriptedDevice {
     fn push(&mut self, link: LinkId, _: u64, _: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
         self.take(link, src, ctx, false)
     }
-    fn get(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        _: &[RemoteIov],
-        _: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        self.take(link, local, ctx, true).map(|()| None)
-    }
-    fn put(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        _: &[RemoteIov],
-        _: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        self.take(link, local, ctx, false).map(|()| None)
-    }
-    fn assist(
-        &mut self,
-        link: LinkId,
-        _: Share,
-        put: bool,
-        local: &[Iov],
-        _: &[RemoteIov],
-        ctx: u64,
-    ) -> Result<(), Full> {
-        self.take(link, local, ctx, !put)
+    fn copy(&mut self, link: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full> {
+        self.take(link, copy.local, copy.ctx, !copy.put).map(|()| None)
     }
     fn flush(&mut self) {}
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {

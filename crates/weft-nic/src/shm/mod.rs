@@ -71,7 +71,7 @@ use weft_engine::board::Board;
 use weft_engine::growth;
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
+use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Part, Registrar, Share, Sharing, Sink};
 
 use cma::Span;
 use doorbell::{Barriers, Door};
@@ -490,40 +490,15 @@ impl Nic for Shm {
         Ok(())
     }
 
-    fn get(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        self.transfer(link, Span::new(false, local, remote), sharing, ctx)
-    }
-
-    fn put(
-        &mut self,
-        link: LinkId,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        sharing: Sharing,
-        ctx: u64,
-    ) -> Result<Option<Share>, Full> {
-        self.transfer(link, Span::new(true, local, remote), sharing, ctx)
-    }
-
-    fn assist(
-        &mut self,
-        link: LinkId,
-        share: Share,
-        put: bool,
-        local: &[Iov],
-        remote: &[RemoteIov],
-        ctx: u64,
-    ) -> Result<(), Full> {
-        self.link(link).ok_or(Full)?.assist(Span::new(put, local, remote), share, ctx)?;
+    fn copy(&mut self, link: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full> {
+        let span = Span::new(copy.put, copy.local, copy.remote);
+        let share = match copy.part {
+            Part::Owner(sharing) => return self.transfer(link, span, sharing, copy.ctx),
+            Part::Helper(share) => share,
+        };
+        self.link(link).ok_or(Full)?.assist(span, share, copy.ctx)?;
         self.make_busy(link);
-        Ok(())
+        Ok(None)
     }
 
     /// Every message is sent at once, so there is nothing to flush.

@@ -1,7 +1,7 @@
 //! Transfers by address in progress: `get` and `put`, alone or shared with the peer, and help with the peer's
 //! transfers.
 //!
-//! Place in the data flow: `Shm::get`, `put` and `assist` queue them at their link. `Link::bulk` advances
+//! Place in the data flow: `Shm::copy` queues them at their link. `Link::bulk` advances
 //! them in portions, which `cma.rs` copies.
 //!
 //! Invariant: when a transfer or a help has ended here, neither side uses this side's memory on its behalf

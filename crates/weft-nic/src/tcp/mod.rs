@@ -39,7 +39,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sharing, Sink};
+use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Registrar, Share, Sink};
 use weft_os::Unshared;
 
 use crate::error::shortage;
@@ -611,18 +611,8 @@ impl Nic for Tcp {
         Ok(pushed)
     }
 
-    fn get(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: Sharing, _: u64) -> Result<Option<Share>, Full> {
-        debug_assert!(false, "tcp has no get");
-        Err(Full)
-    }
-
-    fn put(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: Sharing, _: u64) -> Result<Option<Share>, Full> {
-        debug_assert!(false, "tcp has no put");
-        Err(Full)
-    }
-
-    fn assist(&mut self, _: LinkId, _: Share, _: bool, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<(), Full> {
-        debug_assert!(false, "tcp has no get and no put that could be helped with");
+    fn copy(&mut self, _: LinkId, copy: &DirectCopy<'_>) -> Result<Option<Share>, Full> {
+        debug_assert!(false, "tcp reaches no memory of the peer: {copy:?}");
         Err(Full)
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use weft_engine::mem::{Iov, IovList, Owned};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Share, Sharing, Sink};
+use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Part, Share, Sink};
 
 pub mod bulk;
 pub mod links;
@@ -235,8 +235,7 @@ impl<N: Nic> Node<N> {
         remote: &[weft_engine::nic::RemoteIov],
         ctx: u64,
     ) -> Result<Option<Share>, Full> {
-        let call = if put { N::put } else { N::get };
-        let share = call(&mut self.nic, link, local, remote, Sharing::Allowed, ctx)?;
+        let share = self.nic.copy(link, &DirectCopy { put, ..DirectCopy::get(local, remote, ctx) })?;
         assert!(self.inbox.pending.insert(ctx, link).is_none());
         Ok(share)
     }
@@ -251,7 +250,8 @@ impl<N: Nic> Node<N> {
         remote: &[weft_engine::nic::RemoteIov],
         ctx: u64,
     ) -> Result<(), Full> {
-        self.nic.assist(link, share, put, local, remote, ctx)?;
+        let part = Part::Helper(share);
+        self.nic.copy(link, &DirectCopy { put, local, remote, part, ctx })?;
         assert!(self.inbox.pending.insert(ctx, link).is_none());
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use weft_engine::mem::Owned;
-use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, RemoteIov, Sharing};
+use weft_engine::nic::{DirectCopy, LinkError, LinkId, LinkUp, Nic, RemoteIov};
 
 use super::{Inbox, Node, name, segment, until};
 use crate::shm::segment::Role;
@@ -105,7 +105,8 @@ fn processes_exchange_messages_and_memory() {
     let addr = u64::from_ne_bytes(host.inbox.messages[1].1[..].try_into().unwrap());
     if info.caps.get {
         let mut memory = Owned::new(vec![0; 100_000]);
-        host.nic.get(link, &[memory.iov()], &[RemoteIov { addr, len: 100_000 }], Sharing::Allowed, 5).unwrap();
+        let there = RemoteIov { addr, len: 100_000 };
+        host.nic.copy(link, &DirectCopy::get(&[memory.iov()], &[there], 5)).unwrap();
         until("get", &mut [&mut host], |nodes| !nodes[0].inbox.done.is_empty());
         assert_eq!(host.inbox.done, [(5, Ok(()))]);
         let bytes = weft_engine::mem::to_vec(&[memory.iov()]);
@@ -188,7 +189,7 @@ fn a_reused_process_id_is_not_the_peer() {
     for (ctx, len) in [(1, 100), (2, 100_000)] {
         let there = RemoteIov { addr: foreign, len };
         // Where the queue is full, no copy takes place either.
-        let _ = host.nic.get(link, &[own.iov().slice(0, len as usize)], &[there], Sharing::Allowed, ctx);
+        let _ = host.nic.copy(link, &DirectCopy::get(&[own.iov().slice(0, len as usize)], &[there], ctx));
     }
     until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
     assert!(weft_engine::mem::to_vec(&[own.iov()]).iter().all(|&byte| byte == 0), "a stranger's memory was read");
@@ -370,7 +371,7 @@ fn a_copy_fails_with_its_link() {
     }
     let (mut theirs, mut ours) = (Owned::new(vec![1; BYTES]), Owned::new(vec![0; BYTES]));
     let there = RemoteIov { addr: theirs.iov().addr(), len: BYTES as u64 };
-    b.nic.get(far, &[ours.iov()], &[there], Sharing::Allowed, 7).unwrap();
+    b.nic.copy(far, &DirectCopy::get(&[ours.iov()], &[there], 7)).unwrap();
     // The next check of the sockets follows at a clock tick.
     b.nic.control_due = true;
     b.poll();
@@ -397,7 +398,7 @@ fn no_transfer_starts_after_the_end_of_a_link() {
     let mut pushed = Owned::new(vec![0; 1 << 20]);
     b.nic.push(far, 1, 0, &[pushed.iov()], 1).unwrap();
     for (ctx, addr) in [(2, said), (3, theirs.iov().addr())] {
-        b.nic.put(far, &[ours.iov()], &[RemoteIov { addr, len: 4 }], Sharing::Allowed, ctx).unwrap();
+        b.nic.copy(far, &DirectCopy::put(&[ours.iov()], &[RemoteIov { addr, len: 4 }], ctx)).unwrap();
     }
     b.poll();
     assert_eq!(b.inbox.done, [(2, Err(LinkError::Gone))]);

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use weft_engine::mem::{self, Iov, Owned};
-use weft_engine::nic::{LinkError, LinkId, Nic, RemoteIov, Share, Sharing};
+use weft_engine::nic::{DirectCopy, LinkError, LinkId, Nic, Part, RemoteIov, Share};
 use weft_fuzz::Random;
 
 use crate::shm::ring::{MAILBOX_BYTES, PIECE_BYTES};
@@ -230,15 +230,13 @@ impl Exchange {
         let from = if put { near } else { far };
         from.write(&pattern(self.transfers, BULK_BYTES));
         let (link, local, remote) = (self.links[0], [near], there(far));
-        let begun = if put {
-            victim.nic.put(link, &local, &remote, Sharing::Allowed, Self::CTX)
-        } else {
-            victim.nic.get(link, &local, &remote, Sharing::Allowed, Self::CTX)
-        };
-        let Ok(share) = begun else { return };
+        let copy = DirectCopy { put, ..DirectCopy::get(&local, &remote, Self::CTX) };
+        let Ok(share) = victim.nic.copy(link, &copy) else { return };
         self.pending = 1;
         if let Some(share) = share {
-            friend.nic.assist(self.links[1], share, !put, &[far], &there(near), Self::CTX).unwrap();
+            let (local, remote, part) = ([far], there(near), Part::Helper(share));
+            let help = DirectCopy { put: !put, local: &local, remote: &remote, part, ctx: Self::CTX };
+            friend.nic.copy(self.links[1], &help).unwrap();
             self.pending = 2;
             self.shared += 1;
         }
@@ -317,15 +315,16 @@ impl HostileLink<'_> {
             let _ = victim.nic.push(self.number, turn, 0, &here, turn);
         }
         if direct && turn.is_multiple_of(4) {
-            let _ = victim.nic.get(self.number, &here, &there, Sharing::Allowed, turn);
-            let _ = victim.nic.put(self.number, &here, &there, Sharing::Allowed, turn);
+            let _ = victim.nic.copy(self.number, &DirectCopy::get(&here, &there, turn));
+            let _ = victim.nic.copy(self.number, &DirectCopy::put(&here, &there, turn));
             // Help with a transfer of the peer, which the peer opens correctly.
             let (slot, lap) = (turn % 8, 1 + turn);
             let at = SHARES_AT + side_at(self.peer) * 2 + slot as usize * 128;
             poke(self.segment, at + 64, 0);
             poke(self.segment, at, lap << 48);
-            let share = Share((lap << 16 | slot) as u32);
-            let _ = victim.nic.assist(self.number, share, random.below(2) == 0, &here, &there, turn);
+            let part = Part::Helper(Share((lap << 16 | slot) as u32));
+            let help = DirectCopy { put: random.below(2) == 0, part, ..DirectCopy::get(&here, &there, turn) };
+            let _ = victim.nic.copy(self.number, &help);
         }
     }
 }
