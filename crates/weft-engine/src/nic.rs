@@ -473,7 +473,8 @@ pub trait Registrar {
 }
 
 /// A communication device. Implementations: shm and tcp (weft-nic), and a simulated one (weft-sim). All calls
-/// come from one thread at a time. No call blocks, and only `poll` calls back.
+/// come from one thread at a time. No call blocks, and only `poll` calls back. A device names the features that it does
+/// not have ([`decline!`](crate::decline)).
 pub trait Nic: Registrar {
     /// The name under which peers reach the endpoint of this device.
     fn name(&self) -> EpName;
@@ -505,7 +506,7 @@ pub trait Nic: Registrar {
 
     /// Passes a number to the peer's engine, which counts executed messages. A later number may replace it on its
     /// way. It arrives after all messages that were sent before it. Only where `caps.confirms`.
-    fn confirm(&mut self, _link: LinkId, _number: u32) {}
+    fn confirm(&mut self, link: LinkId, number: u32);
 
     /// Starts the transmission of all messages that `send` has gathered. Called at the end of each progress
     /// round.
@@ -526,29 +527,21 @@ pub trait Nic: Registrar {
     }
 
     /// Memory that the device holds for a link beyond that of an idle link, in bytes.
-    fn held_bytes(&self, _link: LinkId) -> usize {
-        0
-    }
+    fn held_bytes(&self, link: LinkId) -> usize;
 
     /// Makes memory that [`Nic::share_board`] can pass to peers of this host. `None`: the device cannot, or memory ran
     /// out.
-    fn make_board(&mut self, _bytes: usize) -> Option<Board> {
-        None
-    }
+    fn make_board(&mut self, bytes: usize) -> Option<Board>;
 
     /// Whether boards can be passed over a link that is up. Both sides of a link give the same answer.
-    fn shares_boards(&self, _link: LinkId) -> bool {
-        false
-    }
+    fn shares_boards(&self, link: LinkId) -> bool;
 
     /// Passes a board to the peer of a link, or reports that there is none, under a key of the engine's choice. Ends
     /// in [`Sink::board`] there. Only where [`Nic::shares_boards`].
-    fn share_board(&mut self, _link: LinkId, _key: u64, _board: Option<&Board>) -> Result<(), Full> {
-        Ok(())
-    }
+    fn share_board(&mut self, link: LinkId, key: u64, board: Option<&Board>) -> Result<(), Full>;
 
     /// Wakes the peer of a link if it sleeps, because a word of a board has changed.
-    fn wake_peer(&mut self, _link: LinkId) {}
+    fn wake_peer(&mut self, link: LinkId);
 
     /// Whether the device has chains: exchanges of small frames with several peers, step by step. `try_it`: if that is
     /// not known, finds out; otherwise the answer may be wrong.
@@ -593,7 +586,7 @@ pub trait Nic: Registrar {
 
     /// Logs an act of the engine towards a peer. The engine reports the first, second, fourth, eighth, … act of a kind,
     /// so that peers cannot fill the log.
-    fn notice(&mut self, _peer: &EpName, _notice: Notice) {}
+    fn notice(&mut self, peer: &EpName, notice: Notice);
 
     /// Whether all accepted data has left this process, so that the device may be dropped.
     fn drained(&self) -> bool;
@@ -610,7 +603,8 @@ pub struct LinkUp {
     pub caps: NicCaps,
 }
 
-/// Receives the events of a device. Implemented by the engine's state.
+/// Receives the events of a device. Implemented by the engine's state. No method has a default, so that a sink in front
+/// of another one cannot lose an event. [`ignore_events!`](crate::ignore_events) is for sinks that need few of them.
 pub trait Sink {
     /// The link is usable. On a link that the peer made, this side sends nothing before the peer's engine has
     /// sent a message.
@@ -620,7 +614,7 @@ pub trait Sink {
     /// One complete message. The slice may be in memory that the peer can still write: read every byte once.
     fn message(&mut self, link: LinkId, bytes: &[u8]);
     /// The peer's engine has called [`Nic::confirm`] with this number. All messages that it sent before were delivered.
-    fn confirmed(&mut self, _link: LinkId, _number: u32) {}
+    fn confirmed(&mut self, link: LinkId, number: u32);
     /// Asks for memory for a push: up to `len` bytes at `offset` of the window are arriving. `None`: the
     /// device discards them. If the memory is shorter than `len`, the device discards the rest. The device
     /// calls `placed` before its `poll` returns, and does not use the memory afterwards; it asks again for
@@ -630,18 +624,73 @@ pub trait Sink {
     /// call; 0 is allowed.
     fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize);
     /// The name of the peer of a link that is up, for a device's messages to the user.
-    fn peer(&self, _link: LinkId) -> Option<EpName> {
-        None
-    }
+    fn peer(&self, link: LinkId) -> Option<EpName>;
     /// The device now holds more memory for the link than for an idle one ([`Nic::held_bytes`]).
-    fn holds_more(&mut self, _link: LinkId) {}
+    fn holds_more(&mut self, link: LinkId);
     /// The device is short of descriptors. Returns the least needed link of those that are `candidates`, if
     /// any can be given up. The device then ends it ([`Nic::discard`]) without further calls for it.
-    fn spare_link(&mut self, _candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
-        None
-    }
+    fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId>;
     /// The peer has passed a board under a key. `None`: the peer has none, or it cannot be used here.
-    fn board(&mut self, _link: LinkId, _key: u64, _board: Option<Board>) {}
+    fn board(&mut self, link: LinkId, key: u64, board: Option<Board>);
     /// A push or copy has finished, and its local memory is free.
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>);
+}
+
+/// Implements methods of [`Sink`] that ignore their events, by name. For sinks in front of no other sink.
+#[macro_export]
+macro_rules! ignore_events {
+    ($($event:ident),+) => { $($crate::ignore_events! { @one $event })+ };
+    (@one confirmed) => {
+        fn confirmed(&mut self, _: $crate::nic::LinkId, _: u32) {}
+    };
+    (@one peer) => {
+        fn peer(&self, _: $crate::nic::LinkId) -> Option<$crate::name::EpName> {
+            None
+        }
+    };
+    (@one holds_more) => {
+        fn holds_more(&mut self, _: $crate::nic::LinkId) {}
+    };
+    (@one spare_link) => {
+        fn spare_link(&mut self, _: &dyn Fn($crate::nic::LinkId) -> bool) -> Option<$crate::nic::LinkId> {
+            None
+        }
+    };
+    (@one board) => {
+        fn board(&mut self, _: $crate::nic::LinkId, _: u64, _: Option<$crate::board::Board>) {}
+    };
+}
+
+/// Implements methods of [`Nic`] for features that a device does not have, by name.
+#[macro_export]
+macro_rules! decline {
+    ($($feature:ident),+) => { $($crate::decline! { @one $feature })+ };
+    (@one confirm) => {
+        fn confirm(&mut self, _: $crate::nic::LinkId, _: u32) {}
+    };
+    (@one held_bytes) => {
+        fn held_bytes(&self, _: $crate::nic::LinkId) -> usize {
+            0
+        }
+    };
+    (@one boards) => {
+        fn make_board(&mut self, _: usize) -> Option<$crate::board::Board> {
+            None
+        }
+        fn shares_boards(&self, _: $crate::nic::LinkId) -> bool {
+            false
+        }
+        fn share_board(
+            &mut self,
+            _: $crate::nic::LinkId,
+            _: u64,
+            _: Option<&$crate::board::Board>,
+        ) -> Result<(), $crate::nic::Full> {
+            Ok(())
+        }
+        fn wake_peer(&mut self, _: $crate::nic::LinkId) {}
+    };
+    (@one notice) => {
+        fn notice(&mut self, _: &$crate::name::EpName, _: $crate::nic::Notice) {}
+    };
 }

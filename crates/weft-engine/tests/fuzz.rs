@@ -73,6 +73,8 @@ const LINK: LinkId = LinkId(0);
 impl Registrar for ScriptedDevice {}
 
 impl Nic for ScriptedDevice {
+    weft_engine::decline!(confirm, held_bytes, boards, notice);
+
     fn name(&self) -> EpName {
         name(1)
     }

@@ -72,6 +72,7 @@ struct Ears {
 }
 
 impl Sink for Ears {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, _: LinkUp) {
         self.up.push(link);
     }

@@ -24,6 +24,7 @@ struct Count {
 }
 
 impl Sink for Count {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, _info: LinkUp) {
         self.up.push(link);
     }

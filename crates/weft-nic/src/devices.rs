@@ -102,6 +102,10 @@ impl<S: Sink> Sink for Relay<'_, S> {
         self.sink.placed(self.table.ours(self.via, link), window, offset, len);
     }
 
+    fn peer(&self, link: LinkId) -> Option<EpName> {
+        self.sink.peer(self.table.ours(self.via, link))
+    }
+
     fn holds_more(&mut self, link: LinkId) {
         self.sink.holds_more(self.table.ours(self.via, link));
     }

@@ -244,6 +244,7 @@ fn an_idle_peer_costs_no_more_than_its_budget() {
 struct Deaf;
 
 impl Sink for Deaf {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, _: LinkId, _: LinkUp) {}
     fn down(&mut self, _: LinkId, _: LinkError) {}
     fn message(&mut self, _: LinkId, _: &[u8]) {}

@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{
-    Demands, DirectCopy, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span,
+    Demands, DirectCopy, Full, LinkError, LinkId, Nic, Notice, Refused, Registrar, RemoteIov, Share, Sink, Span,
 };
 use weft_nic::{Config, Device, NicError, Stats, Unsent};
 use weft_os::UnmapWatch;
@@ -218,6 +218,9 @@ impl Device for SimDevice {
 }
 
 impl Nic for SimDevice {
+    // Without boards, the conformance suite tries collectives by messages.
+    weft_engine::decline!(held_bytes, boards);
+
     fn name(&self) -> EpName {
         let _guard = FABRIC.lock();
         match &self.nic {
@@ -249,6 +252,11 @@ impl Nic for SimDevice {
     fn confirm(&mut self, link: LinkId, number: u32) {
         let (nic, _guard) = self.nic();
         nic.confirm(link, number);
+    }
+
+    fn notice(&mut self, peer: &EpName, notice: Notice) {
+        let (nic, _guard) = self.nic();
+        nic.notice(peer, notice);
     }
 
     fn flush(&mut self) {

@@ -165,6 +165,8 @@ impl Drop for SimNic {
 }
 
 impl Nic for SimNic {
+    weft_engine::decline!(held_bytes);
+
     fn name(&self) -> EpName {
         self.state.borrow().endpoints[self.ep].name
     }

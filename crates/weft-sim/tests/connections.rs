@@ -152,6 +152,7 @@ struct Raw {
 }
 
 impl Sink for Raw {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, _info: LinkUp) {
         self.up.push(link);
     }

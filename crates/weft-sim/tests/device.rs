@@ -28,6 +28,7 @@ struct Notes {
 }
 
 impl Sink for Notes {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, info: LinkUp) {
         self.seen.push(Seen::Up { link, initiator: info.initiator });
     }

@@ -126,6 +126,7 @@ struct Links {
 }
 
 impl Sink for Links {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, _: LinkUp) {
         self.up = Some(link);
     }

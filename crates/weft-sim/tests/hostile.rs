@@ -45,6 +45,7 @@ struct Spy {
 }
 
 impl Sink for Spy {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, info: LinkUp) {
         self.links.insert(link, Link { initiator: info.initiator, ..Link::default() });
     }

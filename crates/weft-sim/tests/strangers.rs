@@ -259,6 +259,7 @@ struct Deaf {
 }
 
 impl Sink for Deaf {
+    weft_engine::ignore_events!(confirmed, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, _: LinkUp) {
         self.up.push(link);
     }

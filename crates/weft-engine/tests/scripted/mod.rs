@@ -153,6 +153,8 @@ impl ScriptedDevice {
 impl Registrar for ScriptedDevice {}
 
 impl Nic for ScriptedDevice {
+    weft_engine::decline!(held_bytes, boards);
+
     fn name(&self) -> EpName {
         name(1)
     }

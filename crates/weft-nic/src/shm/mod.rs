@@ -456,6 +456,8 @@ impl Shm {
 impl Registrar for Shm {}
 
 impl Nic for Shm {
+    weft_engine::decline!(notice);
+
     fn name(&self) -> EpName {
         self.me
     }

@@ -70,6 +70,7 @@ enum Outcome {
 struct Discard;
 
 impl Sink for Discard {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, _: LinkId, _: LinkUp) {}
     fn down(&mut self, _: LinkId, _: LinkError) {}
     fn message(&mut self, _: LinkId, _: &[u8]) {}

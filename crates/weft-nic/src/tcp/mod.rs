@@ -554,6 +554,8 @@ impl Tcp {
 impl Registrar for Tcp {}
 
 impl Nic for Tcp {
+    weft_engine::decline!(confirm, boards, notice);
+
     fn name(&self) -> EpName {
         self.local.name
     }

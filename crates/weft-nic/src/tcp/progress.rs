@@ -17,7 +17,9 @@ use std::os::fd::AsFd;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
+use weft_engine::board::Board;
 use weft_engine::mem::IovList;
+use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 use weft_os::Unshared;
 
@@ -119,6 +121,17 @@ impl<S: Sink> Sink for CountingSink<'_, S> {
         // An empty answer to `place` is no event.
         self.calls += usize::from(len > 0);
         self.sink.placed(link, window, offset, len);
+    }
+    fn confirmed(&mut self, link: LinkId, number: u32) {
+        self.calls += 1;
+        self.sink.confirmed(link, number);
+    }
+    fn peer(&self, link: LinkId) -> Option<EpName> {
+        self.sink.peer(link)
+    }
+    fn board(&mut self, link: LinkId, key: u64, board: Option<Board>) {
+        self.calls += 1;
+        self.sink.board(link, key, board);
     }
     fn holds_more(&mut self, link: LinkId) {
         self.calls += 1;

@@ -515,6 +515,7 @@ mod tests {
     }
 
     impl Sink for Received {
+        weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
         fn up(&mut self, _: LinkId, _: LinkUp) {}
         fn down(&mut self, _: LinkId, _: LinkError) {}
         fn message(&mut self, _: LinkId, bytes: &[u8]) {

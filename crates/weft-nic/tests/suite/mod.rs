@@ -124,6 +124,7 @@ pub struct Inbox {
 }
 
 impl Sink for Inbox {
+    weft_engine::ignore_events!(peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, info: LinkUp) {
         assert_eq!(self.connecting.remove(&link), info.initiator, "{link:?} came up and is not ours");
         check_caps(&info.caps);

@@ -38,6 +38,7 @@ struct Inbox {
 }
 
 impl Sink for Inbox {
+    weft_engine::ignore_events!(peer, holds_more, spare_link, board);
     fn up(&mut self, link: LinkId, info: LinkUp) {
         self.up.push((link, info));
     }

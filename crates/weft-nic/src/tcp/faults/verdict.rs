@@ -27,6 +27,7 @@ pub(super) struct Reports {
 }
 
 impl Sink for Reports {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, id: LinkId, _: LinkUp) {
         self.up.push(id);
     }

@@ -205,6 +205,7 @@ impl Book<'_> {
 }
 
 impl Sink for Book<'_> {
+    weft_engine::ignore_events!(confirmed, peer, holds_more, spare_link, board);
     fn up(&mut self, id: LinkId, info: LinkUp) {
         if !info.initiator {
             self.strangers.push(id);
