@@ -142,7 +142,7 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
         WaitKind::None | WaitKind::Yield => None,
         kind => {
             let made = waitset::new_waker(kind, set.as_ref());
-            Some(made.map_err(|error| errno::told("fi_eq_open", &error))?)
+            Some(made.map_err(|error| errno::log_error("fi_eq_open", &error))?)
         }
     };
     let fid = object::new_fid(sys::FI_CLASS_EQ, context, &FID_OPS);

@@ -184,7 +184,7 @@ fn collect(builder: &mut Builder, group: Core, sum: Span, kept: &[Span], target:
     for bit in group.bits().rev() {
         let (whole, own) = (kept[bit as usize], kept[bit as usize + 1]);
         let (partner, is_lower) = group.partner(bit);
-        // Members that have handed on their range are those that differ from the target in a higher bit.
+        // A member that differs from the target in a higher bit has already passed its range on.
         if (group.rank ^ target) & (1 << bit) != 0 {
             _ = builder.send(partner, own);
             return;

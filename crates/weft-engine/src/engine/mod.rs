@@ -15,6 +15,7 @@ mod connection;
 mod datagram;
 mod groups;
 mod ids;
+mod immediate;
 mod leftovers;
 mod links;
 mod ops;
@@ -23,7 +24,6 @@ mod peer;
 mod peers;
 mod prefetch;
 mod probe;
-mod prompts;
 mod receives;
 mod recv;
 mod registrations;
@@ -53,12 +53,12 @@ use crate::bugs::planted;
 use crate::engine::claims::AddressQuery;
 use crate::engine::collectives::Collectives;
 use crate::engine::connection::Connection;
+use crate::engine::immediate::ImmediateReplies;
 use crate::engine::leftovers::Leftovers;
 use crate::engine::links::Links;
 use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, request_limit};
 use crate::engine::peers::Peers;
-use crate::engine::prompts::Prompts;
 use crate::engine::receives::Incoming;
 use crate::engine::registrations::Registrations;
 use crate::engine::remote_events::Target;
@@ -84,7 +84,7 @@ pub(crate) struct State {
     incoming: Incoming,
     target: Target,
     /// Short answers to requests of the poll that is under way.
-    prompts: Prompts,
+    prompts: ImmediateReplies,
     /// Registrations of transfers and operations, if the device demands them.
     registrations: Option<Box<Registrations>>,
     /// The device has accepted bulk data since the last poll.
@@ -112,7 +112,7 @@ impl State {
             address_queries: Vec::new(),
             incoming: Incoming::new(&config),
             target: Target::new(config.probe),
-            prompts: Prompts::default(),
+            prompts: ImmediateReplies::default(),
             outgoing: Outgoing::new(request_limit(config.tx_depth)),
             registrations: None,
             bulk_started: false,

@@ -172,7 +172,7 @@ impl From<rustix::io::Errno> for Errno {
 }
 
 /// Logs a failure that only the user can remedy, and converts it.
-pub(crate) fn told(call: &str, error: &NicError) -> Errno {
+pub(crate) fn log_error(call: &str, error: &NicError) -> Errno {
     log::error!("{call}: {error}");
     error.into()
 }

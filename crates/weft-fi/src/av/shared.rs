@@ -142,7 +142,7 @@ impl Shared {
 
     fn make(public: &str, name: &[u8], socket: OwnedFd) -> Result<Self, Errno> {
         let made = memfile::create(c"weft-av", MemfdFlags::ALLOW_SEALING);
-        let fd = made.map_err(|error| errno::told("fi_av_open", &error.into()))?;
+        let fd = made.map_err(|error| errno::log_error("fi_av_open", &error.into()))?;
         let file = File::from(fd);
         write(&file, &[0; HEAD], 0)?;
         write(&file, &(name.len() as u64).to_le_bytes(), NAME_AT)?;

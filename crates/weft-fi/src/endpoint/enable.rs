@@ -30,7 +30,7 @@ use crate::sleep::flusher;
 /// The error number for devices that could not be opened.
 #[allow(clippy::needless_pass_by_value)] // For `map_err`.
 pub(crate) fn refused(error: NicError) -> Errno {
-    errno::told("fi_enable", &error)
+    errno::log_error("fi_enable", &error)
 }
 
 impl<D: Device> Ep<D> {

@@ -69,7 +69,7 @@ struct State<D: Device> {
     started: Option<Started<D>>,
 }
 
-/// Has a read of the objects that are bound to `reader` drive `driven` as well.
+/// From now on, reads of the objects that are bound to `reader` drive `driven` as well.
 fn drive_by<D: Device>(driven: &Arc<EndpointCell<D>>, reader: &Arc<EndpointCell<D>>) {
     let (queues, counters) = reader.control().routes.bound();
     queues.iter().for_each(|cq| cq.sources().add(Arc::clone(driven) as _));

@@ -100,7 +100,7 @@ impl AutoProgress {
     /// `processors`: those on which it may run.
     pub(crate) fn new(spin: Duration, processors: Option<CpuSet>) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
-            waker: Waker::new().map_err(|error| errno::told("fi_domain", &error))?,
+            waker: Waker::new().map_err(|error| errno::log_error("fi_domain", &error))?,
             spin,
             processors,
             members: Mutex::new(Vec::new()),
@@ -180,7 +180,7 @@ impl AutoProgress {
             self.stop.store(false, Ordering::Release);
             let this = Arc::clone(self);
             let started = Worker::spawn("weft-progress", move || this.run());
-            *thread = Some(started.map_err(|error| errno::told("fi_enable", &error.into()))?);
+            *thread = Some(started.map_err(|error| errno::log_error("fi_enable", &error.into()))?);
         }
         Ok(())
     }

@@ -96,8 +96,8 @@ impl<C: Park + Clone> Trywait<C> {
         Self { any: AtomicBool::new(false), sleepers: Mutex::new(SmallVec::new()), generation: AtomicU64::new(0) }
     }
 
-    /// Makes threads that sleep here or are about to look again. An endpoint has joined or changed, and may not be
-    /// parked for them. The caller notifies the bell afterwards.
+    /// Makes threads look again that sleep here or are about to sleep. An endpoint has joined or changed, and may not
+    /// be parked for them. The caller notifies the bell afterwards.
     #[cold]
     pub(crate) fn invalidate(&self) {
         self.generation.fetch_add(1, Ordering::Release);

@@ -200,7 +200,7 @@ fn open_set(fabric: Hold<Fabric>, attr: Option<&sys::fi_wait_attr>) -> Result<Ar
     if matches!(kind, WaitKind::None | WaitKind::Set) {
         return Err(Errno::INVAL);
     }
-    let waker = Waker::for_kind(kind).map_err(|error| errno::told("fi_wait_open", &error))?;
+    let waker = Waker::for_kind(kind).map_err(|error| errno::log_error("fi_wait_open", &error))?;
     let fid = object::new_fid(sys::FI_CLASS_WAIT, std::ptr::null_mut(), &FID_OPS);
     let head = Head::new(sys::fid_wait { fid, ops: object::table(&WAIT_OPS) });
     Ok(Arc::new(WaitSet { head, kind, waker, members: Mutex::default(), uses: Uses::new(), fabric }))

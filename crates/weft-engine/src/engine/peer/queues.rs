@@ -79,7 +79,7 @@ pub(crate) struct PeerQueues {
     replies: bool,
     copied: u32,
     bulk: VecDeque<BulkOp>,
-    /// Number of entries of `bulk` that receives of this side's client have caused, in contrast to requests of
+    /// Number of entries of `bulk` for receives of this side's client. The others are for requests of
     /// the peer.
     matched: usize,
     /// Successful operations of the peer that must be acknowledged.

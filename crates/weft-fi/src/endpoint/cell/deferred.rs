@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: a call with FI_TRIGGER → [`EndpointCell::trigger`] → [`crate::trigger`]. When the
 //! operation's condition is met, the program → [`EndpointCell::start`]. The completion of deferred work leaves
-//! through [`Works`](crate::endpoint::route::Works), any other as that of a call.
+//! through [`DeferredReports`](crate::endpoint::route::DeferredReports), any other as that of a call.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use weft_engine::api::{Context, Kind};
 use weft_fi_sys as sys;
 
 /// The `user` word of an operation's context. The low half has the operation's completion flags, and bits that
-/// libfabric does not use there; the high half has the number of deferred work ([`super::works::Works`]).
+/// libfabric does not use there; the high half has the number of deferred work ([`super::deferred::DeferredReports`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::endpoint) struct User(u64);
 

@@ -10,7 +10,7 @@ use weft_fi_sys as sys;
 use weft_nic::Device;
 
 use super::class::{Class, User};
-use super::works::Verdict;
+use super::deferred::Verdict;
 use super::{RegionCounters, Routes};
 use crate::abi::errno::Errno;
 use crate::cq::ring::{Entry, Failure};

@@ -10,8 +10,8 @@
 //! - Each operation is counted exactly once, by the counter of its class, whether or not it makes an entry.
 
 mod class;
+mod deferred;
 mod deliver;
-mod works;
 
 use std::cell::Cell;
 use std::sync::{Arc, Weak};
@@ -30,7 +30,7 @@ use crate::cq::Cq;
 use crate::endpoint::cell::CellRef;
 use crate::endpoint::connection::Reports;
 pub(super) use crate::endpoint::route::class::{Bound, Class, User};
-pub(super) use crate::endpoint::route::works::Works;
+pub(super) use crate::endpoint::route::deferred::DeferredReports;
 use crate::trigger::op::Op;
 
 /// The counters of one memory region.
@@ -51,7 +51,7 @@ pub(super) struct Routes {
     rx: Option<Hold<Cq>>,
     /// The counters, by class.
     counters: [Option<Hold<Cntr>>; 6],
-    /// By class: successes need more than an entry, or an entry that differs from the engine's.
+    /// By class: whether a success needs more than the engine's entry, such as a counter or another entry.
     needs_care: [bool; 6],
     /// The table of the numbers by which completions name sources, with FI_AV_USER_ID.
     user_ids: Option<Arc<Table>>,
@@ -71,7 +71,7 @@ pub(super) struct Routes {
     /// Where connections are reported (FI_EP_MSG).
     reports: Option<Reports>,
     /// Deferred work whose operation is under way.
-    pub(super) works: Works,
+    pub(super) works: DeferredReports,
     /// Number of operations that have failed.
     failures: Cell<u64>,
     /// Number of operations that were refused for lack of room.

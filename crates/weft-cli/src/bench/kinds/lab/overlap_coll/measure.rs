@@ -4,10 +4,10 @@
 //! programs prolong most of them. *raw* is the time of an iteration without work, measured first and last (the lesser
 //! counts, because a cold base would flatter everything else).
 //!
-//! - *method 1*: the work in slices with tests. The share of work in the time of an operation, for the length of slices
-//!   that leaves the most, of those that prolong the operation by at most 5 %.
-//! - *method 2*: one piece of work of 10, 20, … 100 % of raw. The longest for which, and for all shorter ones, an
-//!   iteration takes at most 5 % longer than raw.
+//! - *method 1*: the share of work in the time of an operation, if the work is done in slices with tests between them.
+//!   The slices have the length that leaves the most, of those that prolong the operation by at most 5 %.
+//! - *method 2*: the longest piece of work, of 10, 20, … 100 % of raw, that prolongs an iteration by at most 5 %. All
+//!   shorter pieces must do so, too.
 //! - *OSU*: `100 - 100 (overall - work) / raw`, not below 0. *IMB*: `100 (raw + work - overall) / min(raw, work)`,
 //!   from 0 to 100. Both with work of 100 %.
 //! - *CPU*: CPU time of an operation that ends during the work (150 % of raw): that of the process less that of the

@@ -26,7 +26,7 @@ const PROMPTS: usize = 32;
 
 /// The answers of a poll.
 #[derive(Default)]
-pub(crate) struct Prompts {
+pub(crate) struct ImmediateReplies {
     /// The messages, one after the other.
     bytes: Vec<u8>,
     /// The peer of each message, and the position of its first byte. `None`: the peer has failed meanwhile.
@@ -35,7 +35,7 @@ pub(crate) struct Prompts {
     executed: Vec<PeerId>,
 }
 
-impl Prompts {
+impl ImmediateReplies {
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty() && self.executed.is_empty()

@@ -1,7 +1,8 @@
 //! Deferred work (FI_QUEUE_WORK) whose operation an endpoint has started.
 //!
 //! Place in the data flow: [`crate::endpoint::cell::deferred`] enters a [`Report`] when the operation starts. Its
-//! number travels in the operation's [`User`](super::User) word, and [`Works::finish`] takes it out at the end.
+//! number travels in the operation's [`User`](super::User) word, and [`DeferredReports::finish`] takes it out at the
+//! end.
 
 use std::cell::RefCell;
 
@@ -14,7 +15,7 @@ use crate::trigger::release;
 
 /// The reports of operations that are under way, by number.
 #[derive(Default)]
-pub(in crate::endpoint) struct Works(RefCell<Slab<Report>>);
+pub(in crate::endpoint) struct DeferredReports(RefCell<Slab<Report>>);
 
 /// How deferred work completes at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub(super) enum Verdict {
     Silent,
 }
 
-impl Works {
+impl DeferredReports {
     /// Enters a report. Returns its number.
     pub(in crate::endpoint) fn insert(&mut self, report: Report) -> usize {
         self.0.get_mut().insert(report)
