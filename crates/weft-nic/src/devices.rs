@@ -30,7 +30,7 @@ use weft_engine::nic::{
     ChainEnd, ChainId, ChainState, ChainStep, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, Notice, Registrar,
     Share, Sink,
 };
-use weft_os::{Checker, Unshared};
+use weft_os::{Checker, ForkClosedFd};
 
 use routes::{Attempt, Route, Stage, Table, UNMAPPED, Via};
 
@@ -166,7 +166,7 @@ pub struct Devices {
     name: EpName,
     /// Watches both devices' descriptors. A watch ends only when all copies of the epoll descriptor are closed, so a
     /// forked child must not have one.
-    epoll: Unshared,
+    epoll: ForkClosedFd,
     fallbacks: u64,
     /// Number of next polls that look only at what peers have published in shared memory. A call that may give the
     /// devices other work sets it to 0.
@@ -220,7 +220,7 @@ impl Devices {
             None => None,
         };
         let create = || epoll::create(epoll::CreateFlags::CLOEXEC);
-        let epoll = Unshared::new(create).map_err(NicError::system("epoll_create1"))?;
+        let epoll = ForkClosedFd::new(create).map_err(NicError::system("epoll_create1"))?;
         let parts = [shm.as_deref().map(Shm::wait_fd), tcp.as_deref().map(Tcp::wait_fd)];
         for (data, fd) in (0..).zip(parts.into_iter().flatten()) {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
@@ -232,7 +232,7 @@ impl Devices {
     }
 
     #[inline(never)] // The devices, before they are boxed again, are on the stack.
-    fn join(shm: Option<Box<Shm>>, tcp: Option<Box<Tcp>>, name: EpName, epoll: Unshared) -> Box<Self> {
+    fn join(shm: Option<Box<Shm>>, tcp: Option<Box<Tcp>>, name: EpName, epoll: ForkClosedFd) -> Box<Self> {
         let (shm, tcp) = (shm.map(|shm| *shm), tcp.map(|tcp| *tcp));
         Box::new(Self { shm, tcp, table: Table::default(), name, epoll, fallbacks: 0, quiet_polls: 0 })
     }

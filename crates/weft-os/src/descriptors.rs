@@ -1,8 +1,8 @@
 //! The limit of open file descriptors, which many peers of one host may reach.
 //!
-//! Place in the data flow: each descriptor that a peer costs is [`Unshared`](crate::Unshared), whose constructor calls
-//! `with_room`. When the numbers come near the soft limit of the process, that limit is raised to the hard one, and
-//! descriptors of weft get numbers above the first soft limit.
+//! Place in the data flow: each descriptor that a peer costs is [`ForkClosedFd`](crate::ForkClosedFd), whose
+//! constructor calls `with_room`. When the numbers come near the soft limit of the process, that limit is raised to the
+//! hard one, and descriptors of weft get numbers above the first soft limit.
 //!
 //! A client may use select(2), which cannot name descriptors from 1024 on. That is why the usual soft limit is 1024.
 //! The client keeps the numbers below its limit: the system assigns the lowest free one, and weft's own are elsewhere.

@@ -1,6 +1,6 @@
 //! Descriptors that forked children do not inherit.
 //!
-//! Place in the data flow: the sockets of the devices are [`Unshared`]. The kernel keeps a connection, a
+//! Place in the data flow: the sockets of the devices are [`ForkClosedFd`]. The kernel keeps a connection, a
 //! listener, a name and an epoll(7) entry until the last copy of the descriptor is closed, in any process. If
 //! a child kept a copy, peers would not detect the end of the parent, and epoll entries would stay
 //! indefinitely.
@@ -27,7 +27,7 @@ use rustix::io::Errno;
 
 use crate::descriptors;
 
-/// The descriptor numbers that belong to [`Unshared`] descriptors.
+/// The descriptor numbers that belong to [`ForkClosedFd`] descriptors.
 static LIST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -98,9 +98,9 @@ fn with_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
 
 /// A descriptor that forked children do not inherit.
 #[derive(Debug)]
-pub struct Unshared(ManuallyDrop<OwnedFd>);
+pub struct ForkClosedFd(ManuallyDrop<OwnedFd>);
 
-impl Unshared {
+impl ForkClosedFd {
     /// Takes ownership of the descriptor that `make` returns. `make` must not block. It is called again if the process
     /// had no descriptors left and more were allowed.
     ///
@@ -127,7 +127,7 @@ impl Unshared {
     }
 }
 
-impl Drop for Unshared {
+impl Drop for ForkClosedFd {
     fn drop(&mut self) {
         with_list(|list| {
             list[index(&self.0)] = false;
@@ -137,7 +137,7 @@ impl Drop for Unshared {
     }
 }
 
-impl AsFd for Unshared {
+impl AsFd for ForkClosedFd {
     #[inline]
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -251,16 +251,16 @@ mod tests {
     }
 
     /// One end of a pair of sockets.
-    fn socket() -> (Unshared, OwnedFd) {
+    fn socket() -> (ForkClosedFd, OwnedFd) {
         let (flags, mut other) = (SocketFlags::CLOEXEC, None);
         let make = || {
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
                 .map(|(one, two)| (one, other = Some(two)).0)
         };
-        (Unshared::new(make).unwrap(), other.unwrap())
+        (ForkClosedFd::new(make).unwrap(), other.unwrap())
     }
 
-    fn is_connected(fd: &Unshared) -> bool {
+    fn is_connected(fd: &ForkClosedFd) -> bool {
         rustix::io::write(fd, b"x") == Ok(1)
     }
 
@@ -319,8 +319,8 @@ mod tests {
         const LIMIT: u64 = 500;
         let ok = in_child(fork, || {
             let other = socket();
-            let high = |fd: &Unshared| rustix::io::fcntl_dupfd_cloexec(fd, LIMIT as i32);
-            let [one, two] = [0; 2].map(|_| Unshared::new(|| high(&other.0)).unwrap());
+            let high = |fd: &ForkClosedFd| rustix::io::fcntl_dupfd_cloexec(fd, LIMIT as i32);
+            let [one, two] = [0; 2].map(|_| ForkClosedFd::new(|| high(&other.0)).unwrap());
             let limit = Rlimit { current: Some(LIMIT), maximum: rustix::process::getrlimit(Resource::Nofile).maximum };
             rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
             is_connected(&two) && in_child(fork, || [&one, &two, &other.0].iter().all(|fd| !is_connected(fd)))

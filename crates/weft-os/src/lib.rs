@@ -17,8 +17,8 @@ mod worker;
 
 pub use checker::Checker;
 pub use error::{SystemError, remedy};
-pub use fork::{Unshared, watch_forks};
+pub use fork::{ForkClosedFd, watch_forks};
 pub use launch::end_with_parent;
 pub use mapped::accessible;
 pub use unmap::UnmapWatch;
-pub use worker::{Worker, wake_soon};
+pub use worker::{Worker, set_short_time_slice};

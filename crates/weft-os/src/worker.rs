@@ -86,7 +86,7 @@ impl Worker {
 /// Chooses whether the system runs the calling thread soon after its wake-ups, beside a thread of the same processor
 /// that computes. The thread gets a short time slice: with EEVDF (Linux 6.12) a thread that wakes interrupts one with a
 /// longer slice. Its sleeps end in time. Has no effect where the system refuses it.
-pub fn wake_soon(soon: bool) {
+pub fn set_short_time_slice(soon: bool) {
     // 0 stands for the system's own values.
     let (slice_ns, slack_ns) = if soon { (SLICE_NS, TIMER_SLACK_NS) } else { (0, 0) };
     let attributes = libc::sched_attr {

@@ -316,7 +316,7 @@ impl Member {
         }
         let handed_over = state.client_leaves();
         if std::mem::replace(&mut self.handed_over, handed_over) != handed_over {
-            weft_os::wake_soon(handed_over);
+            weft_os::set_short_time_slice(handed_over);
         }
         state.wake_listener();
         let interrupts = self.interrupts();

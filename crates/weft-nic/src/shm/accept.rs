@@ -10,7 +10,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use weft_engine::nic::{LinkError, Sink};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::control::{EARLY_CHECKS, hang_up_on};
 use super::handshake::{self, Handshake};
@@ -36,7 +36,7 @@ pub(super) fn most_accepted() -> usize {
 
 /// Whether the remaining descriptors may not suffice for the handshake. The system assigns the lowest free
 /// number.
-fn is_last(socket: &Unshared) -> bool {
+fn is_last(socket: &ForkClosedFd) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let number = u64::try_from(socket.as_fd().as_raw_fd()).unwrap_or(0);
     limit.is_some_and(|limit| number + HANDSHAKE_DESCRIPTORS >= limit)
@@ -93,7 +93,7 @@ impl Shm {
 
     /// Closes the socket of a foreign user, or keeps it if it cannot be closed now. While too many are kept,
     /// the device accepts no connection. Then, if callers can use TCP, they are permanently directed there.
-    pub(super) fn close_foreign(&mut self, socket: Unshared) {
+    pub(super) fn close_foreign(&mut self, socket: ForkClosedFd) {
         if self.control.refuses_rights {
             return;
         }
@@ -152,7 +152,7 @@ impl Shm {
     }
 
     /// Accepts the next connection that waits at a listener.
-    fn accept_one<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> Option<Unshared> {
+    fn accept_one<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> Option<ForkClosedFd> {
         if self.is_crowded() {
             return None;
         }
@@ -192,10 +192,10 @@ impl Shm {
     }
 
     /// Accepts a connection at one listener. `None`: the device has no such listener.
-    fn accept_from(&self, by_port: bool) -> Option<Result<Unshared, Errno>> {
+    fn accept_from(&self, by_port: bool) -> Option<Result<ForkClosedFd, Errno>> {
         let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        Some(Unshared::new(|| rustix::net::accept_with(listener, flags)))
+        Some(ForkClosedFd::new(|| rustix::net::accept_with(listener, flags)))
     }
 
     /// Records that an attempt to accept failed. Unless the backlog is empty, the next tick requests another

@@ -23,7 +23,7 @@ use rustix::time::{
 };
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::board::{self, Received};
 use super::doorbell::{Barriers, Bell};
@@ -63,8 +63,8 @@ const TOKEN_LINK: u64 = 2 << 32;
 
 /// The listeners, the timer and the clock.
 pub(super) struct Control {
-    pub(super) by_id: Unshared,
-    pub(super) by_port: Option<Unshared>,
+    pub(super) by_id: ForkClosedFd,
+    pub(super) by_port: Option<ForkClosedFd>,
     /// Whether sockets can refuse descriptors, so that foreign users cannot send any.
     pub(super) refuses_rights: bool,
     /// Sockets of foreign users that cannot be closed yet. While there are too many, no connection is
@@ -87,7 +87,7 @@ pub(super) struct Control {
     check_at: u32,
 }
 
-fn listen(name: &[u8]) -> Result<Unshared, NicError> {
+fn listen(name: &[u8]) -> Result<ForkClosedFd, NicError> {
     handshake::listen(name).map_err(NicError::system("an abstract Unix socket"))
 }
 
@@ -135,7 +135,7 @@ impl Control {
         assert!(rights::allow(self.by_id.as_fd(), true));
     }
 
-    pub(super) fn listeners(&self) -> impl Iterator<Item = (&Unshared, u64)> {
+    pub(super) fn listeners(&self) -> impl Iterator<Item = (&ForkClosedFd, u64)> {
         let by_port = self.by_port.iter().map(|socket| (socket, TOKEN_PORT));
         [(&self.by_id, TOKEN_ID)].into_iter().chain(by_port)
     }

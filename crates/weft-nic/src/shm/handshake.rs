@@ -40,7 +40,7 @@ use rustix::net::{
 };
 use weft_engine::name::EpName;
 use weft_engine::nic::{Layer, LinkError, Versions};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::error::shortage;
@@ -176,7 +176,7 @@ enum State {
 
 /// A handshake in progress.
 pub(super) struct Handshake {
-    socket: Unshared,
+    socket: ForkClosedFd,
     role: Role,
     state: State,
     /// Initiator: the name of the wanted endpoint. Acceptor: the own name.
@@ -193,7 +193,7 @@ pub(super) struct Handshake {
 }
 
 /// Refuses a connection for lack of resources.
-pub(super) fn refuse_connection(socket: &Unshared, version: u32) {
+pub(super) fn refuse_connection(socket: &ForkClosedFd, version: u32) {
     let mut frame = Frame::new(REFUSE, version);
     frame.reason = REASON_RESOURCES;
     let _ = send(socket.as_fd(), &frame, &[]);
@@ -208,7 +208,7 @@ pub(super) fn accept(socket: BorrowedFd<'_>, link: u32, local: &Local<'_>) -> Re
 
 /// A listening socket on the abstract name of an endpoint (full name) or service. Accepted sockets refuse
 /// descriptors until [`accepted`](Handshake::accepted).
-pub(super) fn listen(name: &[u8]) -> io::Result<Unshared> {
+pub(super) fn listen(name: &[u8]) -> io::Result<ForkClosedFd> {
     let socket = unix_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -229,9 +229,10 @@ pub(super) fn port_address(port: u16) -> Vec<u8> {
     format!("weft-port-{port}").into_bytes()
 }
 
-fn unix_socket() -> io::Result<Unshared> {
+fn unix_socket() -> io::Result<ForkClosedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = Unshared::new(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))?;
+    let socket =
+        ForkClosedFd::new(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))?;
     rights::allow(socket.as_fd(), false);
     Ok(socket)
 }
@@ -254,7 +255,12 @@ impl Handshake {
 
     /// Starts a handshake on a connection that a peer has made to the listener of the own name (`service`: of
     /// the own port). Returns the socket of a foreign user as an error.
-    pub(super) fn accepted(socket: Unshared, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, Unshared> {
+    pub(super) fn accepted(
+        socket: ForkClosedFd,
+        me: &EpName,
+        service: bool,
+        deadline_ns: u64,
+    ) -> Result<Self, ForkClosedFd> {
         let Ok(nonce) = handshake::random() else { return Err(socket) };
         let Ok(pid) = peer_pid(socket.as_fd()) else { return Err(socket) };
         rights::allow(socket.as_fd(), true);
@@ -282,7 +288,7 @@ impl Handshake {
     }
 
     /// The socket, which becomes the link's life line.
-    pub(super) fn into_socket(self) -> Unshared {
+    pub(super) fn into_socket(self) -> ForkClosedFd {
         self.socket
     }
 

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::nic::{Full, LinkError, LinkId, Share, Sharing, Sink};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::cma::Span;
 use super::doorbell::Bell;
@@ -143,7 +143,7 @@ pub(super) struct Link {
     must_fence: bool,
     bell: Bell,
     slot: u32,
-    socket: Unshared,
+    socket: ForkClosedFd,
     pid: i32,
     direct: bool,
     /// Allocated when needed, and freed by [`Link::release_bulk`].
@@ -186,7 +186,7 @@ pub(super) fn rings(map: &Mapping, role: Role, lines: u32) -> std::io::Result<(T
 
 impl Link {
     /// Makes a link whose life line is `socket`.
-    pub(super) fn new(parts: Parts, socket: Unshared) -> Self {
+    pub(super) fn new(parts: Parts, socket: ForkClosedFd) -> Self {
         Self {
             tx: parts.tx,
             rx: parts.rx,

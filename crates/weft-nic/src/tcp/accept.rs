@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use weft_engine::nic::{LinkError, Nic as _, Sink};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::connect::ProvenPeer;
 use super::half_open::{HalfOpen, Source, Step, answer_no_room};
@@ -124,7 +124,7 @@ impl Tcp {
     }
 
     /// Begins the handshake of an accepted connection.
-    fn begin_handshake<S: Sink>(&mut self, socket: Unshared, source: Source, now_ms: u64, sink: &mut S) {
+    fn begin_handshake<S: Sink>(&mut self, socket: ForkClosedFd, source: Source, now_ms: u64, sink: &mut S) {
         self.shortage_logged = false;
         let generation = self.next_generation();
         let half = HalfOpen::new(socket, source, generation, now_ms);

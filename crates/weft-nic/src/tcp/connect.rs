@@ -31,7 +31,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Layer, LinkError, Versions};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 use zerocopy::IntoBytes;
 
 use super::TcpConfig;
@@ -196,7 +196,7 @@ impl Attempt {
     }
 
     /// Starts a connection. The caller must watch the socket for both directions.
-    pub(super) fn dial(&mut self, config: &TcpConfig, now_ms: u64) -> Result<Unshared, Failure> {
+    pub(super) fn dial(&mut self, config: &TcpConfig, now_ms: u64) -> Result<ForkClosedFd, Failure> {
         self.tries += 1;
         self.dial_at_ms = now_ms;
         if now_ms >= self.deadline_ms {

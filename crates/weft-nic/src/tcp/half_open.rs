@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::TcpConfig;
@@ -54,7 +54,7 @@ impl std::fmt::Display for Source {
 /// An incoming connection whose peer has not proven itself yet.
 #[derive(Debug)]
 pub(super) struct HalfOpen {
-    pub(super) socket: Unshared,
+    pub(super) socket: ForkClosedFd,
     pub(super) source: Source,
     pub(super) generation: u32,
     pub(super) since_ms: u64,
@@ -96,7 +96,7 @@ struct Dialogue {
 }
 
 impl HalfOpen {
-    pub(super) fn new(socket: Unshared, source: Source, generation: u32, now_ms: u64) -> Self {
+    pub(super) fn new(socket: ForkClosedFd, source: Source, generation: u32, now_ms: u64) -> Self {
         Self {
             socket,
             source,

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use weft_engine::nic::LinkError;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use super::TcpConfig;
@@ -132,7 +132,7 @@ impl Initiator {
     }
 
     /// Starts a connection. The caller must watch the socket for both directions.
-    pub(super) fn dial(&mut self, to: &SocketAddr, config: &TcpConfig) -> Result<Unshared, Errno> {
+    pub(super) fn dial(&mut self, to: &SocketAddr, config: &TcpConfig) -> Result<ForkClosedFd, Errno> {
         self.dial_from(None, to, config)
     }
 
@@ -142,7 +142,7 @@ impl Initiator {
         from: Option<SocketAddr>,
         to: &SocketAddr,
         config: &TcpConfig,
-    ) -> Result<Unshared, Errno> {
+    ) -> Result<ForkClosedFd, Errno> {
         let socket = sys::stream_socket(to, config)?;
         if let Some(from) = from {
             sys::bind(socket.as_fd(), &SocketAddr::new(from.ip(), 0))?;

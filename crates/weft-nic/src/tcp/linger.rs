@@ -22,7 +22,7 @@ use rustix::net::Shutdown;
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
-use super::rx::{CloseMark, Intake, Stage};
+use super::rx::{CloseMark, Intake, StagingBuffer};
 use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::tx::Rest;
@@ -118,7 +118,7 @@ impl Linger {
         &mut self,
         socket: BorrowedFd<'_>,
         wire: W,
-        stage: &mut Stage,
+        stage: &mut StagingBuffer,
         rx: &mut Intake,
         id: LinkId,
     ) -> Outcome {

@@ -5,7 +5,7 @@
 use slab::Slab;
 use weft_engine::growth;
 use weft_engine::nic::LinkError;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::connect::Attempt;
 use super::linger::Linger;
@@ -18,7 +18,7 @@ use super::tx::Tx;
 #[derive(Debug)]
 pub(super) struct Link {
     /// `None` while an attempt pauses.
-    pub(super) socket: Option<Unshared>,
+    pub(super) socket: Option<ForkClosedFd>,
     pub(super) generation: u32,
     pub(super) state: State,
     pub(super) rx: Intake,

@@ -40,7 +40,7 @@ use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Registrar, Share, Sink};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use crate::error::shortage;
 use crate::{NicError, Uring};
@@ -89,8 +89,8 @@ use initiator::Failure;
 use link::{GENERATION_BITS, Link, Links, State, Token};
 use pace::Pace;
 use progress::Focus;
-use rails::Striping;
-use rx::{Intake, Stage};
+use rails::Rails;
+use rx::{Intake, StagingBuffer};
 use stream::Secrets;
 use tx::{Pumped, SocketState, Tx, Writer};
 pub(crate) use wire::MAILBOX_BYTES;
@@ -130,7 +130,7 @@ pub struct Tcp {
     config: TcpConfig,
     local: Local,
     addr: SocketAddr,
-    listener: Unshared,
+    listener: ForkClosedFd,
     /// The time at which a paused listener is watched again.
     listener_resume_ms: Option<u64>,
     accepts: Accepts,
@@ -154,11 +154,11 @@ pub struct Tcp {
     next_ack_ms: u64,
     /// Links whose peers have requested an acknowledgement since the last flush ([`Tcp::flush`]).
     requested: Vec<u32>,
-    stage: Stage,
+    stage: StagingBuffer,
     writer: Writer,
     pace: Pace,
     focus: Focus,
-    striping: Striping,
+    rails: Rails,
     chains: Box<Chains>,
     /// `None` while the events are processed.
     events: Option<sys::Events>,
@@ -217,11 +217,11 @@ impl Tcp {
             agenda: Agenda::default(),
             next_ack_ms: u64::MAX,
             requested: Vec::new(),
-            stage: Stage::new(),
+            stage: StagingBuffer::new(),
             writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
             pace: Pace::new(),
             focus: Focus::new(),
-            striping: Striping::new(),
+            rails: Rails::new(),
             chains: Box::new(Chains::new(if config.encrypt { Uring::No } else { config.uring })),
             events: None,
             next_timer_ms: u64::MAX,
@@ -340,8 +340,8 @@ impl Tcp {
             send_calls: self.writer.calls(),
             links: self.links.len() - self.agenda.len(Task::Close),
             half_open: self.halves.len(),
-            rails: self.striping.up(),
-            rail_bytes: self.striping.bytes(),
+            rails: self.rails.up(),
+            rail_bytes: self.rails.bytes(),
             chained: self.chains.completed(),
             ..self.stats
         }
@@ -357,7 +357,7 @@ impl Tcp {
             remote: socket.and_then(|fd| rustix::net::getpeername(fd).ok()??.try_into().ok()),
             queued_bytes: link.tx.queued(),
             kept_bytes: link.tx.unacked(),
-            pushes: link.tx.pushes() + self.striping.pushes(id.0),
+            pushes: link.tx.pushes() + self.rails.pushes(id.0),
         })
     }
 
@@ -371,7 +371,7 @@ impl Tcp {
     }
 
     /// Puts a link into the table.
-    fn insert(&mut self, socket: Option<Unshared>, generation: u32, state: State) -> Result<u32, LinkError> {
+    fn insert(&mut self, socket: Option<ForkClosedFd>, generation: u32, state: State) -> Result<u32, LinkError> {
         let link = Link { socket, generation, state, rx: Intake::START, tx: Tx::default(), session: None };
         let id = self.links.insert(link).ok_or(LinkError::Resources)?;
         self.agenda.admit(id);
@@ -450,7 +450,7 @@ impl Tcp {
             self.report_end(id, LinkError::Access);
         }
         self.rearm(id);
-        if !self.striping.is_empty() {
+        if !self.rails.is_empty() {
             self.pump_rails(id);
         }
     }
@@ -509,7 +509,7 @@ impl Tcp {
     }
 
     /// Starts to watch a link's socket.
-    fn watch(&self, socket: &Unshared, token: Token, flags: epoll::EventFlags) -> Result<(), Failure> {
+    fn watch(&self, socket: &ForkClosedFd, token: Token, flags: epoll::EventFlags) -> Result<(), Failure> {
         let data = epoll::EventData::new_u64(token.pack());
         epoll::add(&self.epoll, socket, data, flags).map_err(|errno| Failure::Final(shortage(errno)))
     }
@@ -660,7 +660,7 @@ impl Nic for Tcp {
 
     fn drained(&self) -> bool {
         !self.writer.has_done()
-            && self.striping.is_drained()
+            && self.rails.is_drained()
             && self.links.iter().all(|(_, link)| match link.state {
                 State::Closed(_) => true,
                 State::Broken(_) => link.tx.unacked() == 0 && link.tx.pushes() == 0,

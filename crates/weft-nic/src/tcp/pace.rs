@@ -7,9 +7,9 @@
 //!   calls. It returns to 1 as soon as TCP sends or receives.
 //! - Without any connection, the listener is polled every [`IDLE_INTERVAL`] calls. Each fruitless poll doubles the
 //!   interval, up to [`MAX_IDLE_INTERVAL`].
-//! - A tick of the coarse clock (1 to 10 ms) makes the next poll real, so that a caller that polls rarely waits hardly
-//!   longer. The clock is read only in every [`CALLS_PER_LOOK`]th call, and not if shared memory delivered, because
-//!   reading it is expensive compared to a message over shared memory.
+//! - A tick of the coarse clock (1 to 10 ms) makes the next poll real, so that a caller that polls rarely does not wait
+//!   for the end of the interval. The clock is read only in every [`CALLS_PER_LOOK`]th call, and not if shared memory
+//!   delivered, because reading it is expensive compared to a message over shared memory.
 //!
 //! Pure arithmetic: time is passed in.
 

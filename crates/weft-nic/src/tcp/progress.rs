@@ -21,7 +21,7 @@ use weft_engine::board::Board;
 use weft_engine::mem::IovList;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::connect::ProvenPeer;
 use super::initiator::Failure;
@@ -169,8 +169,7 @@ impl Tcp {
             }
             ask |= !self.agenda.is_empty(Task::ReportEnd);
         }
-        if ask || self.focus.ask_all(self.links.len() + self.halves.len() + self.striping.len() + self.chains.pending())
-        {
+        if ask || self.focus.ask_all(self.links.len() + self.halves.len() + self.rails.len() + self.chains.pending()) {
             self.take_events(&mut tally, now_ms);
         }
         if now_ms >= self.next_timer_ms {
@@ -236,7 +235,7 @@ impl Tcp {
             }
         }
         self.events = Some(space);
-        if self.striping.is_held() {
+        if self.rails.is_held() {
             self.read_held_rails(sink);
         }
     }
@@ -402,7 +401,7 @@ impl Tcp {
 
     /// Stops watching a descriptor. This must happen before it is closed, because a child process may still hold a
     /// copy.
-    pub(super) fn unwatch(&self, socket: &Unshared) {
+    pub(super) fn unwatch(&self, socket: &ForkClosedFd) {
         if let Err(errno) = epoll::delete(&self.epoll, socket) {
             log::debug!("tcp: epoll_ctl: {errno}");
         }

@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use weft_engine::nic::LinkError;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::TcpConfig;
 use super::initiator::{Exchange, Failure, Initiator};
@@ -111,7 +111,7 @@ impl Redial {
         self.initiator.awaits_peer()
     }
 
-    pub(super) fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<Unshared, Errno> {
+    pub(super) fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<ForkClosedFd, Errno> {
         self.tries += 1;
         self.wake_ms = now_ms + CONNECT_MS;
         self.initiator.dial(&to, config)

@@ -1,9 +1,9 @@
 //! The receiving half of a link: from the socket to the [`Sink`].
 //!
-//! Place in the data flow: [`super::Tcp`] calls [`Stage::read_all`] for a link whose socket may have bytes. Small
-//! frames are received many at a time through one staging buffer per device, and passed to the sink as slices of it.
-//! The payload of a push segment that has arrived in part is received directly into the sink's memory. The frames after
-//! it are received by the same call.
+//! Place in the data flow: [`super::Tcp`] calls [`StagingBuffer::read_all`] for a link whose socket may have bytes.
+//! Small frames are received many at a time through one staging buffer per device, and passed to the sink as slices of
+//! it. The payload of a push segment that has arrived in part is received directly into the sink's memory. The frames
+//! after it are received by the same call.
 //!
 //! [`Intake`] counts the bytes of frames. Acknowledgements tell the peer this count, and the stream continues there
 //! when the connection breaks. Acknowledgements themselves do not count, because they are not sent again.
@@ -195,7 +195,7 @@ pub(super) struct Progress {
 }
 
 /// The device's staging buffer.
-pub(super) struct Stage {
+pub(super) struct StagingBuffer {
     bytes: Box<[u8]>,
     notes: Notes,
     /// System calls made.
@@ -220,7 +220,7 @@ impl Notes {
     }
 }
 
-impl Stage {
+impl StagingBuffer {
     pub(super) fn new() -> Self {
         let notes = Notes { look: LOOK_BYTES, ..Notes::default() };
         Self { bytes: vec![0; STAGE_BYTES].into_boxed_slice(), notes, calls: 0 }
@@ -558,7 +558,7 @@ mod tests {
         let (mut near, far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
         let far = std::os::fd::AsFd::as_fd(&far);
-        let (mut stage, mut rx) = (Stage::new(), Rx::START);
+        let (mut stage, mut rx) = (StagingBuffer::new(), Rx::START);
         let mut rest = bytes;
         let mut sizes = chunks.iter().cycle();
         while !rest.is_empty() {

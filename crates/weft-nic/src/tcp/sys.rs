@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::time::{ClockId, clock_gettime};
 use weft_engine::mem::Iov;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 #[cfg(test)]
 use super::faults::net;
@@ -280,7 +280,7 @@ pub(super) fn now_ms() -> u64 {
 /// There is no Nagle delay, and keep-alive probes detect a vanished host on an idle link. Buffer sizes and the traffic
 /// class must be set before the socket connects or listens: the window scale depends on the buffers, and the handshake
 /// must have the class.
-pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Unshared, Errno> {
+pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<ForkClosedFd, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::socket() {
         return outcome;
@@ -288,7 +288,7 @@ pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Uns
     const PROBES: u32 = 4;
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = Unshared::new(|| rustix::net::socket_with(family, SocketType::STREAM, flags, None))?;
+    let socket = ForkClosedFd::new(|| rustix::net::socket_with(family, SocketType::STREAM, flags, None))?;
     if let Some(bytes) = config.send_buffer_bytes {
         sockopt::set_socket_send_buffer_size(&socket, bytes)?;
     }
@@ -314,7 +314,7 @@ pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Uns
 }
 
 /// A listening socket and its address.
-pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(Unshared, SocketAddr), Errno> {
+pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(ForkClosedFd, SocketAddr), Errno> {
     #[cfg(test)]
     if let Some(listener) = net::listen() {
         return listener;
@@ -329,13 +329,13 @@ pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(Unshare
 }
 
 /// Accepts a connection. Returns its socket and the peer's address.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(Unshared, Option<SocketAddr>), Errno> {
+pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(ForkClosedFd, Option<SocketAddr>), Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::accept(listener) {
         return outcome;
     }
     let mut from = None;
-    let socket = Unshared::new(|| {
+    let socket = ForkClosedFd::new(|| {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         rustix::net::acceptfrom_with(listener, flags).map(|(socket, addr)| {
             from = addr;

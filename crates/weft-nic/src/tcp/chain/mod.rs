@@ -32,7 +32,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use slab::Slab;
 use smallvec::SmallVec;
 use weft_engine::nic::{CHAIN_STEPS, ChainEnd, ChainId, ChainState, ChainStep};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::initiator::{Initiator, send_handshake};
@@ -69,7 +69,7 @@ enum Phase {
 struct Chain {
     phase: Phase,
     ends: Vec<ChainEnd>,
-    sockets: Vec<Option<Unshared>>,
+    sockets: Vec<Option<ForkClosedFd>>,
     /// The steps that were started last, with their frames.
     steps: SmallVec<[ChainStep; 16]>,
     frames: Frames,
@@ -139,7 +139,7 @@ struct Dial {
     chain: u32,
     end: usize,
     generation: u32,
-    socket: Unshared,
+    socket: ForkClosedFd,
     initiator: Box<Initiator>,
 }
 
@@ -148,7 +148,7 @@ struct Dial {
 struct Early {
     link: u32,
     number: u32,
-    socket: Unshared,
+    socket: ForkClosedFd,
     until_ms: u64,
 }
 
@@ -209,8 +209,8 @@ impl Chains {
         &mut self,
         epoll: &OwnedFd,
         wanted: impl Fn(u32, &ChainEnd) -> bool,
-        socket: Unshared,
-    ) -> Result<(), Unshared> {
+        socket: ForkClosedFd,
+    ) -> Result<(), ForkClosedFd> {
         for (number, chain) in &mut self.chains {
             let Ok(number) = u32::try_from(number) else { continue };
             let Phase::Opening(_) = chain.phase else { continue };

@@ -23,7 +23,7 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode};
 use rustix::io::Errno;
 use weft_engine::nic::CHAIN_STEPS;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 /// The bytes of a frame: a mark, then the tag.
 pub(super) const FRAME_BYTES: usize = 16;
@@ -89,7 +89,7 @@ pub(super) struct Request<'a> {
 pub(super) struct Ring {
     ring: IoUring,
     /// The ring's own descriptor, in the list of those that forked children lose.
-    listed: Option<Unshared>,
+    listed: Option<ForkClosedFd>,
     /// Some request could not be submitted. The queue of submissions is never used again.
     failed: bool,
 }
@@ -98,7 +98,7 @@ impl Ring {
     /// Opens a ring, and tries all that chains need.
     pub(super) fn open() -> io::Result<Self> {
         let mut made = None;
-        let listed = Unshared::new(|| {
+        let listed = ForkClosedFd::new(|| {
             let ring = IoUring::new(ENTRIES).map_err(|why| Errno::from_io_error(&why).unwrap_or(Errno::IO))?;
             // SAFETY: `Ring::drop` takes the number back from this owner, so that only `ring` closes it.
             let fd = unsafe { OwnedFd::from_raw_fd(ring.as_raw_fd()) };

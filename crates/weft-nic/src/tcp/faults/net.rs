@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType};
 use weft_fuzz::Random;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::super::sys::{Liveness, Pieces};
 
@@ -573,12 +573,12 @@ pub(in super::super) fn now_ms() -> Option<u64> {
     with(|net| net.now_ms)
 }
 
-fn unshared(fd: OwnedFd) -> Result<Unshared, Errno> {
+fn unshared(fd: OwnedFd) -> Result<ForkClosedFd, Errno> {
     let mut fd = Some(fd);
-    Unshared::new(|| fd.take().ok_or(Errno::BADF))
+    ForkClosedFd::new(|| fd.take().ok_or(Errno::BADF))
 }
 
-pub(in super::super) fn socket() -> Option<Result<Unshared, Errno>> {
+pub(in super::super) fn socket() -> Option<Result<ForkClosedFd, Errno>> {
     with(|net| {
         let (theirs, ours) = net.pair();
         net.fresh.push((theirs.as_raw_fd(), ours));
@@ -586,7 +586,7 @@ pub(in super::super) fn socket() -> Option<Result<Unshared, Errno>> {
     })
 }
 
-pub(in super::super) fn listen() -> Option<Result<(Unshared, SocketAddr), Errno>> {
+pub(in super::super) fn listen() -> Option<Result<(ForkClosedFd, SocketAddr), Errno>> {
     with(|net| {
         let (theirs, bell) = pair();
         let port = 1000 + net.listeners.len() as u16;
@@ -595,13 +595,13 @@ pub(in super::super) fn listen() -> Option<Result<(Unshared, SocketAddr), Errno>
     })
 }
 
-type Accepted = Result<(Unshared, Option<SocketAddr>), Errno>;
+type Accepted = Result<(ForkClosedFd, Option<SocketAddr>), Errno>;
 
 pub(in super::super) fn accept(listener: BorrowedFd<'_>) -> Option<Accepted> {
     with(|net| {
         let one = net.listeners.iter_mut().find(|one| one.fd == listener.as_raw_fd()).ok_or(Errno::BADF)?;
         rustix::io::read(listener, &mut [0; 1])?;
-        Ok((Unshared::new(|| one.waiting.pop_front().ok_or(Errno::AGAIN))?, None))
+        Ok((ForkClosedFd::new(|| one.waiting.pop_front().ok_or(Errno::AGAIN))?, None))
     })
 }
 

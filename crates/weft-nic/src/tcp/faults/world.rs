@@ -553,10 +553,10 @@ impl World {
             expect("half-open connections", tcp.halves.len(), 0);
             expect("closed links", tcp.agenda.len(Task::Close), 0);
             expect("calls", tcp.agenda.len(Task::Connect), 0);
-            expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends + tcp.striping.up() } else { 0 });
-            expect("pushes on rails", usize::from(!tcp.striping.is_drained()), 0);
-            expect("rails being made", tcp.striping.len(), tcp.striping.up());
-            expect("rails that wait", usize::from(tcp.striping.is_held()), 0);
+            expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends + tcp.rails.up() } else { 0 });
+            expect("pushes on rails", usize::from(!tcp.rails.is_drained()), 0);
+            expect("rails being made", tcp.rails.len(), tcp.rails.up());
+            expect("rails that wait", usize::from(tcp.rails.is_held()), 0);
             expect("sessions", tcp.sessions.len(), ends);
             expect("acknowledgements due", tcp.agenda.len(Task::AckDue), 0);
             expect("writability watched", tcp.agenda.len(Task::AwaitWritable), 0);
@@ -570,7 +570,7 @@ impl World {
             }
         }
         let connections = net::with(|net| net.connections()).unwrap_or(0);
-        let rails: usize = self.nodes.iter().map(|node| node.tcp.striping.up()).sum();
+        let rails: usize = self.nodes.iter().map(|node| node.tcp.rails.up()).sum();
         if 2 * connections != 2 * lasting.count() + rails {
             left.push(format!("{connections} connections"));
         }

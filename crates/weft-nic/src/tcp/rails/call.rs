@@ -153,12 +153,12 @@ impl Tcp {
     /// Whether this side dials the rails of a link itself. If both sides dial, those of the side that made the link
     /// remain.
     fn goes_first(&self, id: u32, session: &Session) -> bool {
-        session.is_initiator() && self.striping.dials(id)
+        session.is_initiator() && self.rails.dials(id)
     }
 
     /// Whether the peer may dial a rail of a link.
     fn takes_rail(&self, id: u32, session: &Session) -> bool {
-        !self.goes_first(id, session) && self.striping.has_room()
+        !self.goes_first(id, session) && self.rails.has_room()
     }
 
     /// Checks the proof of a peer that dials a rail or an end of a chain. Returns its number, or the status of the

@@ -26,7 +26,7 @@ use rustix::event::epoll::EventFlags;
 use slab::Slab;
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::Full;
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::Tcp;
 use super::initiator::Initiator;
@@ -60,7 +60,7 @@ struct Rail {
     ordinal: u8,
     dialled: bool,
     generation: u32,
-    socket: Unshared,
+    socket: ForkClosedFd,
     /// The handshake, until the rail is up.
     handshake: Option<Box<Initiator>>,
     /// The time of the dial.
@@ -119,9 +119,9 @@ impl Bundle {
 
 /// The rails of a device.
 #[derive(Debug)]
-pub(super) struct Striping {
+pub(super) struct Rails {
     bundles: FxHashMap<u32, Bundle>,
-    rails: Slab<Rail>,
+    all: Slab<Rail>,
     /// Rails that wait for the first connection of their link.
     held: usize,
     /// Memory for bytes that are discarded.
@@ -132,11 +132,11 @@ pub(super) struct Striping {
     next_scan_ms: u64,
 }
 
-impl Striping {
+impl Rails {
     pub(super) fn new() -> Self {
         Self {
             bundles: FxHashMap::default(),
-            rails: Slab::new(),
+            all: Slab::new(),
             held: 0,
             discard: Vec::new(),
             bytes: 0,
@@ -152,19 +152,19 @@ impl Striping {
 
     /// The number of connections.
     pub(super) fn len(&self) -> usize {
-        self.rails.len()
+        self.all.len()
     }
 
     /// Whether another rail may be taken from a peer. All together have a part of the process's descriptors.
     fn has_room(&self) -> bool {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let share = limit.and_then(|limit| usize::try_from(limit / DESCRIPTORS_PART).ok()).unwrap_or(usize::MAX);
-        self.rails.len() < share.max(RAILS_MAX)
+        self.all.len() < share.max(RAILS_MAX)
     }
 
     /// The number of connections that are up.
     pub(super) fn up(&self) -> usize {
-        self.rails.iter().filter(|(_, rail)| rail.is_up()).count()
+        self.all.iter().filter(|(_, rail)| rail.is_up()).count()
     }
 
     /// Bytes received and written.
@@ -194,7 +194,7 @@ impl Striping {
     }
 
     fn has_rail_up(&self, id: u32) -> bool {
-        let is_up = |&index: &u32| self.rails.get(index as usize).is_some_and(Rail::is_up);
+        let is_up = |&index: &u32| self.all.get(index as usize).is_some_and(Rail::is_up);
         self.bundles.get(&id).is_some_and(|bundle| bundle.rails.iter().any(is_up))
     }
 }
@@ -203,7 +203,7 @@ impl Tcp {
     /// Whether a push should take rails, if its link has any.
     #[inline]
     pub(super) fn is_striped(&self, src: &[Iov]) -> bool {
-        (self.config.streams > 1 || !self.striping.is_empty()) && mem::total_len(src) > self.config.stripe_bytes
+        (self.config.streams > 1 || !self.rails.is_empty()) && mem::total_len(src) > self.config.stripe_bytes
     }
 
     /// Accepts a long push for the rails of a link. False: it takes the first connection.
@@ -216,11 +216,11 @@ impl Tcp {
         src: &[Iov],
         ctx: u64,
     ) -> Result<bool, Full> {
-        if !self.striping.has_rail_up(id) {
+        if !self.rails.has_rail_up(id) {
             self.begin_rails(id);
             return Ok(false);
         }
-        let (Some(link), Some(bundle)) = (self.links.get(id), self.striping.bundles.get_mut(&id)) else {
+        let (Some(link), Some(bundle)) = (self.links.get(id), self.rails.bundles.get_mut(&id)) else {
             return Err(Full);
         };
         bundle.out.add(window, offset, src, ctx, link.tx.accepted_messages())?;
@@ -237,7 +237,7 @@ impl Tcp {
     /// take turns, because an interface may have failed.
     pub(super) fn address_of(&self, id: u32, tries: u32) -> Option<SocketAddr> {
         let session = self.links.get(id)?.session.as_ref()?;
-        let bundle = self.striping.bundles.get(&id);
+        let bundle = self.rails.bundles.get(&id);
         let further = bundle.and_then(|bundle| bundle.further.as_deref()).unwrap_or_default();
         let turn = tries as usize % (1 + further.len());
         Some(turn.checked_sub(1).and_then(|turn| further.get(turn).copied()).unwrap_or_else(|| session.socket()))
@@ -245,10 +245,10 @@ impl Tcp {
 
     /// Drops the rails of a link. Returns the contexts of the pushes that are not done.
     pub(super) fn drop_rails(&mut self, id: u32) -> Vec<u64> {
-        if self.striping.is_empty() {
+        if self.rails.is_empty() {
             return Vec::new();
         }
-        let Some(mut bundle) = self.striping.bundles.remove(&id) else { return Vec::new() };
+        let Some(mut bundle) = self.rails.bundles.remove(&id) else { return Vec::new() };
         for index in bundle.rails.drain(..) {
             self.close_rail(index);
         }

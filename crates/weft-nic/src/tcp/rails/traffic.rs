@@ -116,8 +116,8 @@ impl Tcp {
     #[inline(never)]
     pub(in super::super) fn pump_rails(&mut self, id: u32) {
         let Some(link) = self.links.get(id) else { return };
-        let Some(bundle) = self.striping.bundles.get_mut(&id) else { return };
-        let (sent, writer, rails) = (sent(link), &mut self.writer, &mut self.striping.rails);
+        let Some(bundle) = self.rails.bundles.get_mut(&id) else { return };
+        let (sent, writer, rails) = (sent(link), &mut self.writer, &mut self.rails.all);
         let mut budget = SEND_BUDGET_BYTES * bundle.rails.len();
         let mut wrote = false;
         while budget > 0 {
@@ -142,7 +142,7 @@ impl Tcp {
             if flow.socket == SocketState::Unreadable {
                 return self.report_end(id, LinkError::Access);
             }
-            self.striping.bytes += n as u64;
+            self.rails.bytes += n as u64;
             budget = budget.saturating_sub(n.max(1));
             wrote = true;
         }
@@ -155,11 +155,11 @@ impl Tcp {
 
     /// Watches the sockets of a link's rails for what matters.
     fn watch_rails(&mut self, id: u32) {
-        let (Some(link), Some(bundle)) = (self.links.get(id), self.striping.bundles.get(&id)) else { return };
+        let (Some(link), Some(bundle)) = (self.links.get(id), self.rails.bundles.get(&id)) else { return };
         let next = bundle.out.has_next(sent(link));
         let mut failed = Vec::new();
         for &index in &bundle.rails {
-            let Some(rail) = self.striping.rails.get_mut(index as usize).filter(|rail| rail.is_up()) else { continue };
+            let Some(rail) = self.rails.all.get_mut(index as usize).filter(|rail| rail.is_up()) else { continue };
             let writes = rail.flow.socket.is_full() || (rail.flow.socket.takes() && (next || rail.flow.has_own()));
             let reads = rail.flow.intake.held_until.is_none();
             let mut flags = EventFlags::empty();
@@ -191,7 +191,7 @@ impl Tcp {
         sink: &mut S,
         now_ms: u64,
     ) {
-        let rail = self.striping.rails.get_mut(index as usize).filter(|rail| rail.generation == generation);
+        let rail = self.rails.all.get_mut(index as usize).filter(|rail| rail.generation == generation);
         let Some(rail) = rail else { return };
         let id = rail.link;
         self.pace.wake();
@@ -204,7 +204,7 @@ impl Tcp {
             self.pump_rails(id);
         }
         let ends = flags.intersects(EventFlags::ERR | EventFlags::HUP);
-        let held = self.striping.rails.get(index as usize).is_some_and(|rail| rail.flow.intake.held_until.is_some());
+        let held = self.rails.all.get(index as usize).is_some_and(|rail| rail.flow.intake.held_until.is_some());
         if ends && held {
             // Unread segments are repeated on another rail.
             return self.lose_rail(index, "it has ended");
@@ -223,8 +223,7 @@ impl Tcp {
             let position = self.links.get(rail.link).map_or(0, |link| link.rx.position());
             rail.flow.intake.held_until.is_some_and(|after| after <= position)
         };
-        let ready: Vec<usize> =
-            self.striping.rails.iter().filter(|(_, rail)| ready(rail)).map(|(index, _)| index).collect();
+        let ready: Vec<usize> = self.rails.all.iter().filter(|(_, rail)| ready(rail)).map(|(index, _)| index).collect();
         for index in ready {
             // The number was made from 32 bits.
             #[allow(clippy::cast_possible_truncation)]
@@ -234,14 +233,14 @@ impl Tcp {
 
     /// Reads the available bytes of a rail, within the budget.
     fn read_rail<S: Sink>(&mut self, index: u32, sink: &mut S) {
-        let Some(rail) = self.striping.rails.get_mut(index as usize).filter(|rail| rail.is_up()) else { return };
+        let Some(rail) = self.rails.all.get_mut(index as usize).filter(|rail| rail.is_up()) else { return };
         let id = rail.link;
         let Some(link) = self.links.get(id).filter(|link| matches!(link.state, State::Up | State::Broken(_))) else {
             return;
         };
-        let Some(bundle) = self.striping.bundles.get_mut(&id) else { return };
+        let Some(bundle) = self.rails.bundles.get_mut(&id) else { return };
         let Rail { socket, flow, .. } = rail;
-        let (discard, receipts, position) = (&mut self.striping.discard, &mut bundle.receipts, link.rx.position());
+        let (discard, receipts, position) = (&mut self.rails.discard, &mut bundle.receipts, link.rx.position());
         discard.resize(DISCARD_BYTES, 0);
         let was_held = flow.intake.held_until.is_some();
         let Outcome { bytes, completed, receipt, mut end } = if self.config.encrypt {
@@ -251,9 +250,9 @@ impl Tcp {
             flow.intake.read(socket.as_fd(), receipts, discard, position, LinkId(id), sink)
         };
         flow.receipt_due |= completed;
-        self.striping.held -= usize::from(was_held);
-        self.striping.held += usize::from(flow.intake.held_until.is_some());
-        self.striping.bytes += bytes as u64;
+        self.rails.held -= usize::from(was_held);
+        self.rails.held += usize::from(flow.intake.held_until.is_some());
+        self.rails.bytes += bytes as u64;
         if let Some(receipt) = receipt {
             let done = |ctx| self.writer.report_done(LinkId(id), ctx);
             end = bundle.out.acknowledged(receipt, done).err().or(end);

@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 
 use rustix::event::epoll::{self, EventFlags};
 use weft_engine::nic::{LinkError, LinkId};
-use weft_os::Unshared;
+use weft_os::ForkClosedFd;
 
 use super::super::initiator::{Failure, Initiator};
 use super::super::stream::Keys;
@@ -33,8 +33,8 @@ const PAUSE_MS: u64 = 50;
 const PAUSE_MAX_MS: u64 = 10_000;
 /// A rail that has been up for this time in milliseconds is dialled again without a long pause.
 const LIVED_MS: u64 = 5000;
-/// Time in milliseconds in which a peer that has dialled before may replace its rails. Then a side that has pushes
-/// dials itself.
+/// Time in milliseconds during which a peer that dialled rails may dial them again. After it, a side with pushes dials
+/// itself.
 const COURTESY_MS: u64 = 1000;
 
 /// The pause after a number of failed dials.
@@ -50,7 +50,7 @@ impl Tcp {
         if !may || session.is_with_transmit_context() {
             return;
         }
-        let bundle = self.striping.bundles.entry(id).or_default();
+        let bundle = self.rails.bundles.entry(id).or_default();
         if !bundle.rails.is_empty() || !bundle.paths.is_empty() || bundle.refused {
             return;
         }
@@ -64,7 +64,7 @@ impl Tcp {
         if !self.links.get(id).is_some_and(|link| matches!(link.state, State::Up)) {
             return;
         }
-        let Some(bundle) = self.striping.bundles.get(&id) else { return };
+        let Some(bundle) = self.rails.bundles.get(&id) else { return };
         let due = bundle.missing().filter(|(_, path)| now_ms >= path.dial_at_ms);
         let due: Vec<usize> = due.map(|(ordinal, _)| ordinal).collect();
         for ordinal in due {
@@ -77,7 +77,7 @@ impl Tcp {
         #[allow(clippy::cast_possible_truncation)]
         let number = ordinal as u8;
         let Some(there) = self.address_of(id, number.into()) else { return };
-        let Some(bundle) = self.striping.bundles.get_mut(&id) else { return };
+        let Some(bundle) = self.rails.bundles.get_mut(&id) else { return };
         let ours = &self.config.addrs;
         let here = ours.get(ordinal % ours.len().max(1)).copied().filter(|_| ours.len() > 1);
         let here = here.filter(|here| here.is_ipv4() == there.is_ipv4());
@@ -101,10 +101,10 @@ impl Tcp {
         }) else {
             return;
         };
-        if let Some(path) = self.striping.bundles.get_mut(&id).and_then(|bundle| bundle.paths.get_mut(ordinal)) {
+        if let Some(path) = self.rails.bundles.get_mut(&id).and_then(|bundle| bundle.paths.get_mut(ordinal)) {
             path.rail = Some(index);
         }
-        let watches = self.striping.rails.get(index as usize);
+        let watches = self.rails.all.get(index as usize);
         let watches = watches.map(|rail| self.watch(&rail.socket, Token::Rail(index, generation), watched));
         if !matches!(watches, Some(Ok(()))) {
             self.lose_rail(index, "its socket cannot be watched");
@@ -113,9 +113,9 @@ impl Tcp {
 
     /// Enters a rail into the tables.
     fn add_rail(&mut self, rail: Rail) -> Option<u32> {
-        let bundle = self.striping.bundles.entry(rail.link).or_default();
-        let index = u32::try_from(self.striping.rails.vacant_key()).ok()?;
-        self.striping.rails.insert(rail);
+        let bundle = self.rails.bundles.entry(rail.link).or_default();
+        let index = u32::try_from(self.rails.all.vacant_key()).ok()?;
+        self.rails.all.insert(rail);
         bundle.rails.push(index);
         self.focus.disturb();
         Some(index)
@@ -124,12 +124,12 @@ impl Tcp {
     /// Continues a dialled rail whose socket reported an event.
     pub(super) fn continue_rail(&mut self, index: u32, now_ms: u64) {
         let Some(Rail { link: id, ordinal, socket, handshake: Some(initiator), .. }) =
-            self.striping.rails.get_mut(index as usize)
+            self.rails.all.get_mut(index as usize)
         else {
             return;
         };
         let (id, ordinal) = (*id, *ordinal);
-        let Some(bundle) = self.striping.bundles.get_mut(&id) else { return };
+        let Some(bundle) = self.rails.bundles.get_mut(&id) else { return };
         let Some(session) = self.links.get(id).and_then(|link| link.session.as_ref()) else { return };
         let (flag, number) = (wire::RAIL, ordinal.into());
         let mut call = Call { session, flag, number, further: &mut bundle.further };
@@ -137,7 +137,7 @@ impl Tcp {
             Ok(_) if initiator.is_connecting() => {}
             Ok(None) => {
                 // From now on the rail waits for the peer.
-                let Some(rail) = self.striping.rails.get_mut(index as usize) else { return };
+                let Some(rail) = self.rails.all.get_mut(index as usize) else { return };
                 if rail.watched != EventFlags::IN {
                     rail.watched = EventFlags::IN;
                     let data = epoll::EventData::new_u64(Token::Rail(index, rail.generation).pack());
@@ -164,7 +164,7 @@ impl Tcp {
     }
 
     fn rail_is_up(&mut self, index: u32, keys: Option<&Keys>) {
-        let Some(rail) = self.striping.rails.get_mut(index as usize) else { return };
+        let Some(rail) = self.rails.all.get_mut(index as usize) else { return };
         let id = rail.link;
         rail.handshake = None;
         sys::tune_within_host(rail.socket.as_fd());
@@ -175,12 +175,12 @@ impl Tcp {
     }
 
     /// Makes a connection that the peer has dialled a rail of a link.
-    pub(super) fn adopt_rail(&mut self, id: u32, ordinal: u8, socket: Unshared, keys: Option<&Keys>) {
+    pub(super) fn adopt_rail(&mut self, id: u32, ordinal: u8, socket: ForkClosedFd, keys: Option<&Keys>) {
         let same = |&index: &u32| {
-            let rail = self.striping.rails.get(index as usize);
+            let rail = self.rails.all.get(index as usize);
             rail.is_some_and(|rail| !rail.dialled && rail.ordinal == ordinal)
         };
-        let old = self.striping.bundles.get(&id).and_then(|bundle| bundle.rails.iter().copied().find(same));
+        let old = self.rails.bundles.get(&id).and_then(|bundle| bundle.rails.iter().copied().find(same));
         if let Some(old) = old {
             self.lose_rail(old, "the peer has replaced it");
         }
@@ -189,7 +189,7 @@ impl Tcp {
         let rail = Rail { link: id, ordinal, dialled, generation, socket, handshake, since_ms, watched, flow };
         let Some(index) = self.add_rail(rail) else { return };
         let data = epoll::EventData::new_u64(Token::Rail(index, generation).pack());
-        let socket = self.striping.rails.get(index as usize).map(|rail| &rail.socket);
+        let socket = self.rails.all.get(index as usize).map(|rail| &rail.socket);
         if let Some(Err(errno)) = socket.map(|socket| epoll::modify(&self.epoll, socket, data, watched)) {
             sys::cannot_watch(errno);
         }
@@ -199,13 +199,13 @@ impl Tcp {
     /// Drops a rail. Its unacknowledged segments go to other rails, and it is dialled again later.
     pub(super) fn lose_rail(&mut self, index: u32, why: &str) {
         let now_ms = sys::now_ms();
-        let Some(rail) = self.striping.rails.get(index as usize) else { return };
+        let Some(rail) = self.rails.all.get(index as usize) else { return };
         let (id, ordinal, dialled, was_up) = (rail.link, rail.ordinal, rail.dialled, rail.is_up());
         let taken = dialled && rail.handshake.as_ref().is_none_or(|initiator| initiator.awaits_peer());
         let lived = now_ms >= rail.since_ms + LIVED_MS;
         self.close_rail(index);
         self.stats.rails_lost += u64::from(was_up);
-        let Some(bundle) = self.striping.bundles.get_mut(&id) else { return };
+        let Some(bundle) = self.rails.bundles.get_mut(&id) else { return };
         bundle.rails.retain(|&other| other != index);
         let unfinished = bundle.out.outstanding(index);
         let level = if unfinished > 0 { log::Level::Info } else { log::Level::Debug };
@@ -223,7 +223,7 @@ impl Tcp {
         }
         // The rail may have lost a receipt.
         for &other in &bundle.rails {
-            if let Some(rail) = self.striping.rails.get_mut(other as usize) {
+            if let Some(rail) = self.rails.all.get_mut(other as usize) {
                 rail.flow.receipt_due = true;
             }
         }
@@ -233,29 +233,29 @@ impl Tcp {
 
     /// Closes a rail's connection.
     pub(super) fn close_rail(&mut self, index: u32) {
-        let Some(rail) = self.striping.rails.try_remove(index as usize) else { return };
-        self.striping.held -= usize::from(rail.flow.intake.held_until.is_some());
+        let Some(rail) = self.rails.all.try_remove(index as usize) else { return };
+        self.rails.held -= usize::from(rail.flow.intake.held_until.is_some());
         self.secrets.set(SECRET | index, None);
         self.unwatch(&rail.socket);
     }
 
     /// Plans the next [`Self::time_rails`].
     pub(super) fn plan_rail_scan(&mut self) {
-        if self.striping.next_scan_ms == u64::MAX {
-            self.striping.next_scan_ms = sys::now_ms() + SCAN_MS;
+        if self.rails.next_scan_ms == u64::MAX {
+            self.rails.next_scan_ms = sys::now_ms() + SCAN_MS;
         }
-        self.set_timer(self.striping.next_scan_ms);
+        self.set_timer(self.rails.next_scan_ms);
     }
 
     /// Dials rails that are due, and drops those whose peer's host is silent.
     pub(in super::super) fn time_rails(&mut self, now_ms: u64) {
-        if now_ms < self.striping.next_scan_ms {
-            return self.set_timer(self.striping.next_scan_ms);
+        if now_ms < self.rails.next_scan_ms {
+            return self.set_timer(self.rails.next_scan_ms);
         }
-        self.striping.next_scan_ms = u64::MAX;
+        self.rails.next_scan_ms = u64::MAX;
         let mut late = Vec::new();
         let mut again = false;
-        for (index, rail) in &mut self.striping.rails {
+        for (index, rail) in &mut self.rails.all {
             let (fd, handshake) = (rail.socket.as_fd(), rail.handshake.as_ref());
             let connecting = handshake.is_some_and(|initiator| initiator.is_connecting());
             let watched = handshake.is_some() || rail.flow.unproven;
@@ -275,13 +275,13 @@ impl Tcp {
             #[allow(clippy::cast_possible_truncation)]
             self.lose_rail(index as u32, "its host is silent");
         }
-        let mut ids: Vec<u32> = self.striping.bundles.keys().copied().collect();
+        let mut ids: Vec<u32> = self.rails.bundles.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
             self.dial_rails(id, now_ms);
             again |= self.dial_for_pushes(id, now_ms);
             let up = self.links.get(id).is_some_and(|link| matches!(link.state, State::Up));
-            if up && self.striping.bundles.get(&id).is_some_and(Bundle::is_stuck) {
+            if up && self.rails.bundles.get(&id).is_some_and(Bundle::is_stuck) {
                 self.report_end(id, LinkError::Cut);
             }
         }
@@ -292,7 +292,7 @@ impl Tcp {
 
     /// Has this side dial rails of a link whose pushes wait for the peer to do so. Returns whether any rail is missing.
     fn dial_for_pushes(&mut self, id: u32, now_ms: u64) -> bool {
-        let Some(bundle) = self.striping.bundles.get_mut(&id) else { return false };
+        let Some(bundle) = self.rails.bundles.get_mut(&id) else { return false };
         if !bundle.paths.is_empty() || !bundle.rails.is_empty() || bundle.out.is_empty() {
             bundle.alone_since_ms = None;
             return bundle.missing().next().is_some();
