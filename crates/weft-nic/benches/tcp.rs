@@ -62,7 +62,7 @@ fn device(encrypt: bool) -> Tcp {
         shm: false,
         tcp: true,
     };
-    Tcp::new(&TcpConfig { encrypt, ..TcpConfig::default() }, &parts).unwrap()
+    Tcp::new(&TcpConfig::default().with(|config| config.encrypt = encrypt), &parts).unwrap()
 }
 
 /// Two endpoints and their links to each other.

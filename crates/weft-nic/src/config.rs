@@ -104,7 +104,6 @@ impl Identity {
 
 impl Default for Config {
     fn default() -> Self {
-        let tcp = TcpConfig::default();
         Self {
             shm: true,
             tcp: true,
@@ -119,13 +118,13 @@ impl Default for Config {
             identity: None,
             named_socket: None,
             job_key: None,
-            encrypt: tcp.encrypt,
-            traffic_class: tcp.traffic_class,
-            connect_timeout_ms: tcp.connect_timeout_ms,
-            connect_retry_ms: tcp.connect_retry_ms,
+            encrypt: false,
+            traffic_class: 0,
+            connect_timeout_ms: 10_000,
+            connect_retry_ms: 1000,
             answer_timeout_ms: 3_600_000,
-            dead_peer_ms: tcp.dead_peer_ms,
-            resume_ms: tcp.resume_ms,
+            dead_peer_ms: 30_000,
+            resume_ms: 10_000,
             shm_eager_bytes: None,
             tcp_eager_bytes: None,
             on_unsent: None,
@@ -168,20 +167,13 @@ impl Config {
             admitted.clear();
         }
         Box::new(TcpConfig {
+            endpoint: Arc::new(self.clone()),
             bind,
             streams: extras.streams,
             streams_within_host: self.streams.is_some(),
             addrs,
             admitted,
-            open: self.open,
             job_key: self.job_key_bytes(),
-            encrypt: self.encrypt,
-            traffic_class: self.traffic_class,
-            connect_timeout_ms: self.connect_timeout_ms,
-            connect_retry_ms: self.connect_retry_ms,
-            answer_timeout_ms: self.answer_timeout_ms,
-            dead_peer_ms: self.dead_peer_ms,
-            resume_ms: self.resume_ms,
             eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
             uring: extras.uring,
             unsent: self.on_unsent.map(|call| Arc::new(Unsent::new(call))),

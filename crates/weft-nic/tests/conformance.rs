@@ -75,13 +75,12 @@ pub struct TcpDevice<const ENCRYPT: bool>;
 
 impl<const ENCRYPT: bool> TcpDevice<ENCRYPT> {
     fn open_with(config: TcpConfig) -> Tcp {
-        let config = TcpConfig {
-            encrypt: ENCRYPT,
-            connect_timeout_ms: 1000,
-            answer_timeout_ms: 1000,
-            connect_retry_ms: 100,
-            ..config
-        };
+        let config = config.with(|config| {
+            config.encrypt = ENCRYPT;
+            config.connect_timeout_ms = 1000;
+            config.answer_timeout_ms = 1000;
+            config.connect_retry_ms = 100;
+        });
         Tcp::new(&config, &parts(0)).unwrap()
     }
 }
@@ -95,7 +94,7 @@ impl<const ENCRYPT: bool> Device for TcpDevice<ENCRYPT> {
 
     fn open_service() -> Option<(Tcp, EpName)> {
         let bind = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-        let tcp = Self::open_with(TcpConfig { bind, open: true, ..TcpConfig::default() });
+        let tcp = Self::open_with(TcpConfig { bind, ..TcpConfig::default() }.with(|config| config.open = true));
         let service = EpName::service(tcp.local_addr());
         Some((tcp, service))
     }

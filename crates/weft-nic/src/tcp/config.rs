@@ -8,33 +8,18 @@ use std::sync::Arc;
 
 use super::Unsent;
 use super::wire::VERSION;
-use crate::Uring;
+use crate::{Config, Uring};
 
 /// Settings of the TCP device. Sizes in bytes, times in milliseconds.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
+    /// The settings of the endpoint. The device takes those from here that it shares with others; the fields below are
+    /// derived from the rest, or are its own.
+    pub endpoint: Arc<Config>,
     /// The service to listen at. `None`: any free port of the address in the endpoint's name.
     pub bind: Option<SocketAddr>,
-    /// Accept peers that know only the address and port.
-    pub open: bool,
     /// An optional secret, which both sides must share.
     pub job_key: Option<[u8; 32]>,
-    /// Encrypt connections. Both sides must have the same setting.
-    pub encrypt: bool,
-    /// IP_TOS and IPV6_TCLASS.
-    pub traffic_class: u8,
-    /// Time limit for making a connection and, with a service name, for each answer.
-    pub connect_timeout_ms: u64,
-    /// Time during which a refused connection is tried again.
-    pub connect_retry_ms: u64,
-    /// Time limit for an answer from an endpoint whose host has accepted the connection. The endpoint may be busy
-    /// computing.
-    pub answer_timeout_ms: u64,
-    /// Time after which a host that acknowledges nothing is considered dead. 0: the kernel's own limits.
-    pub dead_peer_ms: u64,
-    /// Time during which a peer with a broken connection is dialled while its host cannot be reached. 0: it is not
-    /// dialled.
-    pub resume_ms: u64,
     /// SO_SNDBUF. `None`: the kernel's choice.
     pub send_buffer_bytes: Option<usize>,
     /// SO_RCVBUF. `None`: the kernel's choice.
@@ -68,16 +53,9 @@ pub struct TcpConfig {
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {
+            endpoint: Arc::new(Config { answer_timeout_ms: 120_000, ..Config::default() }),
             bind: None,
-            open: false,
             job_key: None,
-            encrypt: false,
-            traffic_class: 0,
-            connect_timeout_ms: 10_000,
-            connect_retry_ms: 1000,
-            answer_timeout_ms: 120_000,
-            dead_peer_ms: 30_000,
-            resume_ms: 10_000,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
             eager_bytes: 32 * 1024,
@@ -92,6 +70,15 @@ impl Default for TcpConfig {
             unsent: None,
             version: VERSION,
         }
+    }
+}
+
+impl TcpConfig {
+    /// These settings, with a change of the endpoint's.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(Arc::make_mut(&mut self.endpoint));
+        self
     }
 }
 

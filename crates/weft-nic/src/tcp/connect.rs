@@ -127,8 +127,8 @@ impl Attempt {
             refused: false,
             dropped: 0,
             dial_at_ms: now_ms,
-            retry_until_ms: now_ms.saturating_add(config.connect_retry_ms),
-            deadline_ms: now_ms.saturating_add(config.connect_timeout_ms),
+            retry_until_ms: now_ms.saturating_add(config.endpoint.connect_retry_ms),
+            deadline_ms: now_ms.saturating_add(config.endpoint.connect_timeout_ms),
         }
     }
 
@@ -182,7 +182,7 @@ impl Attempt {
 
     /// Limits the time for a peer whose host has fallen silent after it had answered: it has as long as at first.
     pub(super) fn has_lost(&mut self, config: &TcpConfig, now_ms: u64) {
-        self.deadline_ms = self.deadline_ms.min(now_ms.saturating_add(config.connect_timeout_ms));
+        self.deadline_ms = self.deadline_ms.min(now_ms.saturating_add(config.endpoint.connect_timeout_ms));
     }
 
     /// Whether the deadline has passed. Before a planned dial it does not count.
@@ -201,7 +201,7 @@ impl Attempt {
         self.dial_at_ms = now_ms;
         if now_ms >= self.deadline_ms {
             // The dial was planned in time, but this process did not poll.
-            self.deadline_ms = now_ms.saturating_add(config.connect_timeout_ms);
+            self.deadline_ms = now_ms.saturating_add(config.endpoint.connect_timeout_ms);
         }
         let socket = self.initiator.dial(&self.address(), config).map_err(socket_failure)?;
         self.found = None;
@@ -249,7 +249,7 @@ impl Attempt {
         self.at_second = !self.at_second;
         self.dial_at_ms = now_ms;
         if !self.refused {
-            self.retry_until_ms = now_ms.saturating_add(config.connect_retry_ms);
+            self.retry_until_ms = now_ms.saturating_add(config.endpoint.connect_retry_ms);
         }
     }
 
@@ -287,7 +287,8 @@ impl NewLink<'_> {
     /// name may be busy computing.
     fn extend_deadline(&mut self) {
         let full = self.peer.is_full();
-        let patience_ms = if full { self.config.answer_timeout_ms } else { self.config.connect_timeout_ms };
+        let patience_ms =
+            if full { self.config.endpoint.answer_timeout_ms } else { self.config.endpoint.connect_timeout_ms };
         *self.deadline_ms = (*self.deadline_ms).max(self.now_ms.saturating_add(patience_ms));
     }
 }

@@ -142,7 +142,8 @@ impl HalfOpen {
 
     /// The time at which the connection is dropped.
     pub(super) fn deadline_ms(&self, config: &TcpConfig) -> u64 {
-        let patience_ms = if self.is_greeted() { config.answer_timeout_ms } else { config.connect_timeout_ms };
+        let patience_ms =
+            if self.is_greeted() { config.endpoint.answer_timeout_ms } else { config.endpoint.connect_timeout_ms };
         self.since_ms.saturating_add(patience_ms)
     }
 

@@ -196,8 +196,8 @@ impl Tcp {
             local: Local {
                 name,
                 job_key: config.job_key,
-                open: config.open,
-                encrypt: config.encrypt,
+                open: config.endpoint.open,
+                encrypt: config.endpoint.encrypt,
                 version: config.version,
             },
             addr,
@@ -222,7 +222,7 @@ impl Tcp {
             pace: Pace::new(),
             focus: Focus::new(),
             rails: Rails::new(),
-            chains: Box::new(Chains::new(if config.encrypt { Uring::No } else { config.uring })),
+            chains: Box::new(Chains::new(if config.endpoint.encrypt { Uring::No } else { config.uring })),
             events: None,
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,
@@ -434,7 +434,7 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let fd = socket.as_fd();
-        let pumped = if self.config.encrypt {
+        let pumped = if self.config.endpoint.encrypt {
             let Some(wire) = self.secrets.of(id, fd) else { return };
             self.writer.pump(wire, &mut link.tx, &mut link.rx, SEND_BUDGET_BYTES)
         } else {
@@ -573,7 +573,7 @@ impl Nic for Tcp {
 
     #[inline]
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
-        if self.config.encrypt {
+        if self.config.endpoint.encrypt {
             return self.send_sealed(link, head, body);
         }
         self.send_on::<false>(link, head, body)
@@ -654,7 +654,7 @@ impl Nic for Tcp {
     }
 
     fn held_bytes(&self, link: LinkId) -> usize {
-        let sealed = if self.config.encrypt { self.secrets.held_bytes(link.0) } else { 0 };
+        let sealed = if self.config.endpoint.encrypt { self.secrets.held_bytes(link.0) } else { 0 };
         self.links.get(link.0).map_or(0, |link| link.tx.unacked() + link.rx.held_bytes()) + sealed
     }
 

@@ -274,7 +274,7 @@ impl Tcp {
     /// Reads the available bytes of a link, within the budget.
     #[inline(always)]
     fn read<S: Sink>(&mut self, id: u32, sink: &mut S) {
-        if self.config.encrypt {
+        if self.config.endpoint.encrypt {
             return self.read_sealed(id, sink);
         }
         self.read_on::<false, S>(id, sink);

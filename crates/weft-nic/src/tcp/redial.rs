@@ -129,11 +129,11 @@ impl Redial {
             Retry(why) => why,
         };
         if std::mem::take(&mut self.lives) {
-            let answer_ms = config.answer_timeout_ms;
+            let answer_ms = config.endpoint.answer_timeout_ms;
             let called_until_ms = *self.called_until_ms.get_or_insert(now_ms.saturating_add(answer_ms));
             let next_ms = now_ms + ASK_MS;
             self.wake_ms = next_ms.min(called_until_ms);
-            self.until_ms = self.until_ms.max(next_ms.saturating_add(config.resume_ms));
+            self.until_ms = self.until_ms.max(next_ms.saturating_add(config.endpoint.resume_ms));
             self.refused_since_ms = None;
             self.initiator.reset();
             return if now_ms >= called_until_ms { Err(LinkError::Gone) } else { Ok(()) };
@@ -141,7 +141,7 @@ impl Redial {
         if self.awaits_peer() {
             // The host was reached, and the process may live.
             self.dropped += 1;
-            self.until_ms = self.until_ms.max(now_ms.saturating_add(config.resume_ms));
+            self.until_ms = self.until_ms.max(now_ms.saturating_add(config.endpoint.resume_ms));
             self.refused_since_ms = None;
         } else if why == LinkError::Refused {
             let since_ms = *self.refused_since_ms.get_or_insert(now_ms);
@@ -175,7 +175,7 @@ impl Redial {
     ) -> Result<Option<(u64, Option<Keys>)>, Failure> {
         let Self { initiator, wake_ms, lives, .. } = self;
         let mut exchange = Resumption { session, position, config, now_ms, wake_ms, lives };
-        initiator.advance(socket, &mut exchange, config.encrypt)
+        initiator.advance(socket, &mut exchange, config.endpoint.encrypt)
     }
 }
 
@@ -207,7 +207,7 @@ impl Exchange for Resumption<'_> {
 
     fn hello_sent(&mut self) {
         // The peer's host listens, but its process may be busy computing.
-        *self.wake_ms = self.now_ms.saturating_add(self.config.answer_timeout_ms);
+        *self.wake_ms = self.now_ms.saturating_add(self.config.endpoint.answer_timeout_ms);
     }
 
     fn finish(&mut self, hello: &Hello, answer: &Answer) -> Result<(Finish, Key), Failure> {

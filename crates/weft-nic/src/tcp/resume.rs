@@ -59,7 +59,7 @@ impl Tcp {
     /// Handles the end of a link's connection without a goodbye. True: the link is being resumed. `silent_ms`: the time
     /// in milliseconds for which the peer's host has been silent.
     pub(super) fn connection_lost(&mut self, id: u32, silent_ms: u64) -> bool {
-        if self.config.resume_ms == 0 {
+        if self.config.endpoint.resume_ms == 0 {
             return false;
         }
         let now_ms = sys::now_ms();
@@ -67,8 +67,11 @@ impl Tcp {
         let Some(session) = &mut link.session else { return false };
         let pending = link.tx.unacked() > 0 || link.tx.pushes() > 0 || link.rx.owes_ack();
         session.breaks(link.rx.position().wrapping_add(link.tx.acknowledged()), pending, now_ms);
-        let patience_ms =
-            self.config.resume_ms.max(self.config.dead_peer_ms.saturating_sub(silent_ms) * u64::from(silent_ms > 0));
+        let patience_ms = self
+            .config
+            .endpoint
+            .resume_ms
+            .max(self.config.endpoint.dead_peer_ms.saturating_sub(silent_ms) * u64::from(silent_ms > 0));
         let mut redial = Redial::new(session, now_ms.saturating_add(patience_ms), now_ms);
         if redial.is_hopeless() {
             return false;
@@ -340,7 +343,7 @@ impl Tcp {
         let session = self.links.get(resumption.link).and_then(|link| link.session.as_ref());
         let (Some(half), Some(session)) = (self.halves.get(index), session) else { return Err(LinkError::Gone) };
         let dialogue = [resumption.hello.as_bytes(), answer_body(&resumption.answer), finish.as_bytes()];
-        self.config.encrypt.then(|| half.agree(session.key(), &dialogue)).transpose()
+        self.config.endpoint.encrypt.then(|| half.agree(session.key(), &dialogue)).transpose()
     }
 
     /// Answers a finish with the status of a refusal, and drops the half-open connection.
@@ -348,7 +351,7 @@ impl Tcp {
         let verdict = ReturnVerdict { status, ..ReturnVerdict::new_zeroed() };
         if let Some(half) = self.halves.get(index) {
             let mut said = verdict.as_bytes().to_vec();
-            if self.config.encrypt {
+            if self.config.endpoint.encrypt {
                 said.resize(said.len() + noise::message_bytes(said.len()), 0);
             }
             let _ = send_handshake(half.socket.as_fd(), &said);

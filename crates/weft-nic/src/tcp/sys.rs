@@ -295,14 +295,14 @@ pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<For
     if let Some(bytes) = config.receive_buffer_bytes {
         sockopt::set_socket_recv_buffer_size(&socket, bytes)?;
     }
-    match (config.traffic_class, addr) {
+    match (config.endpoint.traffic_class, addr) {
         (0, _) => {}
         (class, SocketAddr::V4(_)) => sockopt::set_ip_tos(&socket, class)?,
         (class, SocketAddr::V6(_)) => sockopt::set_ipv6_tclass(&socket, class.into())?,
     }
     sockopt::set_tcp_nodelay(&socket, true)?;
-    if config.dead_peer_ms > 0 {
-        let total_s = config.dead_peer_ms.div_ceil(1000).max(u64::from(PROBES) + 1);
+    if config.endpoint.dead_peer_ms > 0 {
+        let total_s = config.endpoint.dead_peer_ms.div_ceil(1000).max(u64::from(PROBES) + 1);
         let interval_s = (total_s / 2).div_ceil(u64::from(PROBES)).max(1);
         let idle_s = total_s.saturating_sub(interval_s * u64::from(PROBES)).max(1);
         sockopt::set_socket_keepalive(&socket, true)?;
@@ -471,7 +471,7 @@ mod tests {
     /// them from its listener.
     #[test]
     fn accepted_sockets_inherit_the_listeners_options() {
-        let class = |traffic_class| TcpConfig { traffic_class, ..TcpConfig::default() };
+        let class = |traffic_class| TcpConfig::default().with(|config| config.traffic_class = traffic_class);
         for addr in ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse::<SocketAddr>().unwrap()) {
             let Ok(listener) = stream_socket(&addr, &class(0xb8)) else {
                 assert!(addr.is_ipv6(), "only IPv6 may be missing");
@@ -492,7 +492,7 @@ mod tests {
                 let [idle, between] =
                     [sockopt::tcp_keepidle(&socket), sockopt::tcp_keepintvl(&socket)].map(Result::unwrap);
                 let last = between * sockopt::tcp_keepcnt(&socket).unwrap();
-                assert_eq!(idle + last, Duration::from_millis(TcpConfig::default().dead_peer_ms), "{addr}");
+                assert_eq!(idle + last, Duration::from_millis(TcpConfig::default().endpoint.dead_peer_ms), "{addr}");
                 let found = if addr.is_ipv4() {
                     sockopt::ip_tos(&socket).unwrap().into()
                 } else {

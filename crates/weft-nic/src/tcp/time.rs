@@ -79,7 +79,7 @@ impl Tcp {
 
     /// Starts the periodic [`Self::scan`].
     pub(super) fn plan_scan(&mut self) {
-        if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
+        if self.next_scan_ms == u64::MAX && self.config.endpoint.dead_peer_ms > 0 {
             self.next_scan_ms = sys::now_ms() + self.scan_ms();
             self.set_timer(self.next_scan_ms);
         }
@@ -133,11 +133,11 @@ impl Tcp {
     /// The time in milliseconds for which a host may leave bytes unacknowledged. If the link can be resumed, the limit
     /// is shorter: a device in the network may have forgotten the old connection, and a new one does no harm.
     fn patience_ms(&self) -> u64 {
-        self.config.dead_peer_ms / if self.config.resume_ms > 0 { STALLS } else { 1 }
+        self.config.endpoint.dead_peer_ms / if self.config.endpoint.resume_ms > 0 { STALLS } else { 1 }
     }
 
     /// The interval in milliseconds between two scans.
     fn scan_ms(&self) -> u64 {
-        (self.patience_ms() / 2).clamp(10, (self.config.dead_peer_ms / 4).max(10))
+        (self.patience_ms() / 2).clamp(10, (self.config.endpoint.dead_peer_ms / 4).max(10))
     }
 }

@@ -20,7 +20,10 @@ const SAID: usize = 112 + 48 + 48;
 
 fn settings(encrypt: bool) -> TcpConfig {
     // The end of a connection must end the link.
-    TcpConfig { encrypt, resume_ms: 0, ..config() }
+    config().with(|config| {
+        config.encrypt = encrypt;
+        config.resume_ms = 0;
+    })
 }
 
 fn pair(encrypt: [bool; 2]) -> World<super::Tcp> {
@@ -237,7 +240,7 @@ fn an_encrypted_link_outlives_its_connection() {
 
 fn resume_under(attack: Attack) {
     // The names are those of different hosts, so that the initiator dials first.
-    let mut world = super::resume::far_world(&TcpConfig { encrypt: true, ..config() });
+    let mut world = super::resume::far_world(&config().with(|config| config.encrypt = true));
     let (name, attacked) = attacker(world.nodes[1].name(), attack);
     let near = world.nodes[0].connect(&name);
     world.until("up", |nodes| nodes.iter().all(|node| !node.inbox.up.is_empty()));

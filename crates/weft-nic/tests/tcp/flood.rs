@@ -21,7 +21,10 @@ pub fn dial_from(from: u8, to: SocketAddr) -> TcpStream {
 }
 
 fn patient() -> TcpConfig {
-    TcpConfig { connect_timeout_ms: 8000, answer_timeout_ms: 8000, ..config() }
+    config().with(|config| {
+        config.connect_timeout_ms = 8000;
+        config.answer_timeout_ms = 8000;
+    })
 }
 
 /// All connections have one source: no peer waits for a stranger's grace period.
@@ -55,7 +58,7 @@ fn connections_of_many_sources_are_bounded() {
 /// A hello that arrives one byte at a time holds a place only until another connection needs it.
 #[test]
 fn slow_hellos_are_cut_off() {
-    let settings = TcpConfig { half_open: 8, connect_timeout_ms: 500, ..patient() };
+    let settings = TcpConfig { half_open: 8, ..patient() }.with(|config| config.connect_timeout_ms = 500);
     let mut world = world(&settings, 2);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
@@ -124,7 +127,7 @@ fn ten_thousand_connections_cost_few_descriptors() {
 #[test]
 fn a_connection_that_had_to_make_room_is_made_again() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut node = super::Node::new(open(&TcpConfig { connect_retry_ms: 1, ..patient() }));
+    let mut node = super::Node::new(open(&patient().with(|config| config.connect_retry_ms = 1)));
     let peer = super::moved(&EpName::full(&parts("127.0.0.1")), listener.local_addr().unwrap());
     let link = node.connect(&peer);
     listener.set_nonblocking(true).unwrap();

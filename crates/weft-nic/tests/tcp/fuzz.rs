@@ -317,7 +317,10 @@ fn answers() {
         wrong[..100].to_vec(),
         b"220 mail ESMTP\r\n".to_vec(),
     ];
-    let mut node = Node::new(open(&TcpConfig { connect_retry_ms: 0, resume_ms: 0, ..settings() }));
+    let mut node = Node::new(open(&settings().with(|config| {
+        config.connect_retry_ms = 0;
+        config.resume_ms = 0;
+    })));
     // The numbers of answers with a wrong proof, of answers with the right one, and of links.
     let (mut judged, mut proven, mut links) = (0, 0, 0);
     fuzz("tcp-answers", &seeds, |input| {

@@ -339,7 +339,13 @@ fn unacknowledged_bytes_are_bounded() {
 /// A connection with a hello but without a finish is dropped after the time limit.
 #[test]
 fn half_a_handshake_times_out() {
-    let mut world = world(&TcpConfig { connect_timeout_ms: 200, answer_timeout_ms: 300, ..config() }, 1);
+    let mut world = world(
+        &config().with(|config| {
+            config.connect_timeout_ms = 200;
+            config.answer_timeout_ms = 300;
+        }),
+        1,
+    );
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
         let mut silent = raw::dial(target.socket());
@@ -366,7 +372,9 @@ fn a_service_name_is_not_enough_for_a_closed_endpoint() {
 /// Endpoints of different jobs do not connect, by full name or by service.
 #[test]
 fn job_keys_must_agree() {
-    let with_key = |byte: Option<u8>| open(&TcpConfig { job_key: byte.map(|byte| [byte; 32]), open: true, ..config() });
+    let with_key = |byte: Option<u8>| {
+        open(&TcpConfig { job_key: byte.map(|byte| [byte; 32]), ..config() }.with(|config| config.open = true))
+    };
     for (mine, theirs, agree) in [(Some(1), Some(1), true), (Some(1), Some(2), false), (None, Some(1), false)] {
         let mut world =
             super::World { nodes: [mine, theirs].into_iter().map(|key| super::Node::new(with_key(key))).collect() };

@@ -21,7 +21,7 @@ fn the_end(world: &mut World<Tcp>) -> LinkError {
 
 #[test]
 fn refusals_are_tried_again_for_a_while() {
-    let mut world = world(&TcpConfig { connect_retry_ms: 300, ..config() }, 1);
+    let mut world = world(&config().with(|config| config.connect_retry_ms = 300), 1);
     let nobody = moved(&EpName::full(&parts("127.0.0.1")), free_socket());
     let start = Instant::now();
     world.nodes[0].connect(&nobody);
@@ -33,7 +33,13 @@ fn refusals_are_tried_again_for_a_while() {
 /// The peer begins to listen only after the first attempts.
 #[test]
 fn a_late_listener_is_reached() {
-    let mut world = world(&TcpConfig { connect_retry_ms: 3000, connect_timeout_ms: 5000, ..config() }, 1);
+    let mut world = world(
+        &config().with(|config| {
+            config.connect_retry_ms = 3000;
+            config.connect_timeout_ms = 5000;
+        }),
+        1,
+    );
     let socket = free_socket();
     let late = EpName::service(socket);
     world.nodes[0].connect(&late);
@@ -41,7 +47,7 @@ fn a_late_listener_is_reached() {
     while start.elapsed() < Duration::from_millis(150) {
         world.nodes[0].poll();
     }
-    let bind = TcpConfig { bind: Some(socket), open: true, ..config() };
+    let bind = TcpConfig { bind: Some(socket), ..config() }.with(|config| config.open = true);
     world.nodes.push(Node::new(open(&bind)));
     world.until("both up", |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
 }
@@ -49,7 +55,13 @@ fn a_late_listener_is_reached() {
 /// The kernel accepts the connection, but no process answers.
 #[test]
 fn the_wait_for_an_answer_ends_as_configured() {
-    let mut world = world(&TcpConfig { connect_timeout_ms: 200, answer_timeout_ms: 600, ..config() }, 1);
+    let mut world = world(
+        &config().with(|config| {
+            config.connect_timeout_ms = 200;
+            config.answer_timeout_ms = 600;
+        }),
+        1,
+    );
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = listener.local_addr().unwrap();
     for (name, least_ms) in [(EpName::service(socket), 200), (moved(&EpName::full(&parts("127.0.0.1")), socket), 600)] {
@@ -70,7 +82,7 @@ fn a_full_queue_times_out() {
     let socket = listener.local_addr().unwrap();
     let _fill: Vec<_> =
         (0..3).map(|_| std::net::TcpStream::connect_timeout(&socket, Duration::from_millis(100))).collect();
-    let mut world = world(&TcpConfig { connect_timeout_ms: 300, ..config() }, 1);
+    let mut world = world(&config().with(|config| config.connect_timeout_ms = 300), 1);
     world.nodes[0].connect(&EpName::service(socket));
     assert_eq!(the_end(&mut world), LinkError::Timeout);
 }
@@ -78,7 +90,7 @@ fn a_full_queue_times_out() {
 /// An acceptor that hangs up during the handshake, because it had to make room, is dialled again.
 #[test]
 fn a_dropped_handshake_is_repeated() {
-    let mut world = world(&TcpConfig { connect_timeout_ms: 5000, ..config() }, 2);
+    let mut world = world(&config().with(|config| config.connect_timeout_ms = 5000), 2);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let front = listener.local_addr().unwrap();
     let back = world.nodes[1].nic.local_addr();
@@ -154,7 +166,7 @@ fn an_address_that_is_taken_is_named() {
 /// A sleeping thread is woken by a connection, by a message, and in time for its timers.
 #[test]
 fn sleeping_ends_when_there_is_something_to_do() {
-    let mut world = world(&TcpConfig { connect_timeout_ms: 300, ..config() }, 2);
+    let mut world = world(&config().with(|config| config.connect_timeout_ms = 300), 2);
     let sleeper = world.nodes[0].name();
     rest(&mut world.nodes[0]);
     assert!(!sleep(&mut world.nodes[0], 50), "nothing to do");
@@ -232,7 +244,7 @@ fn free_socket() -> SocketAddr {
 /// The link of a killed peer ends as `Gone`, after whole messages only.
 #[test]
 fn a_killed_process_is_gone() {
-    let mut world = world(&TcpConfig { connect_timeout_ms: 3000, ..config() }, 1);
+    let mut world = world(&config().with(|config| config.connect_timeout_ms = 3000), 1);
     let me = world.nodes[0].name();
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "links::child_that_streams", "--ignored", "--nocapture"])

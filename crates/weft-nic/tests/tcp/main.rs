@@ -29,7 +29,11 @@ use weft_nic::{Tcp, TcpConfig};
 
 /// Short time limits, so that no test waits long.
 fn config() -> TcpConfig {
-    TcpConfig { connect_timeout_ms: 1000, answer_timeout_ms: 1000, connect_retry_ms: 100, ..TcpConfig::default() }
+    TcpConfig::default().with(|config| {
+        config.connect_timeout_ms = 1000;
+        config.answer_timeout_ms = 1000;
+        config.connect_retry_ms = 100;
+    })
 }
 
 fn parts(ip: &str) -> NameParts {

@@ -124,7 +124,10 @@ fn dialogue(world: &mut World<Tcp>, links: [LinkId; 2]) {
 
 /// Links two endpoints through a forwarder with these cuts, and makes them talk. Returns the number of resumptions.
 fn talk_through(cuts: Vec<Cut>) -> u64 {
-    let mut world = far_world(&TcpConfig { connect_timeout_ms: 20_000, answer_timeout_ms: 20_000, ..config() });
+    let mut world = far_world(&config().with(|config| {
+        config.connect_timeout_ms = 20_000;
+        config.answer_timeout_ms = 20_000;
+    }));
     let (front, stop, thread) = forwarder(world.nodes[1].nic.local_addr(), cuts);
     let peer = moved(&world.nodes[1].name(), front);
     let near = world.nodes[0].connect(&peer);
@@ -214,7 +217,7 @@ fn a_mixed_stream_survives_many_breaks() {
         };
         mixed_stream(far_world(&settings), 40);
         mixed_stream(world(&settings, 2), 20);
-        mixed_stream(far_world(&TcpConfig { encrypt: true, ..settings }), 20);
+        mixed_stream(far_world(&settings.with(|config| config.encrypt = true)), 20);
     }
 }
 
@@ -282,7 +285,10 @@ fn mixed_stream(mut world: World<Tcp>, breaks: usize) {
 /// A device in the network passes handshakes and nothing else: resumptions then slow down.
 #[test]
 fn connections_without_progress_come_ever_later() {
-    let settings = TcpConfig { connect_timeout_ms: 20_000, answer_timeout_ms: 20_000, ..config() };
+    let settings = config().with(|config| {
+        config.connect_timeout_ms = 20_000;
+        config.answer_timeout_ms = 20_000;
+    });
     let mut world = far_world(&settings);
     // The other end cannot call: its peer's name has an unreachable address.
     let nowhere = NameParts { host_id: 1, ..parts("255.255.255.255") };
@@ -489,12 +495,12 @@ fn resumption_ends_after_its_time_limit() {
     let at = listener.local_addr().unwrap();
     let _fill: Vec<_> = (0..3).map(|_| TcpStream::connect_timeout(&at, Duration::from_millis(100))).collect();
     for resume_ms in [1500, 400] {
-        let (why, took) = time_to_end(&TcpConfig { resume_ms, ..config() }, at, 2);
+        let (why, took) = time_to_end(&config().with(|config| config.resume_ms = resume_ms), at, 2);
         assert_eq!(why, LinkError::Cut);
         let least = Duration::from_millis(resume_ms.min(1000));
         assert!((least..Duration::from_millis(resume_ms + 2500)).contains(&took), "{resume_ms}: {took:?}");
     }
-    let (why, took) = time_to_end(&TcpConfig { resume_ms: 0, ..config() }, at, 2);
+    let (why, took) = time_to_end(&config().with(|config| config.resume_ms = 0), at, 2);
     assert_eq!(why, LinkError::Gone);
     assert!(took < Duration::from_millis(300), "{took:?}");
 }

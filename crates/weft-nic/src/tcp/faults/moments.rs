@@ -48,7 +48,7 @@ fn made() -> usize {
 #[test]
 fn a_link_of_a_transmit_context_waits_to_be_called() {
     for (encrypt, to) in [(false, 0), (false, 1), (true, 1)] {
-        let config = TcpConfig { encrypt, ..TcpConfig::default() };
+        let config = TcpConfig::default().with(|config| config.encrypt = encrypt);
         let mut quiet = Quiet::new(&config);
         quiet.0.extend(contexts(&config, 1).map(|tcp| (tcp, Default::default())));
         let links = joined(&mut quiet, 3, to);
@@ -81,7 +81,7 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
         let last = made() - 1;
         lose(last, 1);
         lose(last, 0);
-        quiet.pass(config.answer_timeout_ms - 5000);
+        quiet.pass(config.endpoint.answer_timeout_ms - 5000);
         assert_eq!(quiet.0[to].1.down, []);
         quiet.pass(10_000);
         assert_eq!(quiet.0[to].1.down, [(links[1], LinkError::Gone)]);
@@ -233,7 +233,10 @@ fn a_host_that_vanishes_in_the_handshake_is_given_up() {
 #[test]
 fn a_refused_caller_waits_for_a_late_listener() {
     let (connect_retry_ms, connect_timeout_ms) = (12_000, 12_000);
-    let mut quiet = Quiet::new(&TcpConfig { connect_retry_ms, connect_timeout_ms, ..TcpConfig::default() });
+    let mut quiet = Quiet::new(&TcpConfig::default().with(|config| {
+        config.connect_retry_ms = connect_retry_ms;
+        config.connect_timeout_ms = connect_timeout_ms;
+    }));
     net::with(|net| net.refuses = true);
     let there = quiet.0[1].0.name();
     let link = quiet.0[0].0.connect(&there).expect("a call");
@@ -293,7 +296,7 @@ fn a_listener_that_came_while_the_caller_was_away_is_called() {
 
 /// Many attempts by name or by service name, without polls since.
 fn crowd(by_service: bool) -> Quiet {
-    let mut quiet = Quiet::new(&TcpConfig { open: by_service, ..TcpConfig::default() });
+    let mut quiet = Quiet::new(&TcpConfig::default().with(|config| config.open = by_service));
     let name = quiet.0[1].0.name();
     let there = if by_service { EpName::service(name.socket()) } else { name };
     for _ in 0..CROWD {

@@ -123,7 +123,7 @@ impl Drop for Quiet {
 #[test]
 fn an_unread_verdict_survives_a_call_of_the_acceptor() {
     for encrypt in [false, true] {
-        let mut two = Quiet::new(&TcpConfig { encrypt, ..TcpConfig::default() });
+        let mut two = Quiet::new(&TcpConfig::default().with(|config| config.encrypt = encrypt));
         two.call(0, 1);
         assert_eq!((two.0[0].1.up.len(), two.0[1].1.up.len()), (0, 1), "the verdict has just been sent");
 

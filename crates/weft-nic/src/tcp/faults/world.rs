@@ -375,7 +375,7 @@ impl World {
         }
         net::install(Some(Net::new(random.bits(), faults)));
         let segment_bytes = [256 * 1024, 100, 3001, 65_536][if bulk { 0 } else { random.below(4) }];
-        let mut config = TcpConfig { encrypt, segment_bytes, ..TcpConfig::default() };
+        let mut config = TcpConfig { segment_bytes, ..TcpConfig::default() }.with(|config| config.encrypt = encrypt);
         if rails {
             config.streams = 2 + random.below(2);
             config.streams_within_host = true;
@@ -553,7 +553,7 @@ impl World {
             expect("half-open connections", tcp.halves.len(), 0);
             expect("closed links", tcp.agenda.len(Task::Close), 0);
             expect("calls", tcp.agenda.len(Task::Connect), 0);
-            expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends + tcp.rails.up() } else { 0 });
+            expect("secrets", tcp.secrets.len(), if tcp.config.endpoint.encrypt { ends + tcp.rails.up() } else { 0 });
             expect("pushes on rails", usize::from(!tcp.rails.is_drained()), 0);
             expect("rails being made", tcp.rails.len(), tcp.rails.up());
             expect("rails that wait", usize::from(tcp.rails.is_held()), 0);

@@ -133,7 +133,7 @@ impl Tcp {
                 || bundle.out.take(index, sent, self.config.stripe_bytes),
             );
             let done = |ctx| writer.report_done(LinkId(id), ctx);
-            let n = if self.config.encrypt {
+            let n = if self.config.endpoint.encrypt {
                 let Some(wire) = self.secrets.of(SECRET | index, socket.as_fd()) else { break };
                 flow.write(wire, &mut bundle.out, done)
             } else {
@@ -243,7 +243,7 @@ impl Tcp {
         let (discard, receipts, position) = (&mut self.rails.discard, &mut bundle.receipts, link.rx.position());
         discard.resize(DISCARD_BYTES, 0);
         let was_held = flow.intake.held_until.is_some();
-        let Outcome { bytes, completed, receipt, mut end } = if self.config.encrypt {
+        let Outcome { bytes, completed, receipt, mut end } = if self.config.endpoint.encrypt {
             let Some(wire) = self.secrets.of(SECRET | index, socket.as_fd()) else { return };
             flow.intake.read(wire, receipts, discard, position, LinkId(id), sink)
         } else {

@@ -133,7 +133,7 @@ impl Tcp {
         let Some(session) = self.links.get(id).and_then(|link| link.session.as_ref()) else { return };
         let (flag, number) = (wire::RAIL, ordinal.into());
         let mut call = Call { session, flag, number, further: &mut bundle.further };
-        match initiator.advance(socket.as_fd(), &mut call, self.config.encrypt) {
+        match initiator.advance(socket.as_fd(), &mut call, self.config.endpoint.encrypt) {
             Ok(_) if initiator.is_connecting() => {}
             Ok(None) => {
                 // From now on the rail waits for the peer.
