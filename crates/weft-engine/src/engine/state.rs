@@ -59,6 +59,8 @@ impl State {
         if dead.is_empty() && !in_use {
             self.peers[peer_id].set_connect_failure(why);
         }
+        // The end of an operation may fail a group. Its messages of the lost link must not be acknowledged to the next.
+        let announced = announced.saturating_sub(self.collective_peer_lost(peer_id, why, in_use));
         for index in dead.into_iter().skip(planted!(Bug::DeathForgotten, 0, 1)) {
             // The device stops using the memory before `down`, or within `close`, which follows the poll. The
             // client learns of the failure, and registrations end, after that.
@@ -90,7 +92,6 @@ impl State {
         if let Some(parts) = parts {
             self.abort_multipart(parts);
         }
-        let announced = announced.saturating_sub(self.collective_peer_lost(peer_id, why, in_use));
         if planted!(Bug::OrphanOvertakes, self.peers[peer_id].rx_used() > 0 || announced > 0, false) {
             self.orphan_unexpected(peer_id, why, announced);
         }
