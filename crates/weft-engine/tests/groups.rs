@@ -197,6 +197,37 @@ fn a_notice_ends_all_operations_of_a_group() {
     assert!(!case.is_cut() && case.engine.at_rest());
 }
 
+/// Members that know a group by a key may call before the join is complete. Each key has a group of its own.
+#[test]
+fn operations_of_keyed_groups_wait_for_the_join() {
+    let mut case = case(false);
+    let join = |case: &mut Case, key: &[u8]| case.engine.join_keyed_group(&[0, 1], key, Context::default());
+    join(&mut case, b"one").unwrap();
+    case.run();
+    let announcement = case.sent(EAGER);
+    assert_eq!(join(&mut case, b"one"), Err(Error::Invalid));
+    join(&mut case, b"two").unwrap();
+    case.run();
+    assert_ne!(u64_at(&case.sent(EAGER), 8), u64_at(&announcement, 8));
+    case.engine.start_collective(&barrier()).unwrap();
+    assert_eq!(case.engine.leave_group(GroupId::from_number(0)), Err(Error::Again));
+    case.run();
+    assert!(case.ends().is_empty());
+    case.speak_for(2);
+    case.collective(0, u64_at(&announcement, 8), &announcement[16..]);
+    assert_eq!(case.ends(), [(Kind::Joined, true)]);
+    case.collective(0, 1 << 14, &[]);
+    assert_eq!(case.ends(), [(Kind::Collective, true)]);
+    // The second join fails, and the operation with it.
+    let two = CollectiveOp { group: GroupId::from_number(1), ..barrier() };
+    case.engine.start_collective(&two).unwrap();
+    case.tell(Event::Down(LinkId(2)));
+    let ends = case.ends();
+    assert_eq!(ends.len(), 2, "{ends:?}");
+    assert!(ends.iter().all(|(_, good)| !good));
+    assert_eq!(case.engine.start_collective(&two), Err(Error::NotConnected));
+}
+
 /// Memory of the size of any board.
 struct Words(Vec<AtomicU64>);
 

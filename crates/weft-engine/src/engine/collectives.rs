@@ -20,10 +20,12 @@
 //! Invariants: a run is complete only when no transfer refers to its memory; a collective is accepted whole or not at
 //! all. A repeated collective allocates nothing, except for messages that arrive before their receive.
 
+mod arenas;
 mod boards;
 mod chains;
 mod early;
 mod failure;
+mod hosts;
 mod join;
 mod messages;
 mod report;
@@ -43,10 +45,12 @@ use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
 use crate::engine::ids::{self, PeerId};
 use crate::mem::{Iov, Owned};
 use crate::nic::{LinkError, Nic};
-use boards::{BoardRun, Host};
+use arenas::Arenas;
+use boards::BoardRun;
 use chains::Chain;
 use early::Early;
 use failure::Notices;
+use hosts::Host;
 use join::Joined;
 use messages::{Arrived, Posted};
 pub use report::GroupReport;
@@ -80,6 +84,7 @@ const _: () = assert!(collective::MAX_TASKS <= 1 << NUMBER_BITS);
 #[derive(Default)]
 pub(crate) struct Collectives {
     groups: Slab<Group>,
+    arenas: Arenas,
     /// Groups whose members on this host are about to share a board.
     linking: Vec<usize>,
     /// Operations that are performed on boards, in the order of their calls.
@@ -87,6 +92,8 @@ pub(crate) struct Collectives {
     /// Groups whose chains have work.
     chained: Vec<usize>,
     runs: Slab<ActiveRun>,
+    /// Operations that wait for the joins of their groups.
+    postponed: Vec<CollectiveOp>,
     /// Runs that may be able to continue.
     ready: VecDeque<u32>,
     /// Transfers that have ended and that their runs have not taken into account.
@@ -114,6 +121,8 @@ struct Group {
     numbers: Vec<u32>,
     /// Whether the join is complete.
     joined: bool,
+    /// All members know the group by a key. Operations may begin before the join is complete.
+    is_keyed: bool,
     next_sequence: u64,
     templates: FxHashMap<Request, Template>,
     /// Members whose link has ended. Messages may have been lost, so that all transfers with them fail.
@@ -234,8 +243,9 @@ impl<N: Nic> Engine<N> {
             Some(_) => {
                 self.close_chain(group.index());
                 let groups = &mut self.state.collectives().groups;
-                let number = groups.remove(group.index()).number;
-                self.state.discard_group(number);
+                let group = groups.remove(group.index());
+                group.host.iter().for_each(|host| host.quit());
+                self.state.discard_group(group.number);
                 Ok(())
             }
         }
@@ -243,18 +253,55 @@ impl<N: Nic> Engine<N> {
 
     /// Starts a collective. Its completion has kind `Collective`.
     ///
-    /// Errors: `NoSuchAddress` if there is no such group or root; `NotConnected` before the join is complete;
-    /// `TooLong`; `Invalid` if the buffers are shorter than the operation needs; `Again` if too many collectives are
-    /// under way.
+    /// Errors: `NoSuchAddress` if there is no such group or root; `NotConnected` before the join is complete, unless
+    /// the group has a key; `TooLong`; `Invalid` if the buffers are shorter than the operation needs; `Again` if too
+    /// many collectives are under way.
     pub fn start_collective(&mut self, op: &CollectiveOp) -> Result<(), Error> {
         let groups = self.state.collectives();
         if groups.under_way() >= RUN_LIMIT {
             return Err(Error::Again);
         }
         let group = groups.groups.get_mut(op.group.index()).ok_or(Error::NoSuchAddress)?;
-        if !group.joined {
+        if group.joined {
+            return self.begin_collective(op);
+        }
+        if !group.is_keyed || group.failed.is_some() {
             return Err(Error::NotConnected);
         }
+        group.request(op)?;
+        group.runs += 1;
+        groups.postponed.push(*op);
+        Ok(())
+    }
+
+    /// Starts the operations that have waited for joins. Returns whether there were any.
+    #[cold]
+    fn start_early(&mut self) -> bool {
+        let Some(groups) = self.state.collectives.as_deref_mut() else { return false };
+        let still_waits = |op: &CollectiveOp| {
+            groups.groups.get(op.group.index()).is_some_and(|group| !group.joined && group.failed.is_none())
+        };
+        let (early, due): (Vec<_>, Vec<_>) = groups.postponed.drain(..).partition(still_waits);
+        groups.postponed = early;
+        for op in &due {
+            let group = self.state.collectives().groups.get_mut(op.group.index());
+            let Some(group) = group else { continue };
+            group.runs -= 1;
+            let fault = match group.failed {
+                None => self.begin_collective(op).err().map(Fault::Refused),
+                failed => failed,
+            };
+            if fault.is_some() {
+                let completion = Completion::new(Kind::Collective, op.ctx, op.flags.into());
+                self.state.completions.push(Completion { fault, ..completion });
+            }
+        }
+        !due.is_empty()
+    }
+
+    fn begin_collective(&mut self, op: &CollectiveOp) -> Result<(), Error> {
+        let groups = self.state.collectives();
+        let group = groups.groups.get_mut(op.group.index()).ok_or(Error::NoSuchAddress)?;
         let request = group.request(op)?;
         if group.fits_board(&request) {
             let run = group.start_on_board(op, &request);
@@ -314,7 +361,9 @@ impl<N: Nic> Engine<N> {
             while let Some(index) = self.state.next_ready_run() {
                 self.advance(index);
             }
-            if !self.poll_chains() {
+            let chains_changed = self.poll_chains();
+            let joined = self.state.has_due_operations() && self.start_early();
+            if !chains_changed && !joined {
                 return;
             }
         }
@@ -428,7 +477,7 @@ impl Collectives {
 
     /// Operations that are not complete.
     fn under_way(&self) -> usize {
-        self.runs.len() + self.on_boards.len()
+        self.runs.len() + self.on_boards.len() + self.postponed.len()
     }
 
     /// Takes the ends of transfers into account.
@@ -527,6 +576,15 @@ impl Group {
 }
 
 impl State {
+    /// Whether operations have waited for a join that has ended.
+    fn has_due_operations(&self) -> bool {
+        let Some(groups) = self.collectives.as_deref().filter(|groups| !groups.postponed.is_empty()) else {
+            return false;
+        };
+        let group = |op: &CollectiveOp| groups.groups.get(op.group.index());
+        groups.postponed.iter().any(|op| group(op).is_none_or(|group| group.joined || group.failed.is_some()))
+    }
+
     /// The next run that may be able to continue.
     fn next_ready_run(&mut self) -> Option<u32> {
         let groups = self.collectives.as_deref_mut()?;
@@ -542,22 +600,22 @@ impl State {
     fn end_run(&mut self, index: u32) {
         let Some(groups) = self.collectives.as_deref_mut() else { return };
         let Some(active) = groups.runs.try_remove(index as usize) else { return };
-        let ActiveRun { purpose, request, run, scratch, ctx, flags, mut fault, .. } = active;
+        let ActiveRun { purpose, request, run, scratch, ctx, flags, fault, .. } = active;
         let kind = match purpose {
             Purpose::Join { announcements, digest, .. } => {
-                let known = || groups.numbers_known(active.group, &announcements.into_bytes(), digest);
-                match fault.map_or_else(known, Err) {
-                    Ok(Joined::Linking) => return self.links.poll_boards(true),
-                    Ok(Joined::Complete) => {}
-                    Err(why) => fault = Some(why),
-                }
-                self.end_join(active.group, fault);
-                Kind::Joined
+                let outcome = match fault {
+                    None => groups.numbers_known(active.group, &announcements.into_bytes(), digest),
+                    Some(fault) => Err(fault),
+                };
+                return match outcome {
+                    Ok(Joined::Linking) => self.links.poll_boards(true),
+                    Ok(Joined::Complete) => self.complete_join(active.group, None),
+                    Err(why) => self.complete_join(active.group, Some(why)),
+                };
             }
             Purpose::Vote { votes } => {
                 groups.votes_known(active.group, &votes.into_bytes());
-                self.end_join(active.group, fault);
-                Kind::Joined
+                return self.complete_join(active.group, fault);
             }
             Purpose::Exchange { turn, .. } => {
                 groups.exchanged(active.group, turn, fault);

@@ -12,6 +12,7 @@
 use std::any::Any;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -31,9 +32,10 @@ const FRAME_BYTES: usize = 16;
 /// The longest board that is mapped, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 
-/// A board in a sealed memfd.
+/// Boards in a sealed memfd.
 struct SharedFile {
-    file: OwnedFd,
+    /// The file, at the process that has made it. The others do not pass it on.
+    file: Option<OwnedFd>,
     map: Mapping,
 }
 
@@ -44,14 +46,29 @@ impl SharedWords for SharedFile {
         // processes access it by atomics, for which every bit pattern is valid.
         unsafe { std::slice::from_raw_parts(first.as_ptr(), self.map.len() / size_of::<AtomicU64>()) }
     }
+
+    fn obtain(&self, range: Range<usize>) -> bool {
+        let bytes = bytes_of(range);
+        let obtained = self.map.populate(bytes.start, bytes.len());
+        obtained.inspect_err(|error| log::warn!("no shared memory for a group: {error}")).is_ok()
+    }
+
+    fn give_back(&self, range: Range<usize>) {
+        let bytes = bytes_of(range);
+        // Without this the memory stays until the next group uses it.
+        let _ = self.map.release(bytes.start, bytes.len());
+    }
 }
 
-/// Makes a board of `bytes` bytes. `None`: descriptors or memory ran out.
+fn bytes_of(words: Range<usize>) -> Range<usize> {
+    words.start * size_of::<AtomicU64>()..words.end * size_of::<AtomicU64>()
+}
+
+/// Makes a file of `bytes` bytes for boards. It has no memory yet. `None`: descriptors ran out.
 pub(super) fn make(bytes: usize) -> Option<Board> {
     let made = Mapping::create(c"weft-board", bytes);
     let (file, map) = made.inspect_err(|error| log::warn!("no shared memory for a group: {error}")).ok()?;
-    map.populate(0, bytes).ok()?;
-    Some(Arc::new(SharedFile { file, map }))
+    Some(Arc::new(SharedFile { file: Some(file), map }))
 }
 
 /// Sends a board, or reports that there is none, over a life line. A hang-up is noticed elsewhere.
@@ -60,7 +77,7 @@ pub(super) fn pass(socket: BorrowedFd<'_>, key: u64, board: Option<&Board>) -> R
     let mut frame = [0; FRAME_BYTES];
     frame[..8].copy_from_slice(&shared.map_or(0, |shared| shared.map.len() as u64).to_ne_bytes());
     frame[8..].copy_from_slice(&key.to_ne_bytes());
-    let fds: Vec<BorrowedFd<'_>> = shared.iter().map(|shared| shared.file.as_fd()).collect();
+    let fds: Vec<BorrowedFd<'_>> = shared.iter().filter_map(|shared| Some(shared.file.as_ref()?.as_fd())).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
@@ -118,5 +135,5 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, LinkError> {
 fn adopt(file: OwnedFd, len: usize) -> Option<Board> {
     let mapped = Mapping::adopt(file.as_fd(), len);
     let map = mapped.inspect_err(|error| log::warn!("a peer's board cannot be mapped: {error}")).ok()?;
-    Some(Arc::new(SharedFile { file, map }))
+    Some(Arc::new(SharedFile { file: None, map }))
 }

@@ -194,6 +194,17 @@ impl Mapping {
         unsafe { populate(self.base, offset, len) }
     }
 
+    /// Gives back the pages of a range, whose content is zero from then on. The range consists of whole pages.
+    pub(super) fn release(&self, offset: usize, len: usize) -> io::Result<()> {
+        let is_page = |at: usize| at.is_multiple_of(page_bytes());
+        if offset.checked_add(len).is_none_or(|end| end > self.len) || !is_page(offset) || !is_page(len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let start = self.base.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: the range lies in the mapping, whose content every process accesses by atomics alone.
+        unsafe { rustix::mm::madvise(start, len, Advice::LinuxRemove) }.map_err(io::Error::from)
+    }
+
     /// The side block of `role` in a segment.
     pub(super) fn side(&self, role: Role) -> &SideBlock {
         debug_assert!(self.len >= RINGS_AT);

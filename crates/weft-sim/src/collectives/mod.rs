@@ -60,6 +60,8 @@ enum Membership {
 struct Group {
     /// Ranks in the order of their ranks in the group.
     members: Vec<usize>,
+    /// All members know the group by a key, and call before the join is complete.
+    keyed: bool,
     /// By place.
     memberships: Vec<Membership>,
     /// Since when parts may fail: a member has died, a link between two members has broken, or a join has failed.
@@ -140,6 +142,8 @@ struct Play {
     /// Packets are lost and sent again, so that transfers may take seconds.
     resends: bool,
     next_successor: usize,
+    /// Draws the groups that have the members of an earlier one, and those with a key.
+    kinds: Stream,
 }
 
 /// Plays one run. `chains`: see [`FabricConfig::chains`].
@@ -176,6 +180,7 @@ pub(crate) fn run(plan: &Plan, chains: Option<u32>) -> Report {
         gives_up: Stream::new(plan.seed, Entity::Test(usize::MAX >> 11)).chance(500),
         resends: plan.hazards.has(Hazard::Drop) || plan.hazards.has(Hazard::Corrupt),
         next_successor: plan.ranks,
+        kinds: Stream::new(plan.seed, Entity::Test(usize::MAX >> 12)),
     };
     play.work(plan, steps, &disasters);
     play.finish();
@@ -450,9 +455,10 @@ impl Play {
         let touches = |&(a, b): &(usize, usize)| members.contains(&a) && members.contains(&b);
         let disturbed = self.refuses || self.breaking.iter().any(touches);
         let now_ns = self.now_ns();
-        let memberships = vec![Membership::Outside; members.len()];
+        let (keyed, memberships) = (self.kinds.chance(400), vec![Membership::Outside; members.len()]);
         self.groups.push(Group {
             members,
+            keyed,
             memberships,
             disturbed_ns: disturbed.then_some(now_ns),
             failed_ns: None,
@@ -493,7 +499,9 @@ impl Play {
             let live_ranks = self.cluster().live_ranks();
             let all = self.shuffled(live_ranks);
             let size = if self.rng.chance(400) { all.len() } else { self.rng.between(1, all.len()) };
-            self.found(all.into_iter().take(size).collect());
+            let again = self.groups.last().map(|group| group.members.clone()).filter(|_| self.kinds.chance(400));
+            let again = again.filter(|members| members.iter().all(|member| all.contains(member)));
+            self.found(again.unwrap_or_else(|| all.into_iter().take(size).collect()));
         }
         let open = self.open_groups();
         for _ in 0..self.rng.index(12) {
@@ -541,6 +549,9 @@ impl Play {
         let Some(place) = self.groups[group].place(rank) else { return true };
         match (item, self.groups[group].memberships[place]) {
             (Item::Join(_), _) => self.join(rank, group, place),
+            (Item::Call(call), Membership::Joining(id)) if self.groups[group].keyed => {
+                self.start(rank, call, place, id)
+            }
             (_, Membership::Joining(_)) => false,
             (Item::Call(call), Membership::Joined(id)) => self.start(rank, call, place, id),
             (Item::Leave(_), Membership::Joined(id) | Membership::GivenUp(id)) => {
@@ -569,10 +580,13 @@ impl Play {
     fn join(&mut self, rank: usize, group: usize, place: usize) -> bool {
         let members = self.groups[group].members.clone();
         let addrs: Vec<u64> = members.iter().map(|&member| self.cluster().addr(rank, member)).collect();
-        let (token, started_ns) = (self.parts.len(), self.now_ns());
+        let (token, started_ns, keyed) = (self.parts.len(), self.now_ns(), self.groups[group].keyed);
         self.parts.push(Some(Part { rank, group, place, started_ns, call: None }));
         let Some(engine) = self.cluster().engine(rank) else { return true };
-        let outcome = engine.join_group(&addrs, context(token));
+        let outcome = match keyed {
+            true => engine.join_keyed_group(&addrs, &(group as u64).to_le_bytes(), context(token)),
+            false => engine.join_group(&addrs, context(token)),
+        };
         match self.accepts(rank, token, outcome) {
             Some(id) => {
                 self.groups[group].memberships[place] = Membership::Joining(id);
@@ -617,11 +631,16 @@ impl Play {
         };
         let Some(engine) = self.cluster().engine(rank) else { return true };
         let outcome = engine.start_collective(&op);
+        let group = self.records[number].group;
+        if outcome == Err(Error::NotConnected) && self.groups[group].memberships[place] == Membership::Joining(id) {
+            // The join has failed, and its completion will be taken next.
+            input.into_iter().chain([result]).for_each(|buffer| fabric.free(buffer));
+            return false;
+        }
         if self.accepts(rank, token, outcome).is_none() {
             input.into_iter().chain([result]).for_each(|buffer| fabric.free(buffer));
             return false;
         }
-        let group = self.records[number].group;
         let started_ns = fabric.now_ns();
         self.parts.push(Some(Part { rank, group, place, started_ns, call: Some((number, result, input)) }));
         self.records[number].started[place] = true;

@@ -16,237 +16,25 @@
 
 mod shapes;
 
+use super::hosts::Host;
 use super::messages::Standing;
 use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
+
 use crate::amo::Reduction;
 use crate::api::{Completion, Context, Error, Fault, Kind, OpFlags};
-use crate::board::{self, Arrival, Board, HostBoard, MAX_MEMBERS, SLOT_BYTES};
+use crate::board::{Arrival, Board, HostBoard, Room, SLOT_BYTES};
 use crate::bugs::planted;
 use crate::collective::{Operation, Order, Overlap, Request, tree};
 use crate::engine::collective_op::{CollectiveOp, Elements};
-use crate::engine::ids::{self, PeerId};
+use crate::engine::ids;
 use crate::engine::links::LinkState;
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::mem::{Iov, Owned};
-use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 
 /// Longest result of the exchange of contributions between hosts, in bytes. Longer reductions use schedules.
 const EXCHANGE_BYTES: usize = 64 * 1024;
-
-/// The members of a group by host. Hosts, and the members of a host, are in rank order.
-pub(super) struct Places {
-    hosts: Vec<Vec<u32>>,
-    /// This member's host.
-    host: usize,
-    /// This member's position among the members of its host.
-    place: usize,
-}
-
-impl Places {
-    /// The hosts of these members, of which this one has the rank `rank`.
-    pub(super) fn new(names: &[EpName], rank: usize) -> Option<Self> {
-        let key = |name: &EpName| (name.shm() && name.host_id() != 0).then(|| name.host_id());
-        let mut hosts: Vec<(Option<u64>, Vec<u32>)> = Vec::new();
-        for (rank, name) in names.iter().enumerate() {
-            let key = key(name);
-            match hosts.iter_mut().find(|(other, _)| key.is_some() && *other == key) {
-                Some((_, ranks)) => ranks.push(ids::number(rank)),
-                None => hosts.push((key, vec![ids::number(rank)])),
-            }
-        }
-        let hosts: Vec<Vec<u32>> = hosts.into_iter().map(|(_, ranks)| ranks).collect();
-        let me = ids::number(rank);
-        let host = hosts.iter().position(|ranks| ranks.contains(&me))?;
-        let place = hosts[host].iter().position(|&other| other == me)?;
-        Some(Self { hosts, host, place })
-    }
-
-    /// Whether the members are on several hosts.
-    pub(super) const fn spans_hosts(&self) -> bool {
-        self.hosts.len() > 1
-    }
-
-    /// Whether boards serve: some members share a host, and no host has too many.
-    pub(super) fn shares_memory(&self) -> bool {
-        self.hosts.iter().any(|ranks| ranks.len() > 1) && self.most() <= MAX_MEMBERS
-    }
-
-    /// Whether this member is the first one of its host.
-    pub(super) const fn is_leader(&self) -> bool {
-        self.place == 0
-    }
-
-    /// Members on this host.
-    pub(super) fn count(&self) -> usize {
-        self.hosts[self.host].len()
-    }
-
-    /// Members of the host that has the most.
-    fn most(&self) -> usize {
-        self.hosts.iter().map(Vec::len).max().unwrap_or(0)
-    }
-
-    /// The host of a rank, and the place there.
-    fn place_of(&self, rank: u32) -> Option<(usize, usize)> {
-        let place = |ranks: &Vec<u32>| ranks.iter().position(|&other| other == rank);
-        self.hosts.iter().enumerate().find_map(|(host, ranks)| place(ranks).map(|place| (host, place)))
-    }
-}
-
-/// This member's view of its host.
-pub(super) struct Host {
-    places: Places,
-    /// The members on this host by place; `None`: this member, or not known yet.
-    peers: Vec<Option<PeerId>>,
-    /// Members that have been lost, and whether there are any.
-    lost: Vec<Option<LinkError>>,
-    any_lost: bool,
-    /// The failure of the group.
-    failed: Option<Fault>,
-    /// Members to which the leader has passed the board.
-    passed: Vec<bool>,
-    /// The board that the leader has made or passed.
-    board: Option<Board>,
-    /// Whether the leader has made a board.
-    offered: bool,
-    /// Whether the leader has passed its board, or reported that there is none.
-    received: bool,
-    /// The board in use.
-    shared: Option<HostBoard>,
-    /// The turns of the next operation, and of the next one to enter the board.
-    next_turn: u64,
-    next_entry: u64,
-}
-
-impl Host {
-    pub(super) fn new(places: Places, board: Option<Board>) -> Self {
-        let members = places.count();
-        Self {
-            peers: vec![None; members],
-            lost: vec![None; members],
-            any_lost: false,
-            failed: None,
-            passed: vec![false; members],
-            board,
-            offered: false,
-            received: false,
-            shared: None,
-            next_turn: 0,
-            next_entry: 0,
-            places,
-        }
-    }
-
-    /// Whether this member is the first one of its host.
-    pub(super) const fn is_leader(&self) -> bool {
-        self.places.is_leader()
-    }
-
-    /// This host's number, and the number of hosts.
-    pub(super) fn among_hosts(&self) -> (u32, u32) {
-        (ids::number(self.places.host), ids::number(self.places.hosts.len()))
-    }
-
-    /// The rank of this host's leader.
-    pub(super) fn leader(&self) -> u32 {
-        self.places.hosts[self.places.host][0]
-    }
-
-    /// Places and ranks of the other members on this host.
-    pub(super) fn others(&self) -> Vec<(usize, u32)> {
-        let all = self.places.hosts[self.places.host].iter().copied().enumerate();
-        all.filter(|(place, _)| *place != self.places.place).collect()
-    }
-
-    pub(super) const fn set_offered(&mut self, offered: bool) {
-        self.offered = offered;
-    }
-
-    /// Notes the peer at a place.
-    pub(super) fn meet(&mut self, place: usize, peer_id: PeerId) {
-        self.peers[place] = Some(peer_id);
-    }
-
-    pub(super) fn peers(&self) -> impl Iterator<Item = PeerId> {
-        self.peers.iter().flatten().copied()
-    }
-
-    pub(super) fn has_lost(&self, place: usize) -> bool {
-        self.lost[place].is_some()
-    }
-
-    /// Notes that a member is lost, if it is one of this host.
-    pub(super) fn lose(&mut self, rank: u32, why: LinkError) {
-        if let Some(place) = self.place_here(rank) {
-            self.lost[place] = self.lost[place].or(Some(why));
-            self.any_lost = true;
-        }
-    }
-
-    pub(super) const fn fail(&mut self, why: Fault) {
-        self.failed = Some(why);
-    }
-
-    /// Whether boards must be passed between this member and the one at `place`.
-    pub(super) const fn needs_link_to(&self, place: usize) -> bool {
-        self.offered && (self.places.is_leader() || place == 0)
-    }
-
-    /// The board to pass to the member at `place`; the inner `None` reports that there is none.
-    pub(super) fn to_pass(&self, place: usize) -> Option<Option<Board>> {
-        (self.places.is_leader() && self.offered && !self.passed[place]).then(|| self.board.clone())
-    }
-
-    pub(super) fn set_passed(&mut self, place: usize) {
-        self.passed[place] = true;
-    }
-
-    /// Takes the board that a member has passed. The leader alone passes one, and once.
-    fn receive(&mut self, rank: u32, board: Option<Board>) -> Result<(), Violation> {
-        if self.places.is_leader() || self.received || rank != self.leader() {
-            return Err(Violation);
-        }
-        self.board = board;
-        self.received = true;
-        Ok(())
-    }
-
-    /// Uses the board, if it is here. `None`: the leader has not passed it. False: there is none.
-    pub(super) fn adopt(&mut self) -> Option<bool> {
-        let members = self.places.count();
-        let is_leader = self.places.is_leader();
-        let board = match self.board.take() {
-            _ if members == 1 => Some(board::own(board::board_bytes(1))),
-            None if !is_leader && self.offered && !self.received => return None,
-            board => board,
-        };
-        self.shared = board.and_then(|board| HostBoard::new(board, members));
-        Some(self.shared.is_some())
-    }
-
-    /// Whether the group has members on other hosts.
-    fn spans_hosts(&self) -> bool {
-        self.places.spans_hosts()
-    }
-
-    /// The ranks of the members on this host that have a part in an operation and have not entered it.
-    pub(super) fn missing(&self, run: &BoardRun) -> impl Iterator<Item = u32> {
-        let source = run.has_source().then(|| self.place_here(run.request.root));
-        let ranks = self.places.hosts[self.places.host].iter().copied().enumerate();
-        let here = self.shared.as_ref();
-        ranks.filter_map(move |(place, rank)| {
-            let has_part = source.is_none_or(|source| source == Some(place));
-            (has_part && here.is_some_and(|board| !board.has_entered(run.turn, place))).then_some(rank)
-        })
-    }
-
-    /// The place of a rank on this host.
-    fn place_here(&self, rank: u32) -> Option<usize> {
-        self.places.place_of(rank).filter(|(host, _)| *host == self.places.host).map(|(_, place)| place)
-    }
-}
 
 /// The progress of an operation on a board.
 enum Step {
@@ -314,6 +102,11 @@ impl BoardRun {
         }
     }
 
+    /// The part of the board for the blocks of this operation.
+    fn room(&self) -> Room {
+        Room::of(bytes_on_board(&self.request))
+    }
+
     /// The bytes that this member writes into its slot.
     fn contribution(&self) -> Iov {
         match self.request.operation {
@@ -335,24 +128,24 @@ impl BoardRun {
 
     /// Copies what this member needs from the board.
     fn take_result(&self, host: &Host, board: &HostBoard) {
-        let (turn, block) = (self.turn, self.request.block());
+        let (turn, block, room) = (self.turn, self.request.block(), self.room());
         let own = self.request.rank as usize * block;
         let root = host.place_here(self.request.root).unwrap_or(0);
         let take = |memory: Iov, from: usize| self.result.slice(0, block).copy_from(&memory.slice(from, block));
         let gather = |from: usize| {
             for place in 0..host.places.count() {
-                let rank = host.places.hosts[host.places.host][place] as usize;
-                self.result.slice(rank * block, block).copy_from(&board.slot(turn, place).slice(from, block));
+                let rank = host.places.ranks_here()[place] as usize;
+                self.result.slice(rank * block, block).copy_from(&board.slot(room, turn, place).slice(from, block));
             }
         };
         match self.request.operation {
             Operation::Barrier => {}
-            Operation::Broadcast | Operation::AllReduce if host.spans_hosts() => take(board.result(turn), 0),
-            Operation::Broadcast => take(board.slot(turn, root), 0),
-            Operation::Scatter => take(board.slot(turn, root), own),
+            Operation::Broadcast | Operation::AllReduce if host.spans_hosts() => take(board.result(room, turn), 0),
+            Operation::Broadcast => take(board.slot(room, turn, root), 0),
+            Operation::Scatter => take(board.slot(room, turn, root), own),
             // The contributions were combined in the first slot.
-            Operation::AllReduce | Operation::Reduce => take(board.slot(turn, 0), 0),
-            Operation::ReduceScatter => take(board.slot(turn, 0), own),
+            Operation::AllReduce | Operation::Reduce => take(board.slot(room, turn, 0), 0),
+            Operation::ReduceScatter => take(board.slot(room, turn, 0), own),
             Operation::AllGather | Operation::Gather => gather(0),
             Operation::AllToAll => gather(own),
         }
@@ -401,18 +194,27 @@ impl BoardRun {
     }
 }
 
+impl Host {
+    /// The ranks of the members on this host that have a part in an operation and have not entered it.
+    pub(super) fn missing(&self, run: &BoardRun) -> impl Iterator<Item = u32> {
+        let source = run.has_source().then(|| self.place_here(run.request.root));
+        let ranks = self.places.ranks_here().iter().copied().enumerate();
+        let here = self.shared.as_ref();
+        ranks.filter_map(move |(place, rank)| {
+            let has_part = source.is_none_or(|source| source == Some(place));
+            (has_part && here.is_some_and(|board| !board.has_entered(run.turn, place))).then_some(rank)
+        })
+    }
+}
+
 impl Group {
     /// Whether an operation is performed on boards.
     pub(super) fn fits_board(&self, request: &Request) -> bool {
         let Some(host) = self.host.as_deref().filter(|host| host.shared.is_some()) else { return false };
-        let (block, blocks) = (request.block(), request.blocks());
+        let block = request.block();
         let places = &host.places;
         if !host.spans_hosts() {
-            return match request.operation {
-                Operation::Barrier => true,
-                Operation::Scatter | Operation::AllToAll | Operation::ReduceScatter => blocks <= SLOT_BYTES,
-                _ => block <= SLOT_BYTES,
-            };
+            return bytes_on_board(request) <= SLOT_BYTES;
         }
         let exchange = block.saturating_mul(places.hosts.len() * places.most());
         match request.operation {
@@ -510,12 +312,15 @@ impl<N: Nic> Engine<N> {
         let Some(groups) = collectives.as_deref_mut() else { return true };
         let Some(group) = groups.groups.get_mut(run.group) else { return true };
         let Some(host) = group.host.as_deref_mut() else { return true };
-        let Some(board) = host.shared.take() else { return true };
+        let Some(mut board) = host.shared.take() else { return true };
+        if matches!(run.step, Step::Enter) && !board.prepare(run.room()) {
+            host.failed = host.failed.or(Some(Fault::NoMemory));
+        }
         let mut advance = Advance { run, host, board: &board, changed: false };
         let outcome = advance.advance();
         if advance.changed {
-            let others = host.peers.iter().flatten();
-            others.filter_map(|&peer_id| peers[peer_id].link()).for_each(|link| self.nic.wake_peer(link));
+            let others = host.peers();
+            others.filter_map(|peer_id| peers[peer_id].link()).for_each(|link| self.nic.wake_peer(link));
         }
         host.shared = Some(board);
         match outcome {
@@ -613,7 +418,7 @@ impl Group {
         };
         Some(Request {
             operation,
-            rank: ids::number(places.host),
+            rank: ids::number(places.host()),
             members: ids::number(places.hosts.len()),
             root: ids::number(root),
             count,
@@ -663,7 +468,7 @@ impl Advance<'_> {
         self.host.next_entry += 1;
         self.run.step = Step::Wait;
         let shape = self.run.shape();
-        let arrival = self.board.arrive(turn, self.host.places.place, shape, &self.run.contribution());
+        let arrival = self.board.arrive(self.run.room(), turn, self.host.places.place, shape, &self.run.contribution());
         let is_last = arrival != Arrival::Early;
         let is_source = self.run.has_source() && self.run.is_root();
         self.changed |= is_last || is_source;
@@ -725,8 +530,9 @@ impl Advance<'_> {
             return;
         }
         if let Some(reduction) = self.run.reduction() {
+            let room = self.run.room();
             let len = self.run.contribution().len();
-            fold(reduction, self.host.places.count(), |place| self.board.slot(turn, place).slice(0, len));
+            fold(reduction, self.host.places.count(), |place| self.board.slot(room, turn, place).slice(0, len));
         }
         self.board.release(turn, Some(self.run.shape()));
         self.changed = true;
@@ -734,13 +540,14 @@ impl Advance<'_> {
 
     /// Collects the parts of this host for the exchange.
     fn prepare_parts(&mut self) {
-        let (turn, block, places) = (self.run.turn, self.run.request.block(), &self.host.places);
+        let (turn, block, room) = (self.run.turn, self.run.request.block(), self.run.room());
+        let places = &self.host.places;
         match self.run.request.operation {
             Operation::Barrier => {}
             Operation::Broadcast => {
                 self.run.parts = Owned::new(vec![0; block]);
                 if let Some(root) = self.host.place_here(self.run.request.root) {
-                    self.run.parts.iov().copy_from(&self.board.slot(turn, root));
+                    self.run.parts.iov().copy_from(&self.board.slot(room, turn, root));
                 }
             }
             _ => {
@@ -748,7 +555,7 @@ impl Advance<'_> {
                 self.run.parts = Owned::new(vec![0; (hosts + 1) * most * block]);
                 let own = self.run.parts.iov().slice(hosts * most * block, most * block);
                 for place in 0..places.count() {
-                    own.slice(place * block, block).copy_from(&self.board.slot(turn, place));
+                    own.slice(place * block, block).copy_from(&self.board.slot(room, turn, place));
                 }
             }
         }
@@ -761,16 +568,17 @@ impl Advance<'_> {
         if self.run.fault.is_some() {
             return Outcome::Ended;
         }
-        let (parts, block, places) = (self.run.parts.iov(), self.run.request.block(), &self.host.places);
+        let (parts, block, room) = (self.run.parts.iov(), self.run.request.block(), self.run.room());
+        let places = &self.host.places;
         if let Some(reduction) = self.run.reduction() {
             let part = |rank: usize| {
                 let (host, place) = places.place_of(ids::number(rank)).unwrap_or((0, 0));
                 parts.slice((host * places.most() + place) * block, block)
             };
             fold(reduction, self.run.request.members as usize, part);
-            self.board.result(turn).copy_from(&part(0));
+            self.board.result(room, turn).copy_from(&part(0));
         } else {
-            self.board.result(turn).copy_from(&parts);
+            self.board.result(room, turn).copy_from(&parts);
         }
         self.board.release(turn, Some(self.run.shape()));
         self.leave()
@@ -787,6 +595,15 @@ impl Advance<'_> {
         }
         self.changed |= self.board.depart(self.run.turn);
         Outcome::Ended
+    }
+}
+
+/// Bytes of the longest contribution or result that an operation has on a board of one host.
+const fn bytes_on_board(request: &Request) -> usize {
+    match request.operation {
+        Operation::Barrier => 0,
+        Operation::Scatter | Operation::AllToAll | Operation::ReduceScatter => request.blocks(),
+        _ => request.block(),
     }
 }
 

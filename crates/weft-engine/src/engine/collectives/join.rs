@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::boards::{Host, Places};
+use super::arenas::{ArenaId, Circle, Site};
+use super::hosts::{Host, Places, Seat};
 use super::{ActiveRun, Collectives, Group, JOIN, NUMBER_BITS, Purpose, RUN_LIMIT, VOTE_SEQUENCE};
-use crate::api::{Addr, Context, Error, Fault, OpFlags};
-use crate::board::board_bytes;
+use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::collective::{self, Operation, Overlap, Request, Run};
 use crate::engine::Engine;
 use crate::engine::State;
@@ -25,13 +25,17 @@ use crate::mem::Owned;
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 
-/// Bytes of one member's announcement: its number of the group, whether it has made a board for its host, whether its
-/// device has chains, then a digest of the members.
-const ANNOUNCEMENT_BYTES: usize = 16;
-/// Offset of the byte that says whether there is a board.
+/// Bytes of one member's announcement: its number of the group, whether it uses boards, whether its device has chains,
+/// the board's index in its arena, the arena, four unused bytes, then a digest of the members.
+const ANNOUNCEMENT_BYTES: usize = 24;
+/// Offset of the byte that says whether the member uses boards.
 const BOARD_AT: usize = 4;
 /// Offset of the byte that says whether the member can take part in chains.
 const CHAINS_AT: usize = 5;
+/// Offset of the board's index, of the first member of a host.
+const INDEX_AT: usize = 6;
+/// Offset of the arena that the first member of a host offers, or that the member has.
+const ARENA_AT: usize = 8;
 /// In a vote: the member has its host's board.
 const HAS_BOARD: u8 = 1;
 /// In a vote: the member has its ends of the chain, or needs none.
@@ -59,6 +63,14 @@ impl<N: Nic> Engine<N> {
     /// Errors: `NoSuchAddress` if a member is in no address vector, or this endpoint is no member; `Again` if too
     /// many collectives are under way.
     pub fn join_group(&mut self, members: &[Addr], ctx: Context) -> Result<GroupId, Error> {
+        self.join_keyed_group(members, &[], ctx)
+    }
+
+    /// Joins the group that all members know by this key. The same members may join several such groups in any order,
+    /// if each has a key of its own. An operation may be started at once: it waits for the join.
+    ///
+    /// Errors: as [`Engine::join_group`], and `Invalid` if a group of these members has the key.
+    pub fn join_keyed_group(&mut self, members: &[Addr], key: &[u8], ctx: Context) -> Result<GroupId, Error> {
         if self.state.collectives().under_way() >= RUN_LIMIT {
             return Err(Error::Again);
         }
@@ -72,25 +84,22 @@ impl<N: Nic> Engine<N> {
         let spans = places.as_ref().is_some_and(Places::spans_hosts);
         // Leaders spare the other members of their hosts the exchange, so that these need no ring.
         let spared = boards && places.as_ref().is_some_and(|places| !places.is_leader());
+        let groups = self.state.collectives();
+        let joins = if key.is_empty() { groups.count_join(&names) } else { 0 };
+        let (hash, digest) = hashes(&names, key, joins);
+        let tag = JOIN | hash << NUMBER_BITS;
+        if groups.joined_by(tag).is_some() {
+            return Err(Error::Invalid);
+        }
         let chains = spans && self.nic.offers_chains(!spared);
         let places = places.filter(|places| boards && places.shares_memory());
-        let board = places
-            .as_ref()
-            .filter(|places| places.is_leader() && places.count() > 1)
-            .and_then(|places| self.nic.make_board(board_bytes(places.count())));
+        let seat = places.as_ref().map(|places| self.seat_for(&names, places));
         let groups = self.state.collectives();
         let number = groups.free_number();
-        // The same members may join several groups, always in the same order.
-        let joins = groups.joins.entry(hashes(&names, 0).0).or_insert(0);
-        *joins += 1;
-        let (hash, digest) = hashes(&names, *joins);
-        let tag = JOIN | hash << NUMBER_BITS;
-        let mut bytes = vec![0; (names.len() + 1) * ANNOUNCEMENT_BYTES];
         let own = names.len() * ANNOUNCEMENT_BYTES;
-        bytes[own..own + BOARD_AT].copy_from_slice(&number.to_le_bytes());
-        bytes[own + BOARD_AT] = if boards { u8::from(board.is_some()) } else { NO_BOARDS };
-        bytes[own + CHAINS_AT] = u8::from(chains);
-        bytes[own + 8..].copy_from_slice(&digest.to_le_bytes());
+        let site = seat.as_ref().map(Seat::site).unwrap_or_default();
+        let mut bytes = vec![0; own];
+        bytes.extend(announcement(number, boards, chains, site, digest));
         let mut announcements = Owned::new(bytes);
         let all = announcements.iov();
         let group = groups.groups.insert(Group {
@@ -100,13 +109,14 @@ impl<N: Nic> Engine<N> {
             members: members.into(),
             numbers: Vec::new(),
             joined: false,
+            is_keyed: !key.is_empty(),
             next_sequence: VOTE_SEQUENCE + 1,
             templates: FxHashMap::default(),
             lost: Vec::new(),
             failed: None,
             runs: 1,
             spans_hosts: spans,
-            host: places.map(|places| Box::new(Host::new(places, board))),
+            host: places.zip(seat).map(|(places, seat)| Box::new(Host::new(places, seat))),
             chain: None,
             join: ctx,
         });
@@ -129,12 +139,34 @@ impl<N: Nic> Engine<N> {
         Ok(GroupId::from_number(ids::number(group)))
     }
 
+    /// This member's part in the board of its host: as the first of several members it takes one.
+    fn seat_for(&mut self, names: &[EpName], places: &Places) -> Seat {
+        let circle = Circle(hashes(&places.here(names), &[], 0).1);
+        let Self { state, nic, .. } = self;
+        let arenas = &mut state.collectives().arenas;
+        match places.count() {
+            1 => Seat::Alone,
+            count if places.is_leader() => {
+                let taken = arenas.take(circle, count, |bytes| nic.make_board(bytes));
+                taken.map_or(Seat::Alone, |(site, board)| Seat::Taken(site, board))
+            }
+            _ => Seat::Guest(circle, arenas.latest(circle)),
+        }
+    }
+
     /// Opens chains and shares boards in the groups that are about to do so, and starts the vote where this member is
     /// done.
     pub(super) fn link_boards(&mut self) {
         for group in std::mem::take(&mut self.state.collectives().linking) {
             if self.state.has_failed(group) {
                 self.state.collectives().vote(group, false, false);
+                continue;
+            }
+            if self.state.host_of(group).is_some_and(|host| host.is_settled()) {
+                match self.link_board(group) {
+                    None => self.state.collectives().linking.push(group),
+                    Some(adopted) => self.state.settle_join(group, adopted),
+                }
                 continue;
             }
             let chained = self.open_chain(group);
@@ -187,18 +219,37 @@ impl<N: Nic> Engine<N> {
                 }
             }
         }
-        let host = self.state.host_of(index)?;
         match (pending, refused) {
             (true, _) => None,
             (false, true) => Some(false),
-            (false, false) => host.adopt(),
+            (false, false) => self.state.adopt_board(index),
         }
     }
 }
 
 impl State {
+    /// Uses the board of this host; see [`Host::adopt`].
+    fn adopt_board(&mut self, index: usize) -> Option<bool> {
+        let Collectives { groups, arenas, .. } = self.collectives();
+        groups.get_mut(index)?.host.as_deref_mut()?.adopt(arenas)
+    }
+
+    /// Completes a join without a vote: the members have the arenas of their boards. `adopted`: this one has its board.
+    fn settle_join(&mut self, index: usize, adopted: bool) {
+        let group = self.collectives().groups.get(index).filter(|_| !adopted);
+        let fault = group.map(|group| group.lost.first().map_or(Fault::NoMemory, |(_, why)| Fault::Link(*why)));
+        self.complete_join(index, fault);
+    }
+
+    /// Ends the join, and reports it.
+    pub(super) fn complete_join(&mut self, index: usize, fault: Option<Fault>) {
+        let Some(ctx) = self.collectives().groups.get(index).map(|group| group.join) else { return };
+        self.end_join(index, fault);
+        self.completions.push(Completion { fault, ..Completion::new(Kind::Joined, ctx, OpFlags::empty().into()) });
+    }
+
     /// The join has ended.
-    pub(super) fn end_join(&mut self, index: usize, fault: Option<Fault>) {
+    fn end_join(&mut self, index: usize, fault: Option<Fault>) {
         let Some(group) = self.collectives().groups.get_mut(index) else { return };
         group.runs -= 1;
         group.joined = fault.is_none();
@@ -226,6 +277,13 @@ impl State {
 }
 
 impl Collectives {
+    /// Counts a join without a key. The same members may join several such groups, always in the same order.
+    fn count_join(&mut self, names: &[EpName]) -> u64 {
+        let joins = self.joins.entry(hashes(names, &[], 0).0).or_insert(0);
+        *joins += 1;
+        *joins
+    }
+
     /// The announcements of all members have arrived. The error is the reason for which the join fails.
     pub(super) fn numbers_known(&mut self, index: usize, announcements: &[u8], digest: u64) -> Result<Joined, Fault> {
         let group = self.groups.get_mut(index).ok_or(Fault::Refused(Error::Invalid))?;
@@ -241,8 +299,9 @@ impl Collectives {
         }
         match group.host.as_deref_mut() {
             Some(host) => {
-                let leader = host.leader() as usize;
-                host.set_offered(announcements[leader * ANNOUNCEMENT_BYTES + BOARD_AT] != 0);
+                let site = |rank: u32| Site::announced(all().nth(rank as usize)?);
+                let all_have = host.announced(site);
+                host.set_settled(all_have && !chained);
             }
             None if !chained => return Ok(Joined::Complete),
             None => {}
@@ -296,6 +355,26 @@ impl Collectives {
     }
 }
 
+/// A member's announcement, before its join.
+fn announcement(number: u32, boards: bool, chains: bool, site: Site, digest: u64) -> [u8; ANNOUNCEMENT_BYTES] {
+    let mut own = [0; ANNOUNCEMENT_BYTES];
+    own[..BOARD_AT].copy_from_slice(&number.to_le_bytes());
+    own[BOARD_AT] = if boards { 0 } else { NO_BOARDS };
+    own[CHAINS_AT] = u8::from(chains);
+    own[INDEX_AT..INDEX_AT + 2].copy_from_slice(&site.index().to_le_bytes());
+    own[ARENA_AT..ARENA_AT + 4].copy_from_slice(&site.arena().number().to_le_bytes());
+    own[ANNOUNCEMENT_BYTES - 8..].copy_from_slice(&digest.to_le_bytes());
+    own
+}
+
+impl Site {
+    fn announced(one: &[u8]) -> Option<Self> {
+        let index = u16::from_le_bytes(*one.get(INDEX_AT..)?.first_chunk()?);
+        let arena = u32::from_le_bytes(*one.get(ARENA_AT..)?.first_chunk()?);
+        (arena != 0).then_some(Self::new(ArenaId::from_number(arena), index))
+    }
+}
+
 /// The request for an allgather of `bytes` bytes from each member.
 fn all_gather(rank: usize, members: usize, bytes: usize) -> Request {
     Request {
@@ -319,13 +398,15 @@ fn numbers_in(announcements: &[u8], members: usize, digest: u64) -> Option<Vec<u
     .collect()
 }
 
-/// Two independent hashes of the members' names in their order, the first one also of `joins`.
-fn hashes(names: &[EpName], joins: u64) -> (u64, u64) {
+/// Two independent hashes of the members' names in their order, of the key and of `joins`.
+fn hashes(names: &[EpName], key: &[u8], joins: u64) -> (u64, u64) {
     let mut hasher = blake3::Hasher::new_derive_key("weft: members of a group.");
     hasher.update(&joins.to_le_bytes());
     for name in names {
         hasher.update(&name.ep_id());
     }
+    hasher.update(key);
+    hasher.update(&(key.len() as u64).to_le_bytes());
     let mut bytes = [0; 16];
     hasher.finalize_xof().fill(&mut bytes);
     let (first, second) = bytes.split_at(8);
