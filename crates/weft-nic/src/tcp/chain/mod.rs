@@ -45,8 +45,9 @@ use ring::{FRAME_BYTES, Frames, Request, Ring, frame};
 
 /// Limit of the chains of a device. The ring has room for a completion of each.
 const CHAINS_MAX: usize = 64;
-/// Limit of connections that wait for their chain to be opened here.
+/// Limit of connections that wait for their chain to be opened here, of all peers and of one. The oldest gives way.
 const EARLY_MAX: usize = 256;
+const EARLY_OF_LINK: usize = 16;
 /// Time limit in milliseconds for all ends of a chain to be connected. The peers may join later than this side.
 const OPEN_MS: u64 = 5000;
 /// Sleeps of 10 ms in which the last requests of a device must end.
@@ -391,8 +392,12 @@ impl Tcp {
         let wanted = |_, end: &ChainEnd| (end.link.0, end.ours) == (link, number);
         if let Err(socket) = self.chains.fill(&self.epoll, wanted, socket) {
             let until_ms = sys::now_ms() + OPEN_MS;
-            if self.chains.early.len() >= EARLY_MAX {
-                self.chains.early.remove(0);
+            let of_link = |early: &Early| early.link == link;
+            let early = &mut self.chains.early;
+            let is_too_much = early.iter().filter(|early| of_link(early)).count() >= EARLY_OF_LINK;
+            let oldest = if is_too_much { early.iter().position(of_link) } else { None };
+            if let Some(oldest) = oldest.or((early.len() >= EARLY_MAX).then_some(0)) {
+                early.remove(oldest);
             }
             self.chains.early.push(Early { link, number, socket, until_ms });
             self.set_timer(until_ms);
