@@ -193,8 +193,18 @@ impl Endpoint {
 
     /// Starts to join the group of these members, in this order. All of them must do so.
     pub fn join(&mut self, members: &[Address]) -> Result<Group, Error> {
+        self.join_set(members, &[])
+    }
+
+    /// Starts to join the group of these members that all of them know by this name. No other group of theirs has the
+    /// name. Operations may be started at once: they wait for the join. This is a feature of weft.
+    pub fn join_named(&mut self, members: &[Address], name: u64) -> Result<Group, Error> {
+        self.join_set(members, &name.to_le_bytes())
+    }
+
+    fn join_set(&mut self, members: &[Address], key: &[u8]) -> Result<Group, Error> {
         let library = self.inner().library;
-        let set = self.open_set(library, members)?;
+        let set = self.open_set(library, members, key)?;
         // SAFETY: the endpoint is open.
         let head = unsafe { &*self.ep };
         // SAFETY: an enabled endpoint has this table.
@@ -223,7 +233,7 @@ impl Endpoint {
         Ok(Group { set, mc, members: members.len() })
     }
 
-    fn open_set(&self, library: &Library, members: &[Address]) -> Result<*mut fid_av_set, Error> {
+    fn open_set(&self, library: &Library, members: &[Address], key: &[u8]) -> Result<*mut fid_av_set, Error> {
         // SAFETY: the vector is open.
         let head = unsafe { &*self.av };
         // SAFETY: an open vector has its table.
@@ -233,8 +243,9 @@ impl Endpoint {
             start_addr: FI_ADDR_NOTAVAIL,
             end_addr: FI_ADDR_NOTAVAIL,
             stride: 1,
-            comm_key_size: 0,
-            comm_key: null_mut(),
+            comm_key_size: key.len(),
+            // The provider only reads the key.
+            comm_key: if key.is_empty() { null_mut() } else { key.as_ptr().cast_mut() },
             flags: 0,
         };
         let mut set = null_mut();

@@ -31,6 +31,9 @@ const OPERATIONS: u64 = sys::FI_BARRIER_SET
     | sys::FI_SCATTER_SET
     | sys::FI_GATHER_SET;
 
+/// The longest key of a group, in bytes.
+const MAX_KEY_BYTES: usize = 64;
+
 /// The next set's address. Addresses of sets have the highest bit set, so that none is an index of a vector.
 static NEXT_ADDRESS: AtomicU64 = AtomicU64::new(1 << 63);
 
@@ -42,6 +45,8 @@ pub(crate) struct AvSet {
     members: Mutex<Vec<Addr>>,
     /// The address for `fi_join_collective`.
     address: u64,
+    /// The key by which all members know the group (`comm_key`); empty without one.
+    key: Box<[u8]>,
     uses: Uses,
     av: Hold<Av>,
 }
@@ -70,6 +75,11 @@ impl AvSet {
     /// The address for `fi_join_collective`.
     pub(crate) const fn address(&self) -> u64 {
         self.address
+    }
+
+    /// The key by which all members know the group; empty without one.
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
     }
 
     /// Replaces the members by those that `change` makes of them and of the members of `other`.
@@ -108,11 +118,18 @@ fn create(av: Hold<Av>, attr: &sys::fi_av_set_attr, context: *mut c_void) -> Res
         return Err(Errno::BADFLAGS);
     }
     let members = if attr.flags & sys::FI_UNIVERSE != 0 { av.addresses() } else { range(&av, attr)? };
+    let key: Box<[u8]> = match (attr.comm_key.is_null(), attr.comm_key_size) {
+        (_, 0) => Box::default(),
+        // SAFETY: the client's key has the length that the client names.
+        (false, len @ ..=MAX_KEY_BYTES) => unsafe { std::slice::from_raw_parts(attr.comm_key, len) }.into(),
+        _ => return Err(Errno::INVAL),
+    };
     let fid = object::new_fid(sys::FI_CLASS_AV_SET, context, &FID_OPS);
     Ok(Arc::new(AvSet {
         head: Head::new(sys::fid_av_set { fid, ops: object::table(&SET_OPS) }),
         members: Mutex::new(members),
         address: NEXT_ADDRESS.fetch_add(1, Ordering::Relaxed),
+        key,
         uses: Uses::new(),
         av,
     }))

@@ -82,14 +82,14 @@ pub(crate) unsafe extern "C" fn join<D: Device>(
         if parent != sys::FI_ADDR_NOTAVAIL && parent != set.address() && !ep.has_group(named(parent)?) {
             return Err(Errno::INVAL);
         }
-        let members = set.members();
+        let (members, key): (_, Box<[u8]>) = (set.members(), set.key().into());
         let vector = set.av().clone();
         let fid =
             object::new_fid(sys::FI_CLASS_MC, context, const { &sys::fi_ops { close: Some(close::<D>), ..noop::FID } });
         let head = Head::new(sys::fid_mc { fid, fi_addr: sys::FI_ADDR_NOTAVAIL });
         let group = Arc::new(Group { head, id: AtomicU32::new(u32::MAX), uses: Uses::new(), _set: set, ep });
         let fid = object::raw(&group);
-        let id = group.ep.join_group(&vector, &members, context.addr(), fid.addr())?;
+        let id = group.ep.join_group(&vector, &members, &key, [context.addr(), fid.addr()])?;
         group.id.store(id.to_number(), Ordering::Relaxed);
         // SAFETY: the group has not been handed out, so the client does not access it yet.
         unsafe { (*group.head.get()).fi_addr = GROUP_ADDRESS | u64::from(id.to_number()) };

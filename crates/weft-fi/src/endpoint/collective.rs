@@ -92,13 +92,14 @@ impl Call {
 }
 
 impl<D: Device> Ep<D> {
-    /// Joins a group. `context` and `fid`, the group's handle as a number, come back with the event.
+    /// Joins a group. `context` and `fid`, the group's handle as a number, come back with the event. `key`: see
+    /// [`Engine::join_keyed_group`].
     pub(crate) fn join_group(
         &self,
         av: &Hold<Av>,
         members: &[Addr],
-        context: usize,
-        fid: usize,
+        key: &[u8],
+        [context, fid]: [usize; 2],
     ) -> Result<GroupId, Errno> {
         if self.caps & sys::FI_COLLECTIVE == 0 || self.place().is_some() {
             return Err(Errno::OPNOTSUPP);
@@ -114,7 +115,7 @@ impl<D: Device> Ep<D> {
             return Err(Errno::INVAL);
         }
         let ctx = Context { ptr: context, user: fid as u64 };
-        let joined = self.cell.with_engine(|engine| (true, engine.join_group(members, ctx)));
+        let joined = self.cell.with_engine(|engine| (true, engine.join_keyed_group(members, key, ctx)));
         joined.ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
     }
 
