@@ -304,6 +304,26 @@ def test_death_reaches_ranks_without_a_link_to_the_dead(runner: harness.Runner) 
         assert found.exists() and found.read_text().startswith("MPI_ERR_OTHER after"), outcome.output[-3000:]
 
 
+def test_a_communicator_costs_little(runner: harness.Runner) -> None:
+    """Kept communicators share descriptors and memory in a host. Without collectives they have no group at all."""
+    need("mpich")
+    ranks, count = 4, 200
+    costs = {}
+    for rounds in (0, 2):
+        argv, env = line("mpich", ranks, [program("mpich", "coll_kept"), str(count), str(rounds)], "weft")
+        alone = runner.run(jobs.mpich(ranks, argv[-3:]), jobs.mpich_environment("weft"), 60).check()
+        outcome = runner.run(argv, env, 60).check()
+        form = r"rank \d: (-?\d+) descriptors, (-?\d+) bytes each, .* 0 wrong"
+        found = [re.findall(form, output) for output in (outcome.output, alone.output)]
+        assert len(found[0]) == len(found[1]) == ranks, outcome.output[-3000:]
+        costs[rounds] = [[max(int(one[what]) for one in all_ranks) for what in (0, 1)] for all_ranks in found]
+    (fds, resident), (fds_alone, resident_alone) = costs[2]
+    assert fds <= fds_alone + 8, costs
+    assert resident <= resident_alone + 16 * 1024, costs
+    (fds, resident), (fds_alone, resident_alone) = costs[0]
+    assert fds <= fds_alone + 2 and resident <= resident_alone + 2048, costs
+
+
 def test_hosts_share_collectives(runner: harness.Runner) -> None:
     """Two hosts with two ranks each: shared memory inside a host, TCP between them."""
     need("mpich")

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use weft_client::{Address, Collective, Endpoint, Error, Group, Posted};
+use weft_fi_sys::FI_EAGAIN;
 
 use crate::errors::{Cause, Failure};
 use crate::exports::weft_coll_counts;
@@ -37,6 +38,9 @@ const IDLE_POLLS: u32 = 16;
 const YIELD_POLLS: u32 = 4096;
 /// The same if ranks share processors. The members that are waited for may need this one.
 const CROWDED_POLLS: u32 = 2;
+
+/// The error of a call that found no room.
+const FI_EAGAIN_CODE: c_int = FI_EAGAIN as c_int;
 
 /// Groups that are kept for later communicators.
 const MAX_IDLE: usize = 16;
@@ -71,8 +75,6 @@ pub(crate) struct Parts {
     pub(crate) own: Handle,
     /// The group of the world.
     pub(crate) world: Handle,
-    /// The world's members, by rank.
-    pub(crate) addresses: Vec<Address>,
     /// The names of their hosts.
     pub(crate) hosts: Vec<String>,
     /// The key of the attribute by which this library notices that a communicator is freed.
@@ -89,13 +91,16 @@ pub(crate) struct Parts {
 pub(crate) struct State {
     /// `None` after `MPI_Finalize`.
     pub(crate) endpoint: Option<Endpoint>,
+    /// The world's members, by rank.
+    addresses: Vec<Address>,
     /// Communicators that have been agreed upon. `None`: the MPI library runs their collectives.
     pub(crate) communicators: FxHashMap<Handle, Option<Communicator>>,
+    /// By the names on which the members have agreed.
     pub(crate) groups: FxHashMap<usize, Joined>,
     /// Groups of freed communicators.
     idle: Vec<usize>,
-    /// Joins that have ended, by the group's number, and whether they succeeded.
-    pub(crate) joins: FxHashMap<usize, bool>,
+    /// Joins whose end the provider has not reported.
+    joins: usize,
     /// Requests of the program that the MPI library does not poll.
     pub(crate) requests: FxHashMap<Handle, Arc<Op>>,
     started: Vec<Option<Arc<Op>>>,
@@ -116,13 +121,12 @@ pub(crate) struct Communicator {
     pub(crate) member: Member,
 }
 
-/// A group of the provider.
+/// A group that its members have agreed upon.
 pub(crate) struct Joined {
-    group: Group,
+    /// The provider's group, from the first collective on.
+    group: Option<Group>,
     /// The members' ranks in the world.
-    ranks: Arc<[usize]>,
-    /// The number by which all members know the group.
-    name: i64,
+    ranks: Box<[usize]>,
     /// Operations of the group that have not ended.
     operations: usize,
     /// An operation has failed.
@@ -132,8 +136,8 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    pub(crate) const fn new(group: Group, ranks: Arc<[usize]>, name: i64) -> Self {
-        Self { group, ranks, name, operations: 0, broken: false, leaving: false }
+    pub(crate) const fn new(ranks: Box<[usize]>) -> Self {
+        Self { group: None, ranks, operations: 0, broken: false, leaving: false }
     }
 }
 
@@ -239,13 +243,14 @@ pub(crate) fn install(runtime: Runtime) -> Option<&'static Runtime> {
 }
 
 impl State {
-    pub(crate) fn new(endpoint: Endpoint) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, addresses: Vec<Address>) -> Self {
         Self {
             endpoint: Some(endpoint),
+            addresses,
             communicators: FxHashMap::default(),
             groups: FxHashMap::default(),
             idle: Vec::new(),
-            joins: FxHashMap::default(),
+            joins: 0,
             requests: FxHashMap::default(),
             started: (0..SLOTS).map(|_| None).collect(),
             free: (0..SLOTS).rev().collect(),
@@ -258,13 +263,27 @@ impl State {
 
     /// Passes an operation to the provider. False: there is no room now.
     fn post(&mut self, op: &Arc<Op>) -> Result<bool, Error> {
-        let (Some(endpoint), Some(joined)) = (self.endpoint.as_mut(), self.groups.get(&op.group)) else {
+        let (Some(endpoint), Some(joined)) = (self.endpoint.as_mut(), self.groups.get_mut(&op.group)) else {
             return Err(Error::Misuse("the group does not exist"));
         };
         let Some(&slot) = self.free.last() else { return Ok(false) };
+        let group = match &joined.group {
+            Some(group) => group,
+            None => {
+                let members: Vec<Address> = joined.ranks.iter().map(|&rank| self.addresses[rank]).collect();
+                match endpoint.join_named(&members, op.group as u64) {
+                    Ok(group) => {
+                        self.joins += 1;
+                        joined.group.insert(group)
+                    }
+                    Err(Error::Call { code: FI_EAGAIN_CODE, .. }) => return Ok(false),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
         // SAFETY: the program leaves its buffers to the operation until it is complete; `op` owns the others, and is
         // kept in `started` until then.
-        let posted = unsafe { endpoint.start(slot, &joined.group, &op.call) }?;
+        let posted = unsafe { endpoint.start(slot, group, &op.call) }?;
         if posted == Posted::Again {
             return Ok(false);
         }
@@ -284,6 +303,10 @@ impl State {
     fn poll(&mut self, ended: &mut Ended) {
         let before = ended.len();
         let Some(endpoint) = self.endpoint.as_mut() else { return };
+        while self.joins > 0 && !matches!(endpoint.joined(), Ok(None)) {
+            // The operations that wait for a join fail with it.
+            self.joins -= 1;
+        }
         let mut slots: SmallVec<[Option<u32>; 16]> = SmallVec::new();
         match endpoint.poll(|completion| slots.push(completion.slot)) {
             Ok(_) => {}
@@ -350,7 +373,8 @@ impl State {
 
     /// Keeps a group that no communicator uses, or leaves it.
     pub(crate) fn keep_idle(&mut self, number: usize) {
-        let usable = self.groups.get(&number).is_some_and(|joined| joined.operations == 0 && !joined.broken);
+        let is_usable = |joined: &Joined| joined.group.is_some() && joined.operations == 0 && !joined.broken;
+        let usable = self.groups.get(&number).is_some_and(is_usable);
         if usable && self.idle.len() < MAX_IDLE {
             self.idle.push(number);
         } else {
@@ -358,12 +382,11 @@ impl State {
         }
     }
 
-    /// Takes a group of these members, if one is kept. Returns its number and its name.
-    pub(crate) fn take_idle(&mut self, ranks: &[usize]) -> Option<(usize, i64)> {
-        let name = |number: &usize| self.groups.get(number).filter(|joined| *joined.ranks == *ranks).map(|it| it.name);
-        let (place, name) =
-            self.idle.iter().enumerate().rev().find_map(|(place, number)| Some((place, name(number)?)))?;
-        Some((self.idle.remove(place), name))
+    /// Takes a group of these members, if one is kept.
+    pub(crate) fn take_idle(&mut self, ranks: &[usize]) -> Option<usize> {
+        let is_theirs = |name: &usize| self.groups.get(name).is_some_and(|joined| *joined.ranks == *ranks);
+        let place = self.idle.iter().rposition(is_theirs)?;
+        Some(self.idle.remove(place))
     }
 
     /// Leaves a group, at once or after its last operation.
@@ -371,10 +394,10 @@ impl State {
         let Some(mut joined) = self.groups.remove(&number) else { return };
         joined.leaving = true;
         if joined.operations == 0 {
-            let Some(endpoint) = self.endpoint.as_mut() else { return };
-            match endpoint.leave(joined.group) {
+            let (Some(endpoint), Some(group)) = (self.endpoint.as_mut(), joined.group.take()) else { return };
+            match endpoint.leave(group) {
                 Ok(()) => return,
-                Err(group) => joined.group = group,
+                Err(group) => joined.group = Some(group),
             }
         }
         self.groups.insert(number, joined);
@@ -390,7 +413,7 @@ impl Deref for Runtime {
 }
 
 impl Runtime {
-    pub(crate) fn new(parts: Parts, endpoint: Endpoint, watcher: Option<Watcher>) -> Self {
+    pub(crate) fn new(parts: Parts, addresses: Vec<Address>, endpoint: Endpoint, watcher: Option<Watcher>) -> Self {
         Self {
             parts,
             under_way: AtomicUsize::new(0),
@@ -398,7 +421,7 @@ impl Runtime {
             waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             news: AtomicBool::new(false),
-            state: Mutex::new(State::new(endpoint)),
+            state: Mutex::new(State::new(endpoint, addresses)),
             watcher: Mutex::new(watcher),
         }
     }
@@ -509,6 +532,13 @@ impl Runtime {
             }
         }
         self.waits.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Leaves all collectives to the MPI library. An operation may be under way, whose memory therefore stays.
+    pub(crate) fn give_up(&self) {
+        self.closed.store(true, Ordering::Release);
+        drop(self.watcher.lock().take());
+        std::mem::forget(self.state.lock().endpoint.take());
     }
 
     /// Ends the use of weft: after this no function finds the runtime.

@@ -164,13 +164,16 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let (is_crowded, hand_over_bytes) = (surroundings.is_crowded(), surroundings.hand_over_bytes());
     let refuses_aliases = pmpi.refuses_aliases();
     let hosts = places.iter().map(|place| places::host_name(place)).collect();
-    let parts =
-        Parts { pmpi, types, own, world, addresses, hosts, keyval, is_crowded, hand_over_bytes, refuses_aliases };
-    let runtime = Runtime::new(parts, endpoint, watcher);
-    if let Some(runtime) = run::install(runtime) {
-        runtime.communicator(pmpi.constants.world, true);
+    let parts = Parts { pmpi, types, own, world, hosts, keyval, is_crowded, hand_over_bytes, refuses_aliases };
+    let runtime = Runtime::new(parts, addresses, endpoint, watcher);
+    match run::install(runtime) {
+        Some(runtime) if !runtime.reaches_all() => {
+            runtime.give_up();
+            Err("the ranks do not reach each other over weft; FI_WEFT_LOG=info tells which connection failed"
+                .to_owned())
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Opens this rank's endpoint, and starts the watcher if it is needed. The error is a reason for users; an empty one is
