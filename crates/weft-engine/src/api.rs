@@ -10,6 +10,7 @@ use std::sync::Arc;
 pub use self::flags::{CompletionFlags, OpFlags, RecvFlags};
 use crate::amo::Amo;
 use crate::engine::{EAGER_COST, Probe, Role};
+use crate::mapped::Mappable;
 use crate::mem::Iov;
 use crate::mrcache::Limits;
 use crate::name::EpName;
@@ -180,6 +181,8 @@ pub struct Region {
     pub user: u64,
     /// Emit a [`Completion`] for each remote access (FI_RMA_EVENT).
     pub events: bool,
+    /// The memory of which the region consists, if peers may map it.
+    pub mapping: Option<Arc<dyn Mappable>>,
 }
 
 /// The kind of a completion.
@@ -346,6 +349,10 @@ pub struct Config {
     /// Whether groups perform collectives in memory that the members of a host share. A member that does not decides
     /// for its groups.
     pub boards: bool,
+    /// Whether accesses to regions that peers let this endpoint map are performed in the mapped memory.
+    pub maps: bool,
+    /// Whether peers may map regions of this endpoint.
+    pub offers_regions: bool,
     /// The purpose of the engine.
     pub role: Role,
     /// The version of the protocol that the engine announces and expects. Only tests set another one.
@@ -414,6 +421,8 @@ impl Default for Config {
             mr_cache: Limits::default(),
             probe: None,
             boards: true,
+            maps: true,
+            offers_regions: true,
             role: Role::Connectionless,
             protocol_version: PROTOCOL_VERSION,
         }

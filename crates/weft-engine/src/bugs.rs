@@ -71,6 +71,10 @@ bugs! {
     StaleEpoch,
     /// A send that was refused with `Again` is sent nevertheless.
     AgainWithEffect,
+    /// A region is accessed after its owner has revoked it.
+    StaleMap,
+    /// An access in mapped memory overtakes an earlier access that is on its way.
+    AccessOvertakes,
     /// A fenced operation does not wait.
     FenceIgnored,
     /// An access one byte beyond the region is granted.

@@ -19,6 +19,7 @@ pub mod collective;
 mod engine;
 pub mod growth;
 mod list;
+pub mod mapped;
 mod matching;
 #[allow(unsafe_code)]
 pub mod mem;

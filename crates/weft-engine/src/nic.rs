@@ -28,6 +28,7 @@
 
 use crate::board::Board;
 use crate::engine::{HEADER_BYTES, ORDERED_RMA_BYTES};
+use crate::mapped::{Guard, PeerRegion, RegionOffer};
 use crate::mem::Iov;
 use crate::name::EpName;
 use crate::wire::PROTOCOL_VERSION;
@@ -67,6 +68,8 @@ pub struct NicCaps {
     /// Each side can confirm by a number, without a message, how many messages its engine has executed
     /// ([`Nic::confirm`]). Only where `ordered`.
     pub confirms: bool,
+    /// Regions of the peer can be mapped ([`Nic::share_region`]). Both sides of a link give the same answer.
+    pub maps: bool,
     /// `get` and `put` reach only memory that its own side has registered ([`Registrar`]), on both sides.
     /// `push` copies through the device's own memory, and serves where memory cannot be registered.
     pub registered: bool,
@@ -540,6 +543,11 @@ pub trait Nic: Registrar {
     /// in [`Sink::board`] there. Only where [`Nic::shares_boards`].
     fn share_board(&mut self, link: LinkId, key: u64, board: Option<&Board>) -> Result<(), Full>;
 
+    /// Passes a region to the peer of a link, or reports that it cannot be mapped. Ends in [`Sink::region`] there.
+    /// Returns the guard of the peer's access, which is kept as long as the link. `None`: the region was not passed.
+    /// Only where [`NicCaps::maps`].
+    fn share_region(&mut self, link: LinkId, key: u64, offer: Option<RegionOffer<'_>>) -> Result<Option<Guard>, Full>;
+
     /// Wakes the peer of a link if it sleeps, because a word of a board has changed.
     fn wake_peer(&mut self, link: LinkId);
 
@@ -632,6 +640,8 @@ pub trait Sink {
     fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId>;
     /// The peer has passed a board under a key. `None`: the peer has none, or it cannot be used here.
     fn board(&mut self, link: LinkId, key: u64, board: Option<Board>);
+    /// The peer has passed the region of a key. `None`: it has none, or the region cannot be mapped here.
+    fn region(&mut self, link: LinkId, key: u64, region: Option<PeerRegion>);
     /// A push or copy has finished, and its local memory is free.
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>);
 }
@@ -658,6 +668,7 @@ macro_rules! ignore_events {
     };
     (@one board) => {
         fn board(&mut self, _: $crate::nic::LinkId, _: u64, _: Option<$crate::board::Board>) {}
+        fn region(&mut self, _: $crate::nic::LinkId, _: u64, _: Option<$crate::mapped::PeerRegion>) {}
     };
 }
 
@@ -687,6 +698,14 @@ macro_rules! decline {
             _: Option<&$crate::board::Board>,
         ) -> Result<(), $crate::nic::Full> {
             Ok(())
+        }
+        fn share_region(
+            &mut self,
+            _: $crate::nic::LinkId,
+            _: u64,
+            _: Option<$crate::mapped::RegionOffer<'_>>,
+        ) -> Result<Option<$crate::mapped::Guard>, $crate::nic::Full> {
+            Ok(None)
         }
         fn wake_peer(&mut self, _: $crate::nic::LinkId) {}
     };

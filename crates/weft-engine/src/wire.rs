@@ -60,12 +60,17 @@ pub(crate) mod kind {
     pub(crate) const ATOMIC: u8 = 20;
     /// Results of atomic operations: [`super::Op`] and the bytes, repeated.
     pub(crate) const RESULTS: u8 = 21;
+    /// The sender has regions that the receiver may map. No body.
+    pub(crate) const MAP_OFFER: u8 = 22;
+    /// Asks for a region: U64 key. The device passes it, or reports that there is none
+    /// ([`crate::nic::Nic::share_region`]).
+    pub(crate) const MAP_ASK: u8 = 23;
 }
 
 /// The first kind of the numbered stream (see [`kind`]).
 pub(crate) const FIRST_SEQUENCED: u8 = kind::EAGER;
 /// The highest kind; any higher one is a violation.
-pub(crate) const LAST_KIND: u8 = kind::RESULTS;
+pub(crate) const LAST_KIND: u8 = kind::MAP_ASK;
 
 /// `Head::flags`: the message has a tag.
 pub(crate) const F_TAGGED: u8 = 1;

@@ -171,7 +171,7 @@ fn a_region_that_is_being_served_cannot_be_pushed_into() {
         let mut memory = Owned::new(vec![1; LONG as usize]);
         let access = Access { read: true, write: false };
         let iov = IovList::from_slice(&[memory.iov()]);
-        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false, mapping: None }).unwrap();
         let pieces = u64::from(put);
         let home = if put { vec![4096, LONG] } else { vec![] };
         case.say(READ_BULK, 0, &words(&[&[3, 7, 0, 0, LONG, 77 << 32, pieces][..], &home].concat()));
@@ -192,7 +192,9 @@ fn a_peer_cannot_push_into_a_transfer_of_the_device() {
         let iov = IovList::from_slice(&[memory.iov()]);
         if write {
             let access = Access { read: false, write: true };
-            case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true }).unwrap();
+            case.engine
+                .add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true, mapping: None })
+                .unwrap();
             case.say(WRITE_RTS, 0, &words(&[3, 7, 0, 0, LONG, 0, 1, 4096, LONG]));
         } else {
             let ctx = Context { ptr: 1, user: 0 };
@@ -217,7 +219,7 @@ fn announced_bytes_arrive_in_their_window_only() {
     let mut memory = Owned::new(vec![1; LONG as usize]);
     let access = Access { read: false, write: true };
     let iov = IovList::from_slice(&[memory.iov()]);
-    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true }).unwrap();
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true, mapping: None }).unwrap();
     for (announced, pushed) in [(1 << 63, 1 << 63), (1 << 63 | 1, FIRST_TOKEN + (1 << 32))] {
         case.say(WRITE_RTS, 0, &words(&[3, 7, 0, 0, LONG, announced, 0]));
         case.push(pushed, 0, &[9; LONG as usize]);
@@ -400,7 +402,7 @@ fn a_result_longer_than_a_message_is_refused() {
         let mut memory = Owned::new(vec![1; 8192]);
         let access = Access { read: true, write: true };
         let iov = IovList::from_slice(&[memory.iov()]);
-        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false, mapping: None }).unwrap();
         case.say_as([ATOMIC, 8 | 16, 0, ATOMIC_READ], &words(&[3, 7, 0, len]));
         assert_eq!(case.is_cut(), refused);
         assert!(case.engine.at_rest(), "a part of an operation is in progress");
@@ -513,7 +515,7 @@ fn requests_are_limited() {
         let mut memory = Owned::new(vec![1; 100]);
         let access = Access { read: true, write: true };
         let iov = IovList::from_slice(&[memory.iov()]);
-        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false, mapping: None }).unwrap();
         if kind != WRITE_RTS {
             case.engine.nic_mut().room = 0;
         }
@@ -535,7 +537,7 @@ fn acknowledgements_leave_in_order_when_they_can() {
     let mut memory = Owned::new(vec![1; 100]);
     let access = Access { read: true, write: true };
     let iov = IovList::from_slice(&[memory.iov()]);
-    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false, mapping: None }).unwrap();
     case.engine.nic_mut().room = 0;
     (0..1000).for_each(|op| case.say(WRITE, 0, &words(&[op, 7, 0, 0])));
     let mut told = Vec::new();
@@ -633,7 +635,7 @@ fn a_refusal_leaves_before_the_confirmation() {
     let mut memory = Owned::new(vec![0; 8]);
     let access = Access { read: false, write: true };
     let iov = IovList::from_slice(&[memory.iov()]);
-    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true }).unwrap();
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true, mapping: None }).unwrap();
     let taken = case.seq;
     case.say(WRITE, 0, &words(&[3, 7, 0, 0, 77]));
     assert_eq!(case.engine.nic().confirmed.last().map(|&(number, _)| number), Some(taken + 1));

@@ -199,6 +199,7 @@ fn scripted(input: &mut Reader<'_>) -> ScriptedDevice {
         push_follows: options & 12 == 0,
         survives: false,
         confirms: options & 20 == 0,
+        maps: options & 40 == 0,
         pushes: options & 32 != 0,
         registered: false,
     };
@@ -236,7 +237,15 @@ fn messages() {
         let access = |read, write| Access { read, write };
         for (key, iov, access) in [(7, reachable, access(true, true)), (9, unreadable, access(false, false))] {
             engine
-                .add_region(Region { key, iov: [iov].into_iter().collect(), base: 0, access, user: key, events: true })
+                .add_region(Region {
+                    key,
+                    iov: [iov].into_iter().collect(),
+                    base: 0,
+                    access,
+                    user: key,
+                    events: true,
+                    mapping: None,
+                })
                 .unwrap();
         }
         let mut buffers: Vec<(Owned, Iov)> = (0..3).map(|n| guarded(1 << (4 * n))).collect();

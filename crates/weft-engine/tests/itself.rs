@@ -120,7 +120,9 @@ fn a_write_to_oneself_is_done_at_once() {
                 (Owned::new(vec![0; 9000]), Owned::new((0..6000).map(|n| n as u8).collect()));
             let iov = IovList::from_slice(&[target.iov()]);
             let access = Access { read: false, write: true };
-            case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 3, events: true }).unwrap();
+            case.engine
+                .add_region(Region { key: 7, iov, base: 0, access, user: 3, events: true, mapping: None })
+                .unwrap();
             let len = if flags.contains(OpFlags::INJECT) { 60 } else { 6000 };
             let cut = len / 3;
             let from = [source.iov().slice(0, cut / 2), source.iov().slice(cut / 2, len - cut / 2)];
@@ -155,7 +157,7 @@ fn a_write_to_oneself_follows_earlier_operations() {
     let (mut memory, mut target) = (Owned::new(vec![1; 8]), Owned::new(vec![0; 8]));
     let iov = IovList::from_slice(&[target.iov()]);
     let access = Access { read: false, write: true };
-    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 3, events: false }).unwrap();
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 3, events: false, mapping: None }).unwrap();
     send(&mut case, 1, &mut memory);
     let remote = [RmaIov { addr: 0, len: 8, key: 7 }];
     let ctx = Context { ptr: 5, user: 0 };

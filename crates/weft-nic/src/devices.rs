@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use weft_engine::board::Board;
+use weft_engine::mapped::{Guard, PeerRegion, RegionOffer};
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{
@@ -108,6 +109,10 @@ impl<S: Sink> Sink for Relay<'_, S> {
 
     fn holds_more(&mut self, link: LinkId) {
         self.sink.holds_more(self.table.ours(self.via, link));
+    }
+
+    fn region(&mut self, link: LinkId, key: u64, region: Option<PeerRegion>) {
+        self.sink.region(self.table.ours(self.via, link), key, region);
     }
 
     fn board(&mut self, link: LinkId, key: u64, board: Option<Board>) {
@@ -488,6 +493,14 @@ impl Nic for Devices {
         match &mut self.shm {
             Some(shm) if via == Via::Shm => shm.share_board(inner, key, board),
             _ => Ok(()),
+        }
+    }
+
+    fn share_region(&mut self, link: LinkId, key: u64, offer: Option<RegionOffer<'_>>) -> Result<Option<Guard>, Full> {
+        let (via, inner) = self.table.way(link);
+        match &mut self.shm {
+            Some(shm) if via == Via::Shm => shm.share_region(inner, key, offer),
+            _ => Ok(None),
         }
     }
 

@@ -323,7 +323,7 @@ fn besieged(caps: NicCaps) -> (Case, Owned) {
     let mut memory = Owned::new(vec![1; 8192]);
     let access = Access { read: true, write: true };
     let iov = IovList::from_slice(&[memory.iov()]);
-    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false, mapping: None }).unwrap();
     (case.engine.nic_mut().room, case.engine.nic_mut().depth) = (0, 0);
     (case, memory)
 }

@@ -122,6 +122,7 @@ impl FabricConfig {
                 push_follows: true,
                 survives: false,
                 confirms: true,
+                maps: true,
                 pushes: false,
                 registered: false,
             },
@@ -159,6 +160,7 @@ impl FabricConfig {
             eager_bytes: 0,
             push_follows: false,
             confirms: false,
+            maps: false,
             ..config.caps
         };
         let demands = Demands { cost_ns: 10_000, align_bytes: 1, regions: 1024, bytes: u64::MAX };
@@ -196,6 +198,7 @@ impl FabricConfig {
             push_follows: rng.chance(500) && ordered,
             survives: rng.chance(500),
             confirms: false,
+            maps: false,
             pushes: false,
             registered: false,
         };

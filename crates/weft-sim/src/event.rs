@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use weft_engine::board::Board;
+use weft_engine::mapped::PeerRegion;
 use weft_engine::nic::LinkError;
 
 use crate::wire::EndId;
@@ -26,6 +27,8 @@ pub(crate) enum Event {
     Confirm { to: EndId, number: u32 },
     /// A board arrives, or a report that there is none.
     Board { to: EndId, key: u64, board: Option<Board> },
+    /// A region arrives, or a report that it cannot be mapped.
+    Region { to: EndId, key: u64, region: Option<PeerRegion> },
     /// A word of a board has changed.
     WakeUp { to: EndId },
     /// A frame of a chain arrives, or a connection of a chain changes.

@@ -373,6 +373,7 @@ impl State {
             | Event::Segment { to, .. }
             | Event::Confirm { to, .. }
             | Event::Board { to, .. }
+            | Event::Region { to, .. }
             | Event::WakeUp { to } => self.arrive(to, event),
             Event::Chain { ep } => {
                 self.run_chains_of(ep);

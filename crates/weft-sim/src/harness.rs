@@ -13,6 +13,8 @@ mod finish;
 pub(crate) mod program;
 mod shared;
 
+use std::sync::Arc;
+
 use weft_engine::api::{
     ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp,
     SendOp,
@@ -22,6 +24,7 @@ use weft_engine::mem::IovList;
 use crate::cluster::{Cluster, Turn};
 use crate::config::FabricConfig;
 use crate::memory::Buffer;
+use crate::nic::SimMemory;
 use crate::oracle::{CANARY, Criteria, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, RmaRecord, SendRecord};
 use crate::oracle::{context, extend_payload};
 use crate::rng::Stream;
@@ -358,8 +361,11 @@ impl Harness {
         let index = self.windows.len();
         let memory = self.cluster.fabric().alloc_of(rank, len, |bytes| extend_payload(bytes, index, len));
         let base = if key.is_multiple_of(2) { 0 } else { 0x1000_0000 * (place as u64 + 1) };
-        let iov = memory.pieces(&[len / 2]);
-        let region = Region { key, iov, base, access, user: index as u64, events };
+        // Some windows can be mapped by peers.
+        let mapped = !key.is_multiple_of(3) && self.cluster.fabric().config().caps.maps;
+        let iov = memory.pieces(&[len / 2][usize::from(mapped)..]);
+        let mapping = mapped.then(|| Arc::new(SimMemory::new(iov[0])) as _);
+        let region = Region { key, iov, base, access, user: index as u64, events, mapping };
         let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
         engine.add_region(region)?;
         self.windows.push(Window { rank, key, base, memory, access, events, atomic: false });

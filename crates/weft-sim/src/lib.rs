@@ -40,7 +40,7 @@ pub use harness::{ANY_TAG, Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Sen
 pub use harness::{FREE_COUNTER, Job, ProgramStats, RANK_COUNTERS, Signals, Task};
 pub use hazard::{Hazard, Hazards};
 pub use memory::Buffer;
-pub use nic::SimNic;
+pub use nic::{SimMemory, SimNic};
 pub use plan::{Act, Acts, Plan, RANKS};
 pub use stats::Stats;
 pub use trace::TraceEvent;

@@ -6,12 +6,14 @@
 //!
 //! Invariant: no borrow of the fabric's state is held while a sink is called.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use weft_engine::board::{Board, SharedWords};
+use weft_engine::mapped::{Guard, Mappable, PeerRegion, RegionOffer};
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
 use weft_engine::nic::{
@@ -59,6 +61,7 @@ enum Handover {
     Down { link: LinkId, why: LinkError, dones: Vec<(u64, Result<(), LinkError>)> },
     Done(LinkId, u64, Result<(), LinkError>),
     Board(LinkId, u64, Option<Board>),
+    Region(LinkId, u64, Option<PeerRegion>),
 }
 
 /// A board in the memory of the simulation.
@@ -67,6 +70,40 @@ struct SimWords(Vec<AtomicU64>);
 impl SharedWords for SimWords {
     fn words(&self) -> &[AtomicU64] {
         &self.0
+    }
+}
+
+/// Memory that simulated peers may map.
+#[derive(Debug)]
+pub struct SimMemory {
+    memory: Mutex<Iov>,
+    guards: Mutex<Vec<Guard>>,
+}
+
+impl Mappable for SimMemory {
+    fn revoke(&self) {
+        let guards = self.guards.lock().map(|mut guards| std::mem::take(&mut *guards)).unwrap_or_default();
+        guards.iter().for_each(Guard::revoke);
+        // All endpoints have one thread.
+        assert!(guards.iter().all(Guard::is_idle), "an access is under way");
+    }
+}
+
+impl SimMemory {
+    /// Lets peers map this memory, which stays as long as a region has it.
+    #[must_use]
+    pub fn new(memory: Iov) -> Self {
+        Self { memory: Mutex::new(memory), guards: Mutex::default() }
+    }
+
+    /// A guard of a peer's access, and the region for the peer.
+    fn share(offer: &RegionOffer<'_>) -> Option<(Guard, PeerRegion)> {
+        let this = (offer.memory() as &dyn Any).downcast_ref::<Self>()?;
+        let guard = Guard::new(Arc::new(SimWords(vec![AtomicU64::new(0)])))?;
+        this.guards.lock().ok()?.push(guard.clone());
+        let memory = *this.memory.lock().ok()?;
+        let region = PeerRegion::of_memory(memory, guard.clone(), offer.base(), offer.bytes(), offer.access())?;
+        Some((guard, region))
     }
 }
 
@@ -115,6 +152,10 @@ impl SimNic {
             }
             Handover::Board(link, key, board) => {
                 sink.board(link, key, board);
+                1
+            }
+            Handover::Region(link, key, region) => {
+                sink.region(link, key, region);
                 1
             }
             Handover::Done(link, ctx, result) => {
@@ -312,6 +353,21 @@ impl Nic for SimNic {
         Ok(())
     }
 
+    fn share_region(&mut self, link: LinkId, key: u64, offer: Option<RegionOffer<'_>>) -> Result<Option<Guard>, Full> {
+        let mut state = self.state.borrow_mut();
+        let Some(id) = state.lookup(self.ep, link) else { return Ok(None) };
+        if !state.config.caps.maps {
+            state.violation(self.ep, "a region that the device cannot pass");
+        }
+        if state.is_full_by_chance(id) {
+            return Err(Full);
+        }
+        let shared = offer.and_then(|offer| SimMemory::share(&offer));
+        let (guard, region) = shared.map_or((None, None), |(guard, region)| (Some(guard), Some(region)));
+        state.notify(id, Event::Region { to: id.other(), key, region });
+        Ok(guard)
+    }
+
     fn wake_peer(&mut self, link: LinkId) {
         let mut state = self.state.borrow_mut();
         if let Some(id) = state.lookup(self.ep, link) {
@@ -369,6 +425,10 @@ impl State {
             Event::Segment { to, window, offset, bytes } => self.take_segment(to, window, offset, bytes),
             Event::Confirm { to, number } => match self.link_of(to) {
                 Some(link) => Handover::Confirm(link, number),
+                None => Handover::Nothing,
+            },
+            Event::Region { to, key, region } => match self.link_of(to) {
+                Some(link) => Handover::Region(link, key, region),
                 None => Handover::Nothing,
             },
             Event::Board { to, key, board } => match self.link_of(to) {

@@ -2,26 +2,31 @@
 //! up to the promised length.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
+use std::sync::Arc;
+
 use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
 use weft_engine::api::{Access, AtomicOp, Config, Context, Error, OpFlags, Region, RmaIov, RmaOp};
 use weft_engine::mem::IovList;
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::workload::engine_config;
-use weft_sim::{Cluster, FabricConfig, Turn};
+use weft_sim::{Cluster, FabricConfig, SimMemory, Turn};
 
 /// Posts random concurrent operations on the same few bytes, and compares with a model that executes them one
 /// after the other.
 fn check_overlapping(seed: u64) {
     let mut rng = Stream::new(seed, Entity::Test(0));
     let config = Config { tx_depth: 4096, inject_bytes: 4096, ..engine_config(&mut rng, true) };
-    let swarm = FabricConfig::swarm(seed);
+    let mut swarm = FabricConfig::swarm(seed);
+    swarm.caps.maps = true;
     let len = weft_engine::ordered_rma_bytes(swarm.caps.mailbox_bytes);
     let mut cluster = Cluster::new(swarm, config, 2);
     let fabric = cluster.fabric().clone();
     let memory = fabric.alloc(1, len);
     let access = Access { read: true, write: true };
     let iov = IovList::from_slice(&[memory.iov()]);
-    cluster.engine(1).unwrap().add_region(Region { key: 1, iov, base: 0, access, user: 0, events: false }).unwrap();
+    let mapping = seed.is_multiple_of(2).then(|| Arc::new(SimMemory::new(memory.iov())) as _);
+    let region = Region { key: 1, iov, base: 0, access, user: 0, events: false, mapping };
+    cluster.engine(1).unwrap().add_region(region).unwrap();
     let dest = cluster.addr(0, 1);
     let mut model = vec![0u8; len];
     let mut reads = Vec::new();
@@ -95,7 +100,11 @@ fn answers_find_room_again() {
     memory.write(&vec![1; len]);
     let access = Access { read: true, write: true };
     let iov = IovList::from_slice(&[memory.iov()]);
-    cluster.engine(1).unwrap().add_region(Region { key: 1, iov, base: 0, access, user: 0, events: false }).unwrap();
+    cluster
+        .engine(1)
+        .unwrap()
+        .add_region(Region { key: 1, iov, base: 0, access, user: 0, events: false, mapping: None })
+        .unwrap();
     let dest = cluster.addr(0, 1);
     let buffers: Vec<_> = (0..=2 * READS).map(|_| fabric.alloc(0, len)).collect();
     for (n, buffer) in buffers.iter().enumerate() {

@@ -2,9 +2,11 @@
 //! waits indefinitely.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use std::sync::Arc;
+
 use weft_engine::api::{Access, Config, Context, Error, OpFlags, Region, RmaIov, RmaOp};
 use weft_engine::mem::IovList;
-use weft_sim::{Cluster, FabricConfig, Turn};
+use weft_sim::{Cluster, FabricConfig, SimMemory, Turn};
 
 const LEN: usize = 50_000;
 
@@ -13,12 +15,14 @@ const LEN: usize = 50_000;
 fn remove_after(turns: usize, write: bool, mut config: FabricConfig, stuck: bool) -> bool {
     // A poll takes time; otherwise a rank that waits inside a call would wait indefinitely.
     (config.poll_ns, config.ps_per_byte, config.segment_bytes) = (if stuck { 0 } else { 20 }, 1000, 1000);
+    let config_maps = config.caps.maps;
     let mut cluster = Cluster::new(config, Config::default(), 2);
     let fabric = cluster.fabric().clone();
     let (local, memory) = (fabric.alloc(0, LEN), fabric.alloc(1, LEN));
     let access = Access { read: true, write: true };
     let iov = IovList::from_slice(&[memory.iov()]);
-    let region = Region { key: 7, iov, base: 0, access, user: 0, events: false };
+    let mapping = config_maps.then(|| Arc::new(SimMemory::new(memory.iov())) as _);
+    let region = Region { key: 7, iov, base: 0, access, user: 0, events: false, mapping };
     cluster.engine(1).unwrap().add_region(region.clone()).unwrap();
     assert_eq!(cluster.engine(1).unwrap().add_region(region), Err(Error::KeyInUse));
     let dest = cluster.addr(0, 1);
@@ -67,6 +71,7 @@ fn a_region_can_be_removed_at_any_moment() {
                 for turns in (0..200).step_by(if stuck { 25 } else { 3 }) {
                     let mut config = FabricConfig::new(turns as u64);
                     (config.caps.get, config.caps.put, config.caps.push_follows) = (get, put, follows);
+                    config.caps.maps = turns % 2 == 0;
                     outcomes.push(remove_after(turns, write, config, stuck));
                 }
                 assert!(

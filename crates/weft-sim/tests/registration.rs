@@ -96,7 +96,11 @@ fn transfers(fabric: FabricConfig, mr_cache: Limits, len: usize, prepare: impl F
     send(&mut cluster, 0, here, there);
     assert_eq!(there.bytes(), bytes, "send");
     let (access, iov) = (Access { read: true, write: true }, IovList::from_slice(&[there.iov()]));
-    cluster.engine(1).unwrap().add_region(Region { key: 1, iov, base: 0, access, user: 0, events: false }).unwrap();
+    cluster
+        .engine(1)
+        .unwrap()
+        .add_region(Region { key: 1, iov, base: 0, access, user: 0, events: false, mapping: None })
+        .unwrap();
     let remote = [RmaIov { addr: 0, len: len as u64, key: 1 }];
     let (dest, ctx, flags) = (cluster.addr(0, 1), Context::default(), OpFlags::empty());
     let op = RmaOp { dest, iov: &[here.iov()], remote: &remote, data: 0, ctx, flags };

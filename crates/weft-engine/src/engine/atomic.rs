@@ -159,8 +159,13 @@ impl<N: Nic> Engine<N> {
     pub fn atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
         let len = self.measure_atomic(op)?;
         let peer_id = self.state.peer_for(op.dest)?;
+        if self.state.peers[peer_id].has_mapped_regions() && self.atomic_mapped(op, peer_id, len) {
+            return Ok(());
+        }
         let must_leave = op.flags.must_leave() && op.amo.form() == Form::Base;
-        let unwatched = op.flags.is_unwatched() && op.amo.form() == Form::Base;
+        // An access in mapped memory would overtake an atomic whose end is not awaited.
+        let unwatched =
+            op.flags.is_unwatched() && op.amo.form() == Form::Base && !self.state.peers[peer_id].has_mapped_regions();
         if let [remote] = op.remote
             && !op.flags.contains(OpFlags::FENCE)
         {

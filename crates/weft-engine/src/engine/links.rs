@@ -626,6 +626,7 @@ impl State {
         }
         self.peers.activate(peer_id);
         self.tell_failures(peer_id);
+        self.offer_regions_to(peer_id);
     }
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {

@@ -13,6 +13,7 @@ mod collective_op;
 mod collectives;
 mod connection;
 mod datagram;
+mod direct;
 mod groups;
 mod ids;
 mod immediate;
@@ -99,6 +100,8 @@ pub(crate) struct State {
     collectives: Option<Box<Collectives>>,
     /// Number of dropped datagrams.
     dropped: u64,
+    /// Results of the atomic under way in mapped memory, kept to reuse the buffer.
+    results: Vec<u8>,
 }
 
 impl State {
@@ -122,6 +125,7 @@ impl State {
             connection: Connection::new(config.role),
             collectives: None,
             dropped: 0,
+            results: Vec::new(),
             config,
         }
     }
@@ -533,6 +537,7 @@ impl<N: Nic> Engine<N> {
     fn run_work(&mut self, peer_id: PeerId, work: &Deferred) -> Result<(), Full> {
         match work {
             Deferred::Collective(index) => self.send_queued_collective(peer_id, *index),
+            Deferred::Region(key) => self.answer_question(peer_id, *key),
             Deferred::Message(bytes) => self.send_sequenced(peer_id, bytes, &[]),
             Deferred::Reply { op, iov, copy, .. } => {
                 let mut w = Short::new(kind::READ_DATA, 0);

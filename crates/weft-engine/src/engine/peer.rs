@@ -22,6 +22,7 @@ pub(crate) use queues::{BulkOp, Deferred, PeerQueues, QueueKinds, QueuePool};
 use std::collections::VecDeque;
 
 use crate::api::{ADDR_NONE, Addr, OpFlags};
+use crate::engine::direct::PeerRegions;
 use crate::engine::groups::Group;
 use crate::engine::ids::{TransferId, WindowId};
 use crate::engine::prefetch::ShortAnnouncement;
@@ -104,6 +105,10 @@ bitflags::bitflags! {
         const ACTIVE = 1;
         /// The peer is this endpoint itself.
         const OWN = 1 << 1;
+        /// Regions can be mapped over the link.
+        const CAN_MAP = 1 << 2;
+        /// The peer has regions that this endpoint maps.
+        const MAPS = 1 << 3;
     }
 }
 
@@ -176,6 +181,8 @@ pub(crate) struct PeerExtra {
     writing: usize,
     /// The other end of the link, if this engine is its own peer.
     own_end: Option<LinkId>,
+    /// Mapped regions.
+    regions: Option<Box<PeerRegions>>,
     /// Short messages that the peer has announced and no receive has taken, oldest first.
     #[allow(clippy::box_collection)] // Most peers have none.
     announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
@@ -236,7 +243,7 @@ impl Peer {
         let watch = self.watch().map(Watch::after_reset).unwrap_or_default();
         *self = Self {
             addr: self.addr,
-            marks: self.marks,
+            marks: self.marks & (PeerMarks::ACTIVE | PeerMarks::OWN),
             call: self.call,
             ops: self.ops,
             transfers: self.transfers,
@@ -259,6 +266,8 @@ impl Peer {
         self.set_state(state);
         self.caps = PathCaps::new(caps, eager);
         self.path = PathFlags::new(caps);
+        self.marks.set(PeerMarks::CAN_MAP, caps.maps && !self.is_own());
+        self.marks.remove(PeerMarks::MAPS);
         self.connect_failure = None;
         self.redials = 0;
         self.tx_seq = 0;
@@ -299,6 +308,41 @@ impl Peer {
     /// Notes whether the peer is this endpoint itself.
     pub(crate) fn set_own(&mut self, own: bool) {
         self.marks.set(PeerMarks::OWN, own);
+    }
+
+    /// Whether accesses may be performed without a message: the peer is this endpoint itself, or has regions that are
+    /// mapped.
+    #[inline(always)]
+    pub(crate) fn is_at_hand(&self) -> bool {
+        self.marks.intersects(PeerMarks::OWN.union(PeerMarks::MAPS))
+    }
+
+    /// Whether the peer has regions that are mapped.
+    #[inline(always)]
+    pub(crate) fn has_mapped_regions(&self) -> bool {
+        self.marks.contains(PeerMarks::MAPS)
+    }
+
+    /// Whether regions can be mapped over the link.
+    pub(crate) fn can_map(&self) -> bool {
+        self.marks.contains(PeerMarks::CAN_MAP) && self.is_in_use()
+    }
+
+    /// Notes that the peer has regions that this endpoint maps.
+    pub(crate) fn maps_regions(&mut self) {
+        self.marks.insert(PeerMarks::MAPS);
+    }
+
+    /// The peer's mapped regions.
+    #[inline]
+    pub(crate) fn regions(&mut self) -> &mut PeerRegions {
+        self.extra().regions.get_or_insert_default()
+    }
+
+    /// Whether remote accesses are not complete.
+    #[inline]
+    pub(crate) fn has_accesses(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.accesses > 0)
     }
 
     /// Address in the book, `ADDR_NONE` for a stranger.
@@ -363,7 +407,8 @@ impl Peer {
     /// Whether a short write of this level is complete when it has left.
     #[inline]
     pub(crate) fn leaves(&self, flags: OpFlags) -> bool {
-        self.path.leaves(flags)
+        // An access in mapped memory would overtake it.
+        self.path.leaves(flags) && !self.marks.contains(PeerMarks::MAPS)
     }
 
     /// Notes whether the peer is in the list of peers with work. Returns the former value.

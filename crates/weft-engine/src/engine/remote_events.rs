@@ -17,6 +17,7 @@ use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::probe::Probe;
 use crate::engine::rma::Regions;
+use crate::mapped::RegionOffer;
 use crate::mem::Iov;
 use crate::wire::Op;
 
@@ -78,6 +79,8 @@ impl MultipartOp {
 /// State for the accesses of peers to this engine's memory.
 pub(crate) struct Target {
     regions: Regions,
+    /// Whether peers were told that there are regions to map.
+    offers_regions: bool,
     /// Peers' unfinished operations of several parts.
     parts: Slab<MultipartOp>,
     /// Every access is reported, not only those to regions with events.
@@ -86,7 +89,7 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn new(probe: Option<Probe>) -> Self {
-        Self { regions: Regions::new(probe), parts: Slab::new(), all_events: false }
+        Self { regions: Regions::new(probe), offers_regions: false, parts: Slab::new(), all_events: false }
     }
 
     #[inline(always)]
@@ -98,6 +101,24 @@ impl Target {
     #[inline(always)]
     pub(crate) fn region(&self, key: u64) -> Option<&Region> {
         self.regions.get(key)
+    }
+
+    /// Whether peers may ask for regions.
+    pub(crate) fn offers_regions(&self) -> bool {
+        self.offers_regions
+    }
+
+    /// Lets peers ask for regions. Returns false if they may already.
+    pub(crate) fn begin_offers(&mut self) -> bool {
+        !std::mem::replace(&mut self.offers_regions, true)
+    }
+
+    /// The region of a key, if a peer may map it: accesses need no report.
+    pub(crate) fn offer(&self, key: u64) -> Option<RegionOffer<'_>> {
+        let region = self.regions.get(key).filter(|region| !region.events && !self.all_events)?;
+        let len = region.iov.iter().map(|piece| piece.len() as u64).sum();
+        let memory = region.mapping.as_deref()?;
+        Some(RegionOffer::new(memory, region.base, len, region.access))
     }
 
     /// Whether a device could not write to the memory of a receive because of that memory.

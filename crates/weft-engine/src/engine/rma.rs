@@ -129,11 +129,15 @@ impl<N: Nic> Engine<N> {
         {
             return Err(Error::KeyInUse);
         }
+        let can_be_mapped = region.mapping.is_some() && self.state.config.offers_regions;
         self.state
             .target
             .regions()
             .by_key
             .insert(key, RegionEntry { region, busy: 0, accessible: AccessibleSpans::default() });
+        if can_be_mapped {
+            self.state.offer_regions();
+        }
         Ok(())
     }
 
@@ -162,6 +166,9 @@ impl<N: Nic> Engine<N> {
                 self.state.fail_peer(peer_id, LinkError::Access);
             }
         }
+        if let Some(mapping) = &entry.region.mapping {
+            mapping.revoke();
+        }
         self.run_links();
         self.settle();
         self.state.target.regions().removed_busy.remove(&key);
@@ -171,7 +178,7 @@ impl<N: Nic> Engine<N> {
     /// differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (peer_id, len) = self.measure_rma(op)?;
-        if self.state.peers[peer_id].is_own() && self.write_own(op, peer_id, len) {
+        if self.state.peers[peer_id].is_at_hand() && self.write_at_hand(op, peer_id, len) {
             return Ok(());
         }
         if self.write_now(op, peer_id, len) {
@@ -186,6 +193,14 @@ impl<N: Nic> Engine<N> {
         self.enqueue_rma(op, Kind::Write, peer_id, len)?;
         self.run_peer(peer_id);
         Ok(())
+    }
+
+    /// Performs a write without a message. Returns false if it needs one.
+    fn write_at_hand(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
+        match self.state.peers[peer_id].is_own() {
+            true => self.write_own(op, peer_id, len),
+            false => self.write_mapped(op, peer_id, len),
+        }
     }
 
     /// The fast path of [`Engine::write`]: one piece that is sent eagerly, with no operation queued before it.
@@ -234,6 +249,9 @@ impl<N: Nic> Engine<N> {
     /// Starts an RMA read. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn read(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (peer_id, len) = self.measure_rma(op)?;
+        if self.state.peers[peer_id].has_mapped_regions() && self.read_mapped(op, peer_id, len) {
+            return Ok(());
+        }
         if self.read_now(op, peer_id, len) {
             return Ok(());
         }

@@ -15,6 +15,7 @@ use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
 use crate::engine::peer::{PathFlags, Peer, UNMATCHED_LIMIT};
 use crate::engine::registrations::Holder;
 use crate::engine::send::EAGER_COST;
+use crate::mapped::PeerRegion;
 use crate::matching::Body;
 use crate::mem::{self, IovList};
 use crate::name::EpName;
@@ -335,6 +336,8 @@ impl State {
             kind::ASSIST => self.on_assist(peer_id, r),
             kind::ATOMIC => self.on_atomic(peer_id, head, r),
             kind::RESULTS => self.on_results(peer_id, r),
+            kind::MAP_OFFER => self.on_map_offer(peer_id),
+            kind::MAP_ASK => self.on_map_ask(peer_id, r),
             _ => Err(Violation),
         }
     }
@@ -434,6 +437,12 @@ impl Sink for State {
 
     fn board(&mut self, link: LinkId, key: u64, board: Option<crate::board::Board>) {
         if self.board_passed(link, key, board).is_err() {
+            self.violated(link);
+        }
+    }
+
+    fn region(&mut self, link: LinkId, key: u64, region: Option<PeerRegion>) {
+        if self.region_passed(link, key, region).is_err() {
             self.violated(link);
         }
     }

@@ -79,7 +79,7 @@ impl World {
     fn offer(&mut self) {
         let access = Access { read: true, write: true };
         let iov = IovList::from_slice(&[self.region.iov()]);
-        let region = Region { key: 7, iov, base: 0, access, user: 0, events: true };
+        let region = Region { key: 7, iov, base: 0, access, user: 0, events: true, mapping: None };
         self.offered |= self.case.engine.add_region(region).is_ok();
     }
 

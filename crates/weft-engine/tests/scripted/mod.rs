@@ -42,6 +42,7 @@ pub const CAPS: NicCaps = NicCaps {
     push_follows: false,
     survives: false,
     confirms: false,
+    maps: false,
     pushes: false,
     registered: false,
 };

@@ -23,8 +23,10 @@ use rustix::net::{
     SendFlags,
 };
 use weft_engine::board::{Board, SharedWords};
+use weft_engine::mapped::PeerRegion;
 use weft_engine::nic::{Full, LinkError};
 
+use super::memory;
 use super::segment::Mapping;
 
 /// Length of a frame in bytes.
@@ -33,10 +35,17 @@ const FRAME_BYTES: usize = 16;
 const MAX_BYTES: usize = 64 << 20;
 
 /// Boards in a sealed memfd.
-struct SharedFile {
+pub(super) struct SharedFile {
     /// The file, at the process that has made it. The others do not pass it on.
     file: Option<OwnedFd>,
     map: Mapping,
+}
+
+impl SharedFile {
+    /// Memory of a peer, which this process does not pass on.
+    pub(super) const fn of_peer(map: Mapping) -> Self {
+        Self { file: None, map }
+    }
 }
 
 impl SharedWords for SharedFile {
@@ -97,12 +106,14 @@ pub(super) enum Received {
     HangUp,
     /// The key, and the board if there is one that this process can map.
     Board(u64, Option<Board>),
+    /// The key, and the region if there is one that this process can map.
+    Region(u64, Option<PeerRegion>),
 }
 
 /// Takes the next packet from a life line.
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, LinkError> {
-    let mut frame = [0u8; FRAME_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut frame = [0u8; memory::FRAME_BYTES + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut iov = [io::IoSliceMut::new(&mut frame)];
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -127,6 +138,13 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, LinkError> {
             let file = files.pop().filter(|_| len <= MAX_BYTES && !got.flags.contains(ReturnFlags::CTRUNC));
             Ok(Received::Board(number(8), file.and_then(|file| adopt(file, len))))
         }
+        memory::FRAME_BYTES => {
+            if got.flags.contains(ReturnFlags::CTRUNC) {
+                files.clear();
+            }
+            let (key, region) = memory::receive(&frame[..memory::FRAME_BYTES], files);
+            Ok(Received::Region(key, region))
+        }
         _ => Err(LinkError::Protocol),
     }
 }
@@ -135,5 +153,5 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, LinkError> {
 fn adopt(file: OwnedFd, len: usize) -> Option<Board> {
     let mapped = Mapping::adopt(file.as_fd(), len);
     let map = mapped.inspect_err(|error| log::warn!("a peer's board cannot be mapped: {error}")).ok()?;
-    Some(Arc::new(SharedFile { file: None, map }))
+    Some(Arc::new(SharedFile::of_peer(map)))
 }

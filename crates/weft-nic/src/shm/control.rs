@@ -279,6 +279,10 @@ impl Shm {
                     self.door.wake();
                     self.events.push_back(Event::Board(LinkId(id), key, board));
                 }
+                Received::Region(key, region) => {
+                    self.door.wake();
+                    self.events.push_back(Event::Region(LinkId(id), key, region));
+                }
                 Received::Nothing => return Ok(true),
                 Received::HangUp => {
                     self.hang_up(id);

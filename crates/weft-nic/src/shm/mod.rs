@@ -11,6 +11,7 @@
 //! - `accept.rs`, `handshake.rs`: how a link is made; `rights.rs`: protection against descriptors of foreign
 //!   users; `control.rs`: sockets, time-outs, and the ends of links.
 //! - `board.rs`: memory that the members of a group share, passed over life lines.
+//! - `memory.rs`: the allocator of memory that peers may map, and its way over life lines.
 //! - `lag.rs`: pauses of a consumer that keeps up with a streaming producer.
 //! - `link.rs`: one end of a link; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both
 //!   sides copy together; `probe.rs`: the facilities of the system.
@@ -39,6 +40,7 @@ mod handshake;
 mod lag;
 mod lines;
 mod link;
+pub mod memory;
 mod page;
 mod probe;
 mod rights;
@@ -69,6 +71,7 @@ use std::os::fd::OwnedFd;
 use slab::Slab;
 use weft_engine::board::Board;
 use weft_engine::growth;
+use weft_engine::mapped::{Guard, PeerRegion, RegionOffer};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Part, Registrar, Share, Sharing, Sink};
@@ -126,6 +129,7 @@ pub fn caps(eager_bytes: Option<usize>, direct: bool) -> NicCaps {
         // Messages are in the ring, which the peer drains before it reports the end of the link.
         survives: true,
         confirms: true,
+        maps: true,
         pushes: true,
         registered: false,
     }
@@ -192,6 +196,8 @@ enum Event {
     Down(LinkId, LinkError),
     /// The peer has passed a board under a key.
     Board(LinkId, u64, Option<Board>),
+    /// The peer has passed the region of a key.
+    Region(LinkId, u64, Option<PeerRegion>),
 }
 
 /// The shared-memory device of one endpoint.
@@ -366,6 +372,7 @@ impl Shm {
             match event {
                 Event::Done(link, ctx, result) => sink.done(link, ctx, result),
                 Event::Board(link, key, board) => sink.board(link, key, board),
+                Event::Region(link, key, region) => sink.region(link, key, region),
                 Event::Down(link, why) => {
                     self.release_number(link.0);
                     sink.down(link, why);
@@ -550,6 +557,11 @@ impl Nic for Shm {
     fn share_board(&mut self, link: LinkId, key: u64, board: Option<&Board>) -> Result<(), Full> {
         let Some(up) = self.link(link) else { return Ok(()) };
         board::pass(up.socket(), key, board)
+    }
+
+    fn share_region(&mut self, link: LinkId, key: u64, offer: Option<RegionOffer<'_>>) -> Result<Option<Guard>, Full> {
+        let Some(up) = self.link(link) else { return Ok(None) };
+        memory::pass(up.socket(), key, offer)
     }
 
     fn wake_peer(&mut self, link: LinkId) {

@@ -137,7 +137,7 @@ impl Mapping {
         Ok((fd, map))
     }
 
-    fn unsealed(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
+    pub(super) fn unsealed(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
         let fd = memfile::create(name, MemfdFlags::ALLOW_SEALING)?;
         let resized = memfile::check_size_limit(len as u64).and_then(|()| rustix::fs::ftruncate(&fd, len as u64));
         resized.map_err(NicError::system("ftruncate of a memfd"))?;
@@ -149,6 +149,12 @@ impl Mapping {
     pub(super) fn adopt(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         check(fd, len)?;
         Self::map(fd, len)
+    }
+
+    /// Maps such a file for reading only.
+    pub(super) fn adopt_for_reading(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        check(fd, len)?;
+        Self::map_for(fd, len, ProtFlags::READ)
     }
 
     /// Maps two such files of `len` bytes each. The second one is mapped for reading only, at [`second_at`]
@@ -167,10 +173,12 @@ impl Mapping {
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        Self::map_for(fd, len, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map_for(fd: BorrowedFd<'_>, len: usize, access: ProtFlags) -> io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let ptr = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
-        }?;
+        let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0) }?;
         let base = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
     }
@@ -270,7 +278,7 @@ pub(super) unsafe fn release(base: NonNull<u8>, offset: usize, len: usize) {
 }
 
 /// Size of a page in bytes, asked once: the C library computes it in each call.
-fn page_bytes() -> usize {
+pub(super) fn page_bytes() -> usize {
     static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
     let known = PAGE_BYTES.load(Ordering::Relaxed);
     if known != 0 {

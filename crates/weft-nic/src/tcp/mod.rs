@@ -111,6 +111,7 @@ pub fn caps(eager_bytes: usize) -> NicCaps {
         ordered: true,
         push_follows: true,
         confirms: false,
+        maps: false,
         pushes: false,
         // Accepted bytes may still be in a buffer of the device or of this system.
         survives: false,

@@ -18,6 +18,7 @@ use std::os::fd::AsFd;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use weft_engine::board::Board;
+use weft_engine::mapped::PeerRegion;
 use weft_engine::mem::IovList;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -128,6 +129,10 @@ impl<S: Sink> Sink for CountingSink<'_, S> {
     }
     fn peer(&self, link: LinkId) -> Option<EpName> {
         self.sink.peer(link)
+    }
+    fn region(&mut self, link: LinkId, key: u64, region: Option<PeerRegion>) {
+        self.calls += 1;
+        self.sink.region(link, key, region);
     }
     fn board(&mut self, link: LinkId, key: u64, board: Option<Board>) {
         self.calls += 1;

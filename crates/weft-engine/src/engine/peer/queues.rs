@@ -32,6 +32,8 @@ pub(crate) enum Deferred {
     Reply { op: Op, key: u64, iov: IovList, copy: Option<Owned> },
     /// A message of a collective, by its operation number. It may overtake the messages of the client.
     Collective(OpId),
+    /// The answer to the question for the region of a key.
+    Region(u64),
 }
 
 /// Bulk data for the device. It waits separately from messages, because the device accepts a limited amount at

@@ -1,0 +1,259 @@
+//! Remote accesses in mapped memory: regions of peers that this endpoint reaches by loads, stores and atomic
+//! instructions, and the questions of peers for regions of this endpoint.
+//!
+//! Place in the data flow, at the initiator: `Engine::write`, `read` and `atomic` → here → the peer's memory →
+//! completion. No message is sent, and the peer's engine does nothing. An endpoint with such regions tells its peers
+//! (MAP_OFFER). A peer asks for the region of a key at its first access (MAP_ASK), and the device passes it
+//! ([`crate::mapped`]). Until then, and for all other regions, accesses take the way of messages (`rma.rs`).
+//!
+//! Invariants:
+//! - Order. An access is performed here only if all earlier accesses to the peer are complete. It is complete when the
+//!   call returns, so that later messages and accesses follow it. Only clients that ask for accesses after sends
+//!   (FI_ORDER_WAS, FI_ORDER_RAS) need more, and map nothing ([`crate::api::Config::maps`]).
+//! - Atomics of the target's engine, of other peers and of this engine meet on one number: all of them use the
+//!   instructions of the processor. Numbers for which it has none are left to the target.
+//! - An access that its target would report (immediate data, FI_RMA_EVENT) is left to the target.
+//! - A revoked region is not used again under its key without a new question.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use zerocopy::little_endian::U64;
+
+use crate::api::{Access, AtomicOp, Completion, Kind, OpFlags, RmaIov, RmaOp};
+use crate::bugs::planted;
+use crate::engine::ids::PeerId;
+use crate::engine::peer::{Deferred, Direction};
+use crate::engine::state::Violation;
+use crate::engine::{Engine, State};
+use crate::mapped::{Guard, PeerRegion};
+use crate::mem::{self, Iov};
+use crate::nic::{Full, LinkId, Nic};
+use crate::wire::{Reader, Short, kind};
+
+/// The most regions of one peer that are asked for or mapped at a time.
+const MOST_REGIONS: usize = 1024;
+/// Accesses after which a region that could not be mapped is asked for again: its key may name another region.
+const ACCESSES_PER_QUESTION: u32 = 4096;
+/// The largest number that every processor replaces in one step, in bytes.
+const LARGEST_CELL: usize = 8;
+
+/// The regions of a peer by their keys, and the guards of the regions that were passed to the peer.
+#[derive(Default)]
+pub(crate) struct PeerRegions {
+    regions: FxHashMap<u64, Mapped>,
+    granted: Vec<Guard>,
+}
+
+/// The state of a peer's region.
+enum Mapped {
+    /// The peer was asked.
+    Asked,
+    /// It cannot be mapped. The number of accesses since the answer.
+    Not(u32),
+    Here(Box<PeerRegion>),
+}
+
+impl PeerRegions {
+    /// The region of a key, or whether the peer must be asked for it.
+    #[inline]
+    fn find(&mut self, key: u64) -> Result<&PeerRegion, bool> {
+        let room = self.regions.len() < MOST_REGIONS;
+        match self.regions.get_mut(&key) {
+            Some(Mapped::Here(_)) => {}
+            Some(Mapped::Asked) => return Err(false),
+            Some(Mapped::Not(accesses)) => {
+                *accesses += 1;
+                return Err(*accesses >= ACCESSES_PER_QUESTION);
+            }
+            None => return Err(room),
+        }
+        if let Some(Mapped::Here(region)) = self.regions.get(&key)
+            && planted!(Bug::StaleMap, !region.is_revoked(), true)
+        {
+            return Ok(region);
+        }
+        // The memory is unmapped when the answer replaces the region.
+        Err(true)
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Performs a write in mapped memory. Returns false if it must take the way of messages.
+    #[inline(never)]
+    pub(crate) fn write_mapped(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
+        let [remote] = op.remote else { return false };
+        if op.flags.contains(OpFlags::DATA) || !self.state.is_settled_with(peer_id) {
+            return false;
+        }
+        let need = Access { read: false, write: true };
+        let store = |region: &PeerRegion, memory: Iov| region.copy(memory, op.iov, true);
+        if self.state.access_mapped(peer_id, remote, need, store) != Some(true) {
+            return false;
+        }
+        self.state.complete_write(op, len, None);
+        true
+    }
+
+    /// Performs a read in mapped memory. Returns false if it must take the way of messages.
+    #[inline(never)]
+    pub(crate) fn read_mapped(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
+        let [remote] = op.remote else { return false };
+        if !self.state.is_settled_with(peer_id) {
+            return false;
+        }
+        let need = Access { read: true, write: false };
+        let load = |region: &PeerRegion, memory: Iov| region.copy(memory, op.iov, false);
+        if self.state.access_mapped(peer_id, remote, need, load) != Some(true) {
+            return false;
+        }
+        if !op.flags.contains(OpFlags::QUIET) {
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            let done = Completion::new(Kind::Read, op.ctx, op.flags.into());
+            self.state.completions.push(Completion { len, data: op.data, ..done });
+        }
+        true
+    }
+
+    /// Performs an atomic in mapped memory. Returns false if it must take the way of messages.
+    #[inline(never)]
+    pub(crate) fn atomic_mapped(&mut self, op: &AtomicOp<'_>, peer_id: PeerId, len: u64) -> bool {
+        let [remote] = op.remote else { return false };
+        let size = op.amo.ty().size();
+        if op.flags.contains(OpFlags::DATA) || size > LARGEST_CELL || !self.state.is_settled_with(peer_id) {
+            return false;
+        }
+        let mut sources: SmallVec<[u8; 64]> = SmallVec::new();
+        for source in [op.iov, op.compare].into_iter().take(op.amo.sources()) {
+            let at = sources.len();
+            sources.resize(at + mem::total_len(source), 0);
+            mem::gather(source, &mut sources[at..]);
+        }
+        let mut results = std::mem::take(&mut self.state.results);
+        results.clear();
+        let need = Access { read: op.amo.fetches(), write: op.amo.changes() };
+        let execute = |region: &PeerRegion, memory: Iov| {
+            let aligned = memory.addr().is_multiple_of(size as u64);
+            aligned
+                && region
+                    .access(|| op.amo.execute(&[memory], &sources, op.amo.fetches().then_some(&mut results)))
+                    .is_some()
+        };
+        let executed = self.state.access_mapped(peer_id, remote, need, execute) == Some(true);
+        if executed {
+            mem::scatter(op.result, 0, &results);
+            if !op.flags.contains(OpFlags::QUIET) {
+                let kind = if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic };
+                let len = usize::try_from(len).unwrap_or(usize::MAX);
+                let done = Completion::new(kind, op.ctx, op.flags.into());
+                self.state.completions.push(Completion { len, data: op.data, ..done });
+            }
+        }
+        self.state.results = results;
+        executed
+    }
+
+    /// Passes a region to a peer that has asked for it, or reports that it cannot be mapped.
+    pub(crate) fn answer_question(&mut self, peer_id: PeerId, key: u64) -> Result<(), Full> {
+        let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
+        let offer = self.state.target.offer(key);
+        let guard = self.nic.share_region(link, key, offer)?;
+        if let Some(guard) = guard {
+            let granted = &mut self.state.peers[peer_id].regions().granted;
+            granted.retain(|guard| !guard.is_revoked());
+            granted.push(guard);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Whether all accesses to a peer are complete, and nothing waits to be sent.
+    fn is_settled_with(&self, peer_id: PeerId) -> bool {
+        let peer = &self.peers[peer_id];
+        peer.tx_is_empty() && planted!(Bug::AccessOvertakes, !peer.has_accesses(), true)
+    }
+
+    /// Performs an access in a peer's region, and counts it. `None`: the region is not mapped, or does not allow it.
+    #[inline]
+    fn access_mapped(
+        &mut self,
+        peer_id: PeerId,
+        remote: &RmaIov,
+        need: Access,
+        access: impl FnOnce(&PeerRegion, Iov) -> bool,
+    ) -> Option<bool> {
+        let peer = &mut self.peers[peer_id];
+        let done = match peer.regions().find(remote.key) {
+            Ok(region) => Some(access(region, region.memory(remote.addr, remote.len, need)?)),
+            Err(asks) => {
+                if asks {
+                    self.ask_for(peer_id, remote.key);
+                }
+                return None;
+            }
+        };
+        peer.count_access(Direction::Sent, remote.len);
+        done
+    }
+
+    /// Asks a peer for a region.
+    #[cold]
+    fn ask_for(&mut self, peer_id: PeerId, key: u64) {
+        self.peers[peer_id].regions().regions.insert(key, Mapped::Asked);
+        let mut w = Short::new(kind::MAP_ASK, 0);
+        w.put(&U64::new(key));
+        self.peers.defer_message(peer_id, &w);
+    }
+
+    /// Tells the peers on this host that there are regions to map.
+    #[cold]
+    pub(crate) fn offer_regions(&mut self) {
+        if self.target.begin_offers() {
+            let near: Vec<PeerId> = self.peers.iter().filter(|(_, peer)| peer.can_map()).map(|(id, _)| id).collect();
+            for peer_id in near {
+                self.offer_regions_to(peer_id);
+            }
+        }
+    }
+
+    /// Tells a peer, whose link is new, that there are regions to map.
+    pub(crate) fn offer_regions_to(&mut self, peer_id: PeerId) {
+        if self.target.offers_regions() && self.peers[peer_id].can_map() {
+            self.peers.defer_message(peer_id, &Short::new(kind::MAP_OFFER, 0));
+        }
+    }
+
+    pub(crate) fn on_map_offer(&mut self, peer_id: PeerId) -> Result<(), Violation> {
+        let peer = &mut self.peers[peer_id];
+        if !peer.can_map() {
+            return Err(Violation);
+        }
+        if self.config.maps {
+            peer.maps_regions();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn on_map_ask(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let key: U64 = r.take().ok_or(Violation)?;
+        if !self.target.offers_regions() || !self.peers[peer_id].can_map() {
+            return Err(Violation);
+        }
+        self.peers.defer(peer_id, Deferred::Region(key.get()));
+        Ok(())
+    }
+
+    /// The device has brought the answer to a question.
+    pub(crate) fn region_passed(
+        &mut self,
+        link: LinkId,
+        key: u64,
+        region: Option<PeerRegion>,
+    ) -> Result<(), Violation> {
+        let Some(peer_id) = self.links.carried_by(link) else { return Ok(()) };
+        let place = self.peers[peer_id].regions().regions.get_mut(&key);
+        let place = place.filter(|place| matches!(place, Mapped::Asked)).ok_or(Violation)?;
+        *place = region.map_or(Mapped::Not(0), |region| Mapped::Here(Box::new(region)));
+        Ok(())
+    }
+}
