@@ -38,13 +38,14 @@ MULTIARCH := $(shell cc -print-multiarch 2>/dev/null)
 LIBFABRIC_DIR := $(PREFIX)/lib/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),$(MULTIARCH)/)libfabric
 MAN_DIR := $(PREFIX)/share/man
 DOC_DIR := $(PREFIX)/share/doc/weft
+INCLUDE_DIR := $(PREFIX)/include
 # Debian's zsh searches another directory of its packages than that of other systems.
 ZSH_DIR := $(PREFIX)/share/zsh/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),vendor-completions,site-functions)
 BASH_COMPLETIONS := $(PREFIX)/share/bash-completion/completions/weft
 FISH_COMPLETIONS := $(PREFIX)/share/fish/vendor_completions.d/weft.fish
 INSTALLED := $(LIBFABRIC_DIR)/libweft-fi.so $(LIBFABRIC_DIR)/libweft-coll.so $(PREFIX)/bin/weft \
   $(MAN_DIR)/man1/weft.1 $(MAN_DIR)/man7/fi_weft.7 $(MAN_DIR)/man7/weft-coll.7 \
-  $(DOC_DIR)/LICENSE $(DOC_DIR)/THIRD-PARTY \
+  $(DOC_DIR)/LICENSE $(DOC_DIR)/THIRD-PARTY $(INCLUDE_DIR)/weft_memory.h \
   $(BASH_COMPLETIONS) $(ZSH_DIR)/_weft $(FISH_COMPLETIONS)
 
 # The crates whose files are installed.
@@ -101,6 +102,7 @@ install:
 	install -D -m 755 -s --strip-program=$(STRIP) -t $(DESTDIR)$(PREFIX)/bin $(DIST)/weft
 	$(put_file) -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
 	$(put_file) -t $(DESTDIR)$(DOC_DIR) LICENSE $(DIST)/THIRD-PARTY
+	$(put_file) -t $(DESTDIR)$(INCLUDE_DIR) include/weft_memory.h
 	$(DIST)/weft man weft | $(put_file) /dev/stdin $(DESTDIR)$(MAN_DIR)/man1/weft.1
 	$(DIST)/weft completions bash | $(put_file) /dev/stdin $(DESTDIR)$(BASH_COMPLETIONS)
 	$(DIST)/weft completions zsh | $(put_file) /dev/stdin $(DESTDIR)$(ZSH_DIR)/_weft

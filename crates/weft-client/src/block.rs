@@ -2,7 +2,10 @@
 //! reference.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
+
+use weft_fi_sys::fid_domain;
 
 /// The page size, the unit of registration and of cross-memory attach.
 const ALIGN: usize = 4096;
@@ -10,7 +13,26 @@ const ALIGN: usize = 4096;
 /// A block of memory. The drop frees it, so the owner must ensure that no provider uses it afterwards.
 pub(crate) struct Block {
     start: NonNull<u8>,
-    layout: Layout,
+    source: Source,
+}
+
+/// The allocator of a block.
+enum Source {
+    Heap(Layout),
+    /// The provider's ([`MemoryOps`]), for a domain that the owner keeps open.
+    Provider {
+        len: usize,
+        ops: NonNull<MemoryOps>,
+        domain: *mut fid_domain,
+    },
+}
+
+/// `struct weft_memory_ops` (fi_weft(7), "EXTENSIONS").
+#[repr(C)]
+pub(crate) struct MemoryOps {
+    size: usize,
+    alloc: unsafe extern "C" fn(*mut fid_domain, usize, u64, *mut *mut c_void) -> c_int,
+    free: unsafe extern "C" fn(*mut fid_domain, *mut c_void) -> c_int,
 }
 
 // SAFETY: a block is plain memory and bound to no thread.
@@ -23,11 +45,29 @@ impl Block {
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Some(Self { start, layout })
+        Some(Self { start, source: Source::Heap(layout) })
+    }
+
+    /// Allocates zeroed memory that peers may map, of at least one page. `None`: there is none.
+    ///
+    /// # Safety
+    /// The domain is open until the block is dropped, and `ops` is its table.
+    pub(crate) unsafe fn mapped(domain: *mut fid_domain, ops: NonNull<MemoryOps>, bytes: usize) -> Option<Self> {
+        let len = bytes.max(1).next_multiple_of(ALIGN);
+        let mut start = std::ptr::null_mut();
+        // SAFETY: the caller's promise.
+        let table = unsafe { ops.as_ref() };
+        // SAFETY: the caller's promise; the address goes to a local.
+        let result = unsafe { (table.alloc)(domain, len, 0, &mut start) };
+        let start = NonNull::new(start.cast()).filter(|_| result == 0)?;
+        Some(Self { start, source: Source::Provider { len, ops, domain } })
     }
 
     pub(crate) const fn len(&self) -> usize {
-        self.layout.size()
+        match &self.source {
+            Source::Heap(layout) => layout.size(),
+            Source::Provider { len, .. } => *len,
+        }
     }
 
     pub(crate) const fn start(&self) -> *mut u8 {
@@ -44,8 +84,16 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout; `self` is the only owner.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        match &self.source {
+            // SAFETY: allocated with this layout; `self` is the only owner.
+            Source::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), *layout) },
+            Source::Provider { ops, domain, .. } => {
+                // SAFETY: the table exists as long as the library, which is not unloaded.
+                let table = unsafe { ops.as_ref() };
+                // SAFETY: allocated by this domain, which is open.
+                unsafe { (table.free)(*domain, self.start.as_ptr().cast()) };
+            }
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! An opened provider: a fabric and a domain that meet the client's [`Requirements`].
 
-use std::ptr::null_mut;
+use std::ffi::{CStr, c_void};
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_fi_sys::*;
 
+use crate::block::Block;
 use crate::library::{self, Info};
 use crate::{Error, Library};
 
@@ -68,6 +70,8 @@ pub struct Requirements {
     pub threading: Threading,
     /// Operations complete only when the data has arrived at the peer.
     pub delivery: bool,
+    /// Endpoints have memory that peers may map, if the provider has such memory (weft).
+    pub mapped: bool,
     /// The way in which callers sleep.
     pub waiting: Waiting,
     /// The number of receives that must fit the receive queue; 0 accepts the provider's default.
@@ -82,6 +86,7 @@ pub(crate) struct Inner {
     pub(crate) library: &'static Library,
     pub(crate) info: Info,
     pub(crate) waiting: Waiting,
+    pub(crate) mapped: bool,
     pub(crate) fabric: *mut fid_fabric,
     pub(crate) domain: *mut fid_domain,
     next_key: AtomicU64,
@@ -177,6 +182,7 @@ impl Domain {
             library,
             info,
             waiting: requirements.waiting,
+            mapped: requirements.mapped,
             fabric,
             domain: null_mut(),
             next_key: AtomicU64::new(1),
@@ -203,19 +209,8 @@ impl Domain {
     /// The provider's internal counters, if it has weft's extension for them (fi_weft(7), "EXTENSIONS").
     #[must_use]
     pub fn stats(&self) -> Option<Stats> {
-        // SAFETY: the domain is open.
-        let domain = unsafe { &*self.0.domain };
-        // SAFETY: an open domain has its table.
-        let table = unsafe { &*domain.fid.ops };
-        let open = table.ops_open?;
-        let mut ops = null_mut();
-        // SAFETY: the domain is open, the name is a C string, and the table goes to a local.
-        let result = unsafe { open(self.0.domain.cast(), c"weft_stats".as_ptr(), 0, &mut ops, null_mut()) };
-        if result != 0 {
-            return None;
-        }
         // SAFETY: a table of that name begins with these fields.
-        let ops = unsafe { ops.cast::<StatsOps>().as_ref() }?;
+        let ops = unsafe { self.0.extension(c"weft_stats")?.cast::<StatsOps>().as_ref() };
         let mut stats = Stats::default();
         // SAFETY: the domain is open, and the destination has the given length.
         let result = unsafe { (ops.read)(self.0.domain, &mut stats, size_of::<Stats>()) };
@@ -253,6 +248,27 @@ struct StatsOps {
 }
 
 impl Inner {
+    /// The table of one of weft's extensions.
+    fn extension(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        // SAFETY: the domain is open.
+        let domain = unsafe { &*self.domain };
+        // SAFETY: an open domain has its table.
+        let table = unsafe { &*domain.fid.ops };
+        let open = table.ops_open?;
+        let mut ops = null_mut();
+        // SAFETY: the domain is open, the name is a C string, and the table goes to a local.
+        let result = unsafe { open(self.domain.cast(), name.as_ptr(), 0, &mut ops, null_mut()) };
+        NonNull::new(ops).filter(|_| result == 0)
+    }
+
+    /// Memory of an endpoint. `None`: it is longer than an address space.
+    pub(crate) fn memory(&self, bytes: usize) -> Option<Block> {
+        let ops = if self.mapped { self.extension(c"weft_memory") } else { None };
+        // SAFETY: an endpoint keeps its domain open, and drops the memory before.
+        let mapped = ops.and_then(|ops| unsafe { Block::mapped(self.domain, ops.cast(), bytes) });
+        mapped.or_else(|| Block::new(bytes))
+    }
+
     pub(crate) fn serialize(&self) -> MutexGuard<'_, ()> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }

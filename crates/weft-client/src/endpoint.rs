@@ -96,7 +96,7 @@ impl Endpoint {
             mr: null_mut(),
             desc: null_mut(),
             name: Vec::new(),
-            memory: Some(Block::new(memory_bytes).ok_or_else(no_memory)?),
+            memory: Some(domain.inner().memory(memory_bytes).ok_or_else(no_memory)?),
             contexts: Some(Block::new(slots * size_of::<fi_context2>()).ok_or_else(no_memory)?),
             busy: vec![false; slots],
             domain: domain.clone(),

@@ -1,5 +1,5 @@
-//! The guard of a mapped region in a model checker, which tries all interleavings (up to a limit of preemptions) and all
-//! values that a load may return under the C11 memory model.
+//! The guard of a mapped region in a model checker, which tries all interleavings (up to a limit of preemptions) and
+//! all values that a load may return under the C11 memory model.
 //!
 //! `guard.rs` is included as it ships. A peer writes to a region while its owner revokes it. The region belongs to the
 //! checker, which reports an access that is not ordered after the previous one: the owner must find what the peer has

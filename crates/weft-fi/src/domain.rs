@@ -42,6 +42,7 @@ use crate::fabric::{Fabric, Instances};
 use crate::host::Host;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
+use crate::memory;
 use crate::observe::stats;
 use crate::params::Params;
 use crate::sleep::lock::{Callers, Meter};
@@ -725,7 +726,7 @@ unsafe extern "C" fn ops_open(
         // SAFETY: the client's domain.
         unsafe { object::borrow_fid::<Domain>(fid) }?;
         // SAFETY: the client's string and variable.
-        unsafe { object::open_ops(name, flags, ops, &[(stats::NAME, stats::ops())]) }
+        unsafe { object::open_ops(name, flags, ops, &[(stats::NAME, stats::ops()), (memory::NAME, memory::ops())]) }
     })
 }
 

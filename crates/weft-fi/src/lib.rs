@@ -24,6 +24,7 @@ mod eq;
 mod fabric;
 mod host;
 mod info;
+mod memory;
 mod mr;
 pub mod observe;
 pub mod params;

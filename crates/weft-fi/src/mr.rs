@@ -36,6 +36,7 @@ use crate::endpoint::route::RegionCounters;
 use crate::info::IOV_LIMIT;
 use crate::info::hints::AUTH_KEY_LIMIT_BYTES;
 use crate::info::network::KEYS_SINCE;
+use crate::memory::mapping_of;
 
 /// The kinds of access by peers.
 const REMOTE: u64 = sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
@@ -129,7 +130,8 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
         Access { read: request.access & sys::FI_REMOTE_READ != 0, write: request.access & sys::FI_REMOTE_WRITE != 0 };
     let events = domain.caps() & sys::FI_RMA_EVENT != 0;
     let remote = request.access & REMOTE != 0;
-    let region = remote.then_some(Region { key, iov: request.iov, base, access, user: key, events });
+    let mapping = mapping_of(&request.iov);
+    let region = remote.then_some(Region { key, iov: request.iov, base, access, user: key, events, mapping });
     let fid = object::new_fid(sys::FI_CLASS_MR, request.context, domain.tables().mr);
     let mr = Arc::new(Mr {
         head: Head::new(sys::fid_mr { fid, mem_desc: std::ptr::null_mut(), key }),

@@ -317,6 +317,8 @@ params! {
         0 to 1_000_000;
     coll_uring: Uring = "no", "name", "COLL_URING",
         "yes: let the kernel perform barriers between hosts by io_uring(7), where it can: a process that computes does not delay them. For clients that compute between the start and the end of a barrier; clients that poll until it ends are faster without. All members of a group must agree; one that has no io_uring sets polled, and performs its part when it makes progress. no: barriers are messages. Not with FI_WEFT_TCP_ENCRYPT. With yes, blocking calls of the thread that entered the barrier may end with EINTR.";
+    map: bool = "yes", "yes/no", "MAP",
+        "Let processes of the same user on this host map memory that was allocated for it (weft_memory, MPI_Alloc_mem with the profiling library), and map theirs. With no, all accesses are messages.";
     coll_boards: bool = "yes", "yes/no", "COLL_BOARDS",
         "Perform the collectives of endpoints on the same host in memory that they share. With no, all groups of the endpoint use messages.";
     progress_affinity: Option<CpuSet> = "", "list", "PROGRESS_AFFINITY",

@@ -286,6 +286,9 @@ pub(crate) struct Options {
     /// Operations complete only when the data are at the target (FI_DELIVERY_COMPLETE)
     #[arg(long)]
     pub(crate) delivery: bool,
+    /// Remote accesses reach memory that peers map, where the provider has such memory (weft)
+    #[arg(long)]
+    pub(crate) mapped: bool,
     /// Time limit of one measurement in seconds
     #[arg(long, default_value_t = 30, value_parser = positive)]
     pub(crate) timeout_s: usize,

@@ -60,6 +60,7 @@ pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Rank
         }),
         threading: if case.threads > 1 { Threading::Completion } else { Threading::Domain },
         delivery: job.delivery,
+        mapped: job.mapped,
         waiting: if job.wait == Wait::Sread { Waiting::InCalls } else { Waiting::Never },
         receives,
     };

@@ -192,6 +192,8 @@ impl<D: Device> Ep<D> {
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
             boards: params.coll_boards,
+            maps: params.map && setup.maps,
+            offers_regions: params.map,
             probe: Some(weft_os::accessible),
             role: self.ty.role(),
             ..Config::default()

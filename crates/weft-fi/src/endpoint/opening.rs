@@ -72,6 +72,7 @@ pub(super) fn open<D: Device>(
         called: None,
         min_multi_recv: MIN_MULTI_RECV_BYTES,
         shm: true,
+        maps: info.tx.is_none_or(|attr| attr.msg_order & order::ACCESSES_AFTER_SENDS == 0),
         matching: domain.params().matching,
         // A shared context needs no enable.
         enabled: kind == Kind::Shared,

@@ -57,6 +57,8 @@ pub(super) struct Setup<D: Device> {
     pub(super) min_multi_recv: usize,
     /// Whether shared memory may be used (FI_OPT_SHARED_MEMORY_PERMITTED).
     pub(super) shm: bool,
+    /// Whether accesses may be performed in mapped memory.
+    pub(super) maps: bool,
     /// How the engine searches its queues.
     pub(super) matching: Matching,
     /// Whether `fi_enable` has succeeded.

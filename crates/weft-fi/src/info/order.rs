@@ -38,7 +38,10 @@ pub(crate) const FREE: u64 = sys::FI_ORDER_SAS
     | sys::FI_ORDER_ATOMIC_WAW;
 
 /// Orders that hold on request.
-pub(crate) const ON_REQUEST: u64 = sys::FI_ORDER_RAS | sys::FI_ORDER_WAS | AFTER_ACCESSES;
+pub(crate) const ON_REQUEST: u64 = ACCESSES_AFTER_SENDS | AFTER_ACCESSES;
+
+/// With any of these, accesses follow earlier sends, and are therefore messages.
+pub(crate) const ACCESSES_AFTER_SENDS: u64 = sys::FI_ORDER_RAS | sys::FI_ORDER_WAS;
 
 /// With any of these, sends wait for earlier RMA operations.
 pub(crate) const AFTER_ACCESSES: u64 = sys::FI_ORDER_SAR | sys::FI_ORDER_SAW;
