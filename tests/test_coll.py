@@ -324,6 +324,15 @@ def test_a_communicator_costs_little(runner: harness.Runner) -> None:
     assert fds <= fds_alone + 2 and resident <= resident_alone + 2048, costs
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_windows_over_allocated_memory(runner: harness.Runner, library: str) -> None:
+    """MPI_Alloc_mem gives memory that ranks map. Windows over it have their flavour and their data."""
+    need(library)
+    argv, env = line(library, 2, [program(library, "alloc_window")], "weft")
+    outcome = runner.run(argv, env, 60).check()
+    assert "alloc_window: good" in outcome.output, outcome.output[-3000:]
+
+
 def test_hosts_share_collectives(runner: harness.Runner) -> None:
     """Two hosts with two ranks each: shared memory inside a host, TCP between them."""
     need("mpich")

@@ -217,6 +217,15 @@ impl Domain {
         (result == 0).then_some(stats)
     }
 
+    /// Memory that peers may map. `None`: the provider has none (fi_weft(7), "EXTENSIONS").
+    #[must_use]
+    pub fn mapped_block(&self, bytes: usize) -> Option<MappedBlock> {
+        let ops = self.0.extension(c"weft_memory")?;
+        // SAFETY: the block keeps the domain open.
+        let block = unsafe { Block::mapped(self.0.domain, ops.cast(), bytes) }?;
+        Some(MappedBlock { block, _domain: self.clone() })
+    }
+
     /// The longest message that may be injected, in bytes.
     #[must_use]
     pub fn inject_bytes(&self) -> usize {
@@ -245,6 +254,22 @@ pub struct Stats {
 struct StatsOps {
     size: usize,
     read: unsafe extern "C" fn(*mut fid_domain, *mut Stats, usize) -> i32,
+}
+
+/// Memory that peers may map, of the provider's allocator. It is freed when it is dropped, unless a region is still
+/// registered on it.
+pub struct MappedBlock {
+    block: Block,
+    /// Keeps the domain open.
+    _domain: Domain,
+}
+
+impl MappedBlock {
+    /// The first byte.
+    #[must_use]
+    pub fn address(&self) -> *mut u8 {
+        self.block.start()
+    }
 }
 
 impl Inner {

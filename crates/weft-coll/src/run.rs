@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use weft_client::{Address, Collective, Endpoint, Error, Group, Posted};
+use weft_client::{Address, Collective, Endpoint, Error, Group, MappedBlock, Posted};
 use weft_fi_sys::FI_EAGAIN;
 
 use crate::errors::{Cause, Failure};
@@ -413,6 +413,12 @@ impl Deref for Runtime {
 }
 
 impl Runtime {
+    /// Memory of the provider that other ranks may map. `None`: there is none.
+    pub(crate) fn mapped_block(&self, bytes: usize) -> Option<MappedBlock> {
+        let state = self.state.lock();
+        state.endpoint.as_ref()?.domain().mapped_block(bytes)
+    }
+
     pub(crate) fn new(parts: Parts, addresses: Vec<Address>, endpoint: Endpoint, watcher: Option<Watcher>) -> Self {
         Self {
             parts,
