@@ -181,7 +181,7 @@ pub struct Region {
     pub user: u64,
     /// Emit a [`Completion`] for each remote access (FI_RMA_EVENT).
     pub events: bool,
-    /// The memory of which the region consists, if peers may map it.
+    /// The memory of which the region consists, if peers may map it. No accesses by mappings are reported.
     pub mapping: Option<Arc<dyn Mappable>>,
 }
 

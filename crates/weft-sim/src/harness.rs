@@ -362,7 +362,7 @@ impl Harness {
         let memory = self.cluster.fabric().alloc_of(rank, len, |bytes| extend_payload(bytes, index, len));
         let base = if key.is_multiple_of(2) { 0 } else { 0x1000_0000 * (place as u64 + 1) };
         // Some windows can be mapped by peers.
-        let mapped = !key.is_multiple_of(3) && self.cluster.fabric().config().caps.maps;
+        let mapped = !events && !key.is_multiple_of(3) && self.cluster.fabric().config().caps.maps;
         let iov = memory.pieces(&[len / 2][usize::from(mapped)..]);
         let mapping = mapped.then(|| Arc::new(SimMemory::new(iov[0])) as _);
         let region = Region { key, iov, base, access, user: index as u64, events, mapping };

@@ -112,8 +112,10 @@ fn accesses_are_complete_when_the_call_returns() {
 #[test]
 fn an_access_that_the_target_reports_is_a_message() {
     let mut case = Case::new(2, true, BOTH);
-    assert_eq!(case.write(1, 16, 77).len(), 0);
-    assert_eq!((case.settle(1).len(), case.word(16)), (1, 77));
+    assert_eq!(case.write(1, 16, 77).len(), 1);
+    case.cluster.engine(0).unwrap().watch_region(7);
+    assert_eq!(case.write(1, 16, 78).len(), 0);
+    assert_eq!((case.settle(1).len(), case.word(16)), (1, 78));
 }
 
 #[test]

@@ -12,7 +12,8 @@
 //!   (FI_ORDER_WAS, FI_ORDER_RAS) need more, and map nothing ([`crate::api::Config::maps`]).
 //! - Atomics of the target's engine, of other peers and of this engine meet on one number: all of them use the
 //!   instructions of the processor. Numbers for which it has none are left to the target.
-//! - An access that its target would report (immediate data, FI_RMA_EVENT) is left to the target.
+//! - An access that its target would report is left to the target: immediate data, and regions that are watched
+//!   ([`Engine::watch_region`]).
 //! - A revoked region is not used again under its key without a new question.
 
 use rustc_hash::FxHashMap;

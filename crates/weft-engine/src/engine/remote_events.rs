@@ -113,9 +113,9 @@ impl Target {
         !std::mem::replace(&mut self.offers_regions, true)
     }
 
-    /// The region of a key, if a peer may map it: accesses need no report.
+    /// The region of a key, if a peer may map it.
     pub(crate) fn offer(&self, key: u64) -> Option<RegionOffer<'_>> {
-        let region = self.regions.get(key).filter(|region| !region.events && !self.all_events)?;
+        let region = self.regions.get(key).filter(|_| !self.all_events)?;
         let len = region.iov.iter().map(|piece| piece.len() as u64).sum();
         let memory = region.mapping.as_deref()?;
         Some(RegionOffer::new(memory, region.base, len, region.access))
@@ -129,6 +129,9 @@ impl Target {
 
     pub(crate) fn report_all(&mut self, on: bool) {
         self.all_events = on;
+        if on {
+            self.regions.end_mappings();
+        }
     }
 
     /// Whether no part of a peer's operation is in progress.

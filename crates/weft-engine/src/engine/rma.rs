@@ -105,6 +105,11 @@ impl Regions {
         self.by_key.get(&key).map(|entry| &entry.region)
     }
 
+    /// Ends the access of peers by mappings, and leaves the regions accessible by messages.
+    pub(crate) fn end_mappings(&mut self) {
+        self.by_key.values().filter_map(|entry| entry.region.mapping.as_ref()).for_each(|mapping| mapping.revoke());
+    }
+
     fn acquire(&mut self, key: u64) {
         if let Some(entry) = self.by_key.get_mut(&key) {
             entry.busy += 1;
@@ -172,6 +177,15 @@ impl<N: Nic> Engine<N> {
         self.run_links();
         self.settle();
         self.state.target.regions().removed_busy.remove(&key);
+    }
+
+    /// Lets each access to a region be reported. Peers therefore cannot map it any longer.
+    pub fn watch_region(&mut self, key: u64) {
+        if let Some(mapping) =
+            self.state.target.regions().by_key.get_mut(&key).and_then(|entry| entry.region.mapping.take())
+        {
+            mapping.revoke();
+        }
     }
 
     /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths

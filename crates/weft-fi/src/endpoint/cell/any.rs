@@ -218,7 +218,11 @@ impl<D: Device> AnyCell for EndpointCell<D> {
     }
 
     fn set_region_counters(&self, key: u64, counters: RegionCounters) {
-        self.state.intrude().routes.set_region_counters(key, counters);
+        let mut state = self.state.intrude();
+        state.routes.set_region_counters(key, counters);
+        if let Some(engine) = &mut state.engine {
+            engine.watch_region(key);
+        }
     }
 
     fn remove_region(&self, key: u64) {
