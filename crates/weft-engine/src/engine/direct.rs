@@ -154,6 +154,8 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Passes a region to a peer that has asked for it, or reports that it cannot be mapped.
+    #[cold]
+    #[inline(never)] // Its frames would be on the client's stack below those of all deferred work.
     pub(crate) fn answer_question(&mut self, peer_id: PeerId, key: u64) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         let offer = self.state.target.offer(key);
@@ -224,6 +226,8 @@ impl State {
         }
     }
 
+    #[cold]
+    #[inline(never)]
     pub(crate) fn on_map_offer(&mut self, peer_id: PeerId) -> Result<(), Violation> {
         let peer = &mut self.peers[peer_id];
         if !peer.can_map() {
@@ -235,6 +239,8 @@ impl State {
         Ok(())
     }
 
+    #[cold]
+    #[inline(never)]
     pub(crate) fn on_map_ask(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let key: U64 = r.take().ok_or(Violation)?;
         if !self.target.offers_regions() || !self.peers[peer_id].can_map() {
@@ -245,6 +251,8 @@ impl State {
     }
 
     /// The device has brought the answer to a question.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn region_passed(
         &mut self,
         link: LinkId,
