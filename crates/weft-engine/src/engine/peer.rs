@@ -123,7 +123,7 @@ pub(crate) struct Peer {
     link: LinkId,
     caps: PathCaps,
     path: PathFlags,
-    /// What holds independently of a link.
+    /// Marks: the list of peers with work, the peer itself, and mappings.
     marks: PeerMarks,
     /// Reason why the last attempt to connect failed, if it was made for an inject that was not accepted. The
     /// next inject fails with it.

@@ -161,7 +161,7 @@ pub(crate) enum Observation {
     Parking { time: Option<Next>, interrupts: bool },
 }
 
-/// What the thread does next.
+/// The next act of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     /// Watch whether the client makes a round.
