@@ -10,8 +10,6 @@ import jobs
 import pytest
 
 DATA_BYTES = 4 << 10
-# Decryption adds its frames to those of a read.
-ENCRYPTED_BYTES = DATA_BYTES + 256
 CONTROL_BYTES = 8 << 10
 PATHS = {
     "shm": {},
@@ -24,8 +22,7 @@ def limit(name: str, kind: str, path: str) -> int:
     """The largest stack of a function in bytes. The key exchange of encrypted connections runs inside calls
     that read."""
     exchanges = path == "encrypted" and name == "fi_cq_read(connecting)"
-    data = ENCRYPTED_BYTES if path == "encrypted" else DATA_BYTES
-    return CONTROL_BYTES if kind == "control" or exchanges else data
+    return CONTROL_BYTES if kind == "control" or exchanges else DATA_BYTES
 
 
 @pytest.mark.parametrize(

@@ -554,6 +554,7 @@ impl State {
         }
     }
 
+    #[inline(never)] // Its list of addresses would be on the stack below every message.
     pub(crate) fn on_write_rts(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, source) = take_bulk(&mut r)?;
@@ -617,6 +618,7 @@ impl State {
         Ok(())
     }
 
+    #[inline(never)] // Its list of addresses would be on the stack below every message.
     pub(crate) fn on_read_bulk(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, home) = take_bulk(&mut r)?;
