@@ -318,7 +318,7 @@ impl Amo {
     /// `sources` has as many arrays as [`Amo::sources`] says: operands, then values to compare with. Each
     /// array is as long as `target`, which must be a whole number of numbers. A partial number at the end is
     /// ignored.
-    #[inline]
+    #[inline(never)] // All types and operations in one place: each further copy takes 50 KB.
     pub fn execute(self, target: &[Iov], sources: &[u8], results: Option<&mut Vec<u8>>) {
         match self.ty {
             Type::Int8 => native::<i8>(self.op, target, sources, results),

@@ -16,7 +16,6 @@
 //! Source: memfd_create(2), fcntl(2) F_ADD_SEALS, unix(7) SCM_RIGHTS.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
@@ -47,12 +46,10 @@ const COPY_BYTES: usize = 1 << 20;
 /// The most shares of one allocation.
 const MOST_SHARES: usize = 65_536;
 
-/// The allocations of this process, by address.
-static ALLOCATIONS: Mutex<Allocations> = Mutex::new(BTreeMap::new());
+/// The allocations of this process.
+static ALLOCATIONS: Mutex<Vec<Arc<MappedMemory>>> = Mutex::new(Vec::new());
 
-type Allocations = BTreeMap<usize, Arc<MappedMemory>>;
-
-fn allocations() -> MutexGuard<'static, Allocations> {
+fn allocations() -> MutexGuard<'static, Vec<Arc<MappedMemory>>> {
     ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -103,7 +100,7 @@ pub fn allocate(len: usize, huge: bool) -> Result<NonNull<u8>, NicError> {
     map.populate(0, len).map_err(NicError::system("madvise of a memfd"))?;
     let base = map.base();
     let state = Mutex::new(State { file: Some(file), shared: None, guards: Vec::new() });
-    allocations().insert(base.as_ptr() as usize, Arc::new(MappedMemory { map, state }));
+    allocations().push(Arc::new(MappedMemory { map, state }));
     Ok(base)
 }
 
@@ -113,11 +110,11 @@ pub fn allocate(len: usize, huge: bool) -> Result<NonNull<u8>, NicError> {
 /// [`NotFreed`].
 pub fn free(address: usize) -> Result<(), NotFreed> {
     let mut allocations = allocations();
-    let memory = allocations.get(&address).ok_or(NotFreed::Unknown)?;
-    if Arc::strong_count(memory) > 1 {
+    let at = allocations.iter().position(|memory| memory.address() == address).ok_or(NotFreed::Unknown)?;
+    if Arc::strong_count(&allocations[at]) > 1 {
         return Err(NotFreed::Registered);
     }
-    allocations.remove(&address);
+    drop(allocations.swap_remove(at));
     Ok(())
 }
 
@@ -125,24 +122,17 @@ pub fn free(address: usize) -> Result<(), NotFreed> {
 #[must_use]
 pub fn query(address: usize) -> Option<(usize, usize)> {
     let allocations = allocations();
-    let (base, memory) = allocations.range(..=address).next_back()?;
-    (address - base < memory.map.len()).then(|| (*base, memory.map.len()))
+    let mut spans = allocations.iter().map(|memory| (memory.address(), memory.map.len()));
+    spans.find(|(base, len)| (*base..base + len).contains(&address))
 }
 
 /// The allocation of which `len` bytes at `address` are all but the rest of the last page.
 #[must_use]
 pub fn whole(address: usize, len: usize) -> Option<Arc<dyn Mappable>> {
     let allocations = allocations();
-    let memory = allocations.get(&address)?;
+    let memory = allocations.iter().find(|memory| memory.address() == address)?;
     let is_whole = len.checked_next_multiple_of(segment::page_bytes()) == Some(memory.map.len());
     is_whole.then(|| Arc::clone(memory) as Arc<dyn Mappable>)
-}
-
-/// Number of allocations, and their bytes.
-#[must_use]
-pub fn total() -> (usize, usize) {
-    let allocations = allocations();
-    (allocations.len(), allocations.values().map(|memory| memory.map.len()).sum())
 }
 
 impl Mappable for MappedMemory {
@@ -162,6 +152,10 @@ impl Mappable for MappedMemory {
 }
 
 impl MappedMemory {
+    fn address(&self) -> usize {
+        self.map.base().as_ptr() as usize
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
