@@ -34,6 +34,13 @@ pub fn accessible(memory: Span, write: bool, far: bool) -> Option<Span> {
             Err(_) => {}
         }
     }
+    look_up(pages, write)
+}
+
+/// Looks the pages up in the list of all mappings. Its buffers are not on the stack of [`accessible`].
+#[cold]
+#[inline(never)]
+fn look_up(pages: Span, write: bool) -> Option<Span> {
     match mappings() {
         Ok(mappings) => around(mappings, pages, write),
         Err(_) => Some(pages),
