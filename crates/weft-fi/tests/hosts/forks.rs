@@ -29,7 +29,7 @@ pub(crate) fn all(lib: &Lib) {
 }
 
 /// Forks a child that runs the function and calls exit(), which must succeed. Returns the child's output.
-fn printed_at_exit(before: impl FnOnce()) -> String {
+pub(crate) fn printed_at_exit(before: impl FnOnce()) -> String {
     let mut ends: [RawFd; 2] = [-1; 2];
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
     let child = unsafe { libc::fork() };

@@ -4,6 +4,8 @@
 //! An access in mapped memory is complete without progress of its target. All others need it. The numbers, entries and
 //! counters are the same.
 
+mod conditions;
+
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,6 +80,7 @@ pub(crate) fn all(lib: &Lib) {
     let rows: &[crate::side::Scene] = &[("writes and reads", writes_and_reads), ("atomics", atomics), ("data", data)];
     scenes(lib, rows);
     scenes(lib, &[("events", events), ("order", order), ("order of data", order_of_data)]);
+    conditions::all(lib);
 }
 
 /// Two endpoints, of which one has memory for the other's accesses.

@@ -314,7 +314,7 @@ fn system_calls(lib: &Lib) {
 }
 
 /// Changes a soft limit while a function runs.
-fn limited<T>(what: Resource, limit: u64, run: impl FnOnce() -> T) -> T {
+pub(crate) fn limited<T>(what: Resource, limit: u64, run: impl FnOnce() -> T) -> T {
     let before = getrlimit(what);
     setrlimit(what, Rlimit { current: Some(limit), ..before }).unwrap();
     let result = run();
