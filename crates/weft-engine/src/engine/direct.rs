@@ -35,6 +35,8 @@ use crate::wire::{Reader, Short, kind};
 const MOST_REGIONS: usize = 1024;
 /// Accesses after which a region that could not be mapped is asked for again: its key may name another region.
 const ACCESSES_PER_QUESTION: u32 = 4096;
+/// Accesses in mapped memory after which a round of progress is due.
+const ACCESSES_PER_ROUND: u32 = 256;
 /// The largest number that every processor replaces in one step, in bytes.
 const LARGEST_CELL: usize = 8;
 
@@ -153,6 +155,18 @@ impl<N: Nic> Engine<N> {
         executed
     }
 
+    /// Whether the client has performed so many accesses in mapped memory that a round of progress is due. Their
+    /// completions are there at once, so that a client that waits for each makes none otherwise, and finds no end of a
+    /// peer.
+    #[inline]
+    pub fn take_round_due(&mut self) -> bool {
+        let due = self.state.direct_accesses >= ACCESSES_PER_ROUND;
+        if due {
+            self.state.direct_accesses = 0;
+        }
+        due
+    }
+
     /// Passes a region to a peer that has asked for it, or reports that it cannot be mapped.
     #[cold]
     #[inline(never)] // Its frames would be on the client's stack below those of all deferred work.
@@ -196,6 +210,7 @@ impl State {
             }
         };
         peer.count_access(Direction::Sent, remote.len);
+        self.direct_accesses += 1;
         done
     }
 

@@ -102,6 +102,8 @@ pub(crate) struct State {
     dropped: u64,
     /// Results of the atomic under way in mapped memory, kept to reuse the buffer.
     results: Vec<u8>,
+    /// Accesses in mapped memory since [`Engine::take_round_due`] returned true.
+    direct_accesses: u32,
 }
 
 impl State {
@@ -126,6 +128,7 @@ impl State {
             collectives: None,
             dropped: 0,
             results: Vec::new(),
+            direct_accesses: 0,
             config,
         }
     }

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
+use crate::mapped::Block;
 use crate::side::{
-    Args, Outcome, PATIENCE, Side, Watched, copies_alone, err, fabric_err, memory, pattern, scenes, until, works,
+    Args, Outcome, PATIENCE, Side, Watched, copies_alone, err, fabric_err, memory, off, pattern, scenes, until, works,
 };
 
 /// A length at which no path holds the whole message.
@@ -41,10 +42,12 @@ enum Role {
     Target,
     /// Forks a child, which outlives the peer.
     Parent,
+    /// Offers memory that peers map, and makes progress.
+    Owner,
 }
 
 impl Role {
-    const ALL: [Self; 4] = [Self::Sender, Self::Receiver, Self::Target, Self::Parent];
+    const ALL: [Self; 5] = [Self::Sender, Self::Receiver, Self::Target, Self::Parent, Self::Owner];
 }
 
 /// A peer process, which is killed when this is dropped.
@@ -144,7 +147,9 @@ pub(crate) fn peer(lib: &Lib) {
     let role = Role::ALL.into_iter().find(|known| format!("{known:?}") == role).unwrap();
     let side = Side::new(lib);
     let survivor = side.insert(&from_hex(&std::env::var("WEFT_TEST_SURVIVOR").unwrap()));
-    let region = memory(if role == Role::Target { BYTES } else { 8 });
+    let block = (role == Role::Owner).then(|| Block::new(&side, BYTES).unwrap());
+    let ordinary = || memory(if role == Role::Target { BYTES } else { 8 });
+    let region = block.as_ref().map_or_else(ordinary, Block::bytes);
     let mr = side.register(region, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
     assert!(!mr.is_null());
     println!("\nname {}", to_hex(&side.name()));
@@ -159,7 +164,7 @@ pub(crate) fn peer(lib: &Lib) {
     match role {
         Role::Sender => (0..2).for_each(|context| side.tsend(buffer, survivor, context)),
         Role::Receiver => side.trecv(buffer, 1),
-        Role::Target => {}
+        Role::Target | Role::Owner => {}
         Role::Parent => leave_a_child(),
     }
     println!("greeted");
@@ -222,7 +227,14 @@ fn assert_survivor_works(lib: &Lib, side: &Side<'_>, dead: u64) {
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
-        &[("sender", sender), ("helper", helper), ("receiver", receiver), ("target", target), ("parent", parent)],
+        &[
+            ("sender", sender),
+            ("helper", helper),
+            ("receiver", receiver),
+            ("target", target),
+            ("parent", parent),
+            ("owner", owner),
+        ],
     );
 }
 
@@ -359,6 +371,35 @@ fn parent(lib: &Lib) {
     side.trecv_from(memory(8), peer.number, 0x91);
     let killed = peer.kill();
     assert_eq!(failures(&side, 1, killed), [(0x91, FI_ECONNRESET)].into());
+}
+
+/// The owner of memory dies while the survivor has it mapped. Its accesses fail from then on.
+fn owner(lib: &Lib) {
+    if off("FI_WEFT_SHM") {
+        return;
+    }
+    let side = Side::new(lib);
+    let mut peer = Peer::start(Role::Owner, &side);
+    let to_peer = peer.number;
+    let write = || {
+        side.start("fi_write", &Args { key: KEY, ..Args::new(pattern(8), to_peer) }, &[]);
+        side.next(&[])
+    };
+    let end = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < end {
+        write().done();
+    }
+    peer.freeze();
+    write().done();
+    let killed = Instant::now();
+    peer.signal(libc::SIGKILL);
+    let failed = until(|| match write() {
+        Outcome::Done(_) => None,
+        Outcome::Failed(entry) => Some(entry.err),
+    });
+    assert!(killed.elapsed() < NOTICE && [FI_ECONNRESET, FI_ECONNREFUSED].contains(&failed), "{failed}");
+    peer.kill();
+    assert_survivor_works(lib, &side, peer.number);
 }
 
 /// Connects by a write, which shows that accesses work while the peer is alive. Returns the peer's address.

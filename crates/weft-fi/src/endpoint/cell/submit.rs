@@ -30,7 +30,11 @@ impl<D: Device> EndpointCell<D> {
         if routes.tx_full() || routes.flooded() {
             return routes.tx_refusal();
         }
-        let (result, released) = state.submit(start);
+        let (result, mut released) = state.submit(start);
+        if state.engine.as_mut().is_some_and(|engine| engine.take_round_due()) {
+            state.round(None);
+            released |= state.programs_due;
+        }
         self.finish_call(state, released);
         result
     }
