@@ -161,6 +161,8 @@ pub struct Stats {
     pub tcp: Option<TcpStats>,
     /// Attempts that continued over TCP because shared memory failed.
     pub fallbacks: u64,
+    /// Bytes that the process has allocated for peers to map.
+    pub mapped_bytes: u64,
 }
 
 /// The devices of one endpoint.

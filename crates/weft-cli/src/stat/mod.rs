@@ -218,7 +218,7 @@ fn shown(name: &str, word: u64) -> String {
 
 /// The peers of an endpoint. Pairs are sent and received. Columns of zeros are left out.
 fn peer_table(peers: &[Peer], names: &Names) -> String {
-    const HEADS: [&str; 11] = [
+    const HEADS: [&str; 13] = [
         "peer",
         "link",
         "messages",
@@ -227,6 +227,8 @@ fn peer_table(peers: &[Peer], names: &Names) -> String {
         "matched",
         "accesses",
         "access bytes",
+        "in mapped",
+        "mapped regions",
         "stalls",
         "retries",
         "waiting",
@@ -237,7 +239,7 @@ fn peer_table(peers: &[Peer], names: &Names) -> String {
     let link = |peer: &Peer| peer.device_name().unwrap_or_else(|| peer.state_name().to_owned());
     let all = (with_counts.clone().count() > 1).then(|| ("together".to_owned(), String::new(), together(peers)));
     let rows = with_counts.map(|peer| (names.full_label(peer), link(peer), *peer)).chain(all);
-    let cells: Vec<[String; 11]> = rows.map(|(name, link, peer)| peer_cells(name, link, &peer)).collect();
+    let cells: Vec<[String; 13]> = rows.map(|(name, link, peer)| peer_cells(name, link, &peer)).collect();
     let has_digits = |column: &usize| cells.iter().any(|row| row[*column].contains(|char| matches!(char, '1'..='9')));
     let columns: Vec<usize> = (0..HEADS.len()).filter(|column| *column < FIRST || has_digits(column)).collect();
     let heads: Vec<&str> = columns.iter().map(|column| HEADS[*column]).collect();
@@ -246,7 +248,7 @@ fn peer_table(peers: &[Peer], names: &Names) -> String {
     render::split_table(&heads, &rows)
 }
 
-fn peer_cells(name: String, link: String, peer: &Peer) -> [String; 11] {
+fn peer_cells(name: String, link: String, peer: &Peer) -> [String; 13] {
     let pair = |one: u64, other: u64| format!("{} / {}", render::count(one), render::count(other));
     let bytes = |one: u64, other: u64| format!("{} / {}", render::byte_count(one), render::byte_count(other));
     [
@@ -258,6 +260,8 @@ fn peer_cells(name: String, link: String, peer: &Peer) -> [String; 11] {
         pair(peer.matched_on_arrival, peer.matched_on_posting),
         pair(peer.accesses_sent, peer.accesses_received),
         bytes(peer.access_bytes_sent, peer.access_bytes_received),
+        render::count(peer.accesses_mapped),
+        pair(peer.regions_mapped, peer.regions_shared),
         render::count(peer.stalls),
         render::count(peer.retries),
         render::count(peer.waiting.saturating_add(peer.outstanding)),

@@ -28,6 +28,9 @@ const GAUGES: &[&str] = &[
     "collectives",
     "waiting",
     "outstanding",
+    "mapped_bytes",
+    "regions_mapped",
+    "regions_shared",
 ];
 
 /// A family of samples.

@@ -45,6 +45,18 @@ const LARGEST_CELL: usize = 8;
 pub(crate) struct PeerRegions {
     regions: FxHashMap<u64, Mapped>,
     granted: Vec<Guard>,
+    counts: MappedCounts,
+}
+
+/// Counts of mapped memory between this endpoint and a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MappedCounts {
+    /// Accesses to the peer that were performed in mapped memory, so far.
+    pub accesses: u64,
+    /// Regions of the peer that are mapped here.
+    pub regions: u64,
+    /// Regions of this endpoint that the peer may have mapped.
+    pub shared: u64,
 }
 
 /// The state of a peer's region.
@@ -57,6 +69,13 @@ enum Mapped {
 }
 
 impl PeerRegions {
+    /// The counts, for statistics.
+    pub(crate) fn counts(&self) -> MappedCounts {
+        let mapped = self.regions.values().filter(|region| matches!(region, Mapped::Here(_))).count();
+        let shared = self.granted.iter().filter(|guard| !guard.is_revoked()).count();
+        MappedCounts { regions: mapped as u64, shared: shared as u64, ..self.counts }
+    }
+
     /// The region of a key, or whether the peer must be asked for it.
     #[inline]
     fn find(&mut self, key: u64) -> Result<&PeerRegion, bool> {
@@ -210,6 +229,7 @@ impl State {
             }
         };
         peer.count_access(Direction::Sent, remote.len);
+        peer.regions().counts.accesses += 1;
         self.direct_accesses += 1;
         done
     }

@@ -11,6 +11,7 @@ use crate::api::Addr;
 use crate::engine::Engine;
 use crate::engine::State;
 pub use crate::engine::collectives::GroupReport;
+pub use crate::engine::direct::MappedCounts;
 use crate::engine::ids::PeerId;
 use crate::engine::peer::PeerState;
 use crate::mrcache;
@@ -76,6 +77,8 @@ pub struct PeerReport {
     pub links_down: u64,
     /// Number of failed attempts to make a link.
     pub calls_failed: u64,
+    /// Mapped memory.
+    pub mapped: MappedCounts,
 }
 
 /// Statistics of an engine.
@@ -151,6 +154,7 @@ impl<N: Nic> Engine<N> {
             links_up: links_down + u64::from(matches!(state, LinkStatus::Up(_))),
             links_down,
             calls_failed,
+            mapped: peer.mapped_counts(),
         })
     }
 }

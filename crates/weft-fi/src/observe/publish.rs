@@ -249,6 +249,7 @@ fn endpoint(of: &EpName, report: &Report, counters: &CellCounters, stats: &Stats
         ..Endpoint::default()
     };
     endpoint.shm_fallbacks = stats.fallbacks;
+    endpoint.mapped_bytes = stats.mapped_bytes;
     if let Some(tcp) = &stats.tcp {
         endpoint.tcp_sends = tcp.send_calls;
         endpoint.tcp_receives = tcp.receive_calls;
@@ -322,6 +323,9 @@ fn peer(report: &PeerReport, device: impl FnOnce(LinkId) -> Option<&'static str>
         calls_failed: report.calls_failed,
         matched_on_arrival: report.matched_on_arrival,
         matched_on_posting: report.matched_on_posting,
+        accesses_mapped: report.mapped.accesses,
+        regions_mapped: report.mapped.regions,
+        regions_shared: report.mapped.shared,
     }
 }
 
@@ -340,7 +344,7 @@ pub(super) fn now_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use weft_engine::mrcache::Counts;
-    use weft_engine::stats::Flow;
+    use weft_engine::stats::{Flow, MappedCounts};
     use weft_nic::tcp::TcpStats;
 
     use super::*;
@@ -381,7 +385,8 @@ mod tests {
             rail_bytes: 30,
             chained: 31,
         };
-        let found = endpoint(&peer_name(), &report, &counters, &Stats { tcp: Some(tcp), fallbacks: 26 });
+        let found =
+            endpoint(&peer_name(), &report, &counters, &Stats { tcp: Some(tcp), fallbacks: 26, mapped_bytes: 32 });
         assert_eq!(found.name(), "10.0.0.7:4711/00000000");
         let Endpoint { ip_high, ip_low, port, id, .. } = found;
         let expected = Endpoint {
@@ -389,8 +394,6 @@ mod tests {
             ip_low,
             port,
             id,
-            published_ns: 0,
-            opened_ns: 0,
             rounds: 11,
             sleepers: 12,
             peers: 1,
@@ -420,6 +423,8 @@ mod tests {
             tcp_streams_lost: 28,
             tcp_stream_bytes: 30,
             kernel_barriers: 31,
+            mapped_bytes: 32,
+            ..Endpoint::default()
         };
         assert_eq!(found, expected);
     }
@@ -474,6 +479,7 @@ mod tests {
             links_up: 19,
             links_down: 20,
             calls_failed: 21,
+            mapped: MappedCounts { accesses: 22, regions: 23, shared: 24 },
         };
         let found = peer(&report, |link| (link == LinkId(77)).then_some("shm"));
         assert_eq!(found.name(), "10.0.0.7:4711/00000000");
@@ -506,6 +512,9 @@ mod tests {
             calls_failed: 21,
             matched_on_arrival: 13,
             matched_on_posting: 14,
+            accesses_mapped: 22,
+            regions_mapped: 23,
+            regions_shared: 24,
         };
         assert_eq!(found, expected);
         let idle = peer(&PeerReport { state: LinkStatus::Idle, ..report }, |_| Some("shm"));

@@ -91,6 +91,7 @@ impl Device for Devices {
     }
 
     fn stats(&self) -> Stats {
-        Stats { tcp: self.tcp.as_ref().map(Tcp::stats), fallbacks: self.fallbacks }
+        let mapped_bytes = crate::shm::memory::allocated_bytes();
+        Stats { tcp: self.tcp.as_ref().map(Tcp::stats), fallbacks: self.fallbacks, mapped_bytes }
     }
 }

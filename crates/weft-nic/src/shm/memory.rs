@@ -21,6 +21,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,14 @@ const MOST_SHARES: usize = 65_536;
 
 /// The allocations of this process.
 static ALLOCATIONS: Mutex<Vec<Arc<MappedMemory>>> = Mutex::new(Vec::new());
+
+/// Bytes of these allocations.
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of memory that peers may map, in this process.
+pub(crate) fn allocated_bytes() -> u64 {
+    ALLOCATED.load(Ordering::Relaxed)
+}
 
 fn allocations() -> MutexGuard<'static, Vec<Arc<MappedMemory>>> {
     ALLOCATIONS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,6 +110,7 @@ pub fn allocate(len: usize, huge: bool) -> Result<NonNull<u8>, NicError> {
     let base = map.base();
     let state = Mutex::new(State { file: Some(file), shared: None, guards: Vec::new() });
     allocations().push(Arc::new(MappedMemory { map, state }));
+    ALLOCATED.fetch_add(len as u64, Ordering::Relaxed);
     Ok(base)
 }
 
@@ -114,7 +124,8 @@ pub fn free(address: usize) -> Result<(), NotFreed> {
     if Arc::strong_count(&allocations[at]) > 1 {
         return Err(NotFreed::Registered);
     }
-    drop(allocations.swap_remove(at));
+    let memory = allocations.swap_remove(at);
+    ALLOCATED.fetch_sub(memory.map.len() as u64, Ordering::Relaxed);
     Ok(())
 }
 

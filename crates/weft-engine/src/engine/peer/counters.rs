@@ -5,6 +5,7 @@
 //! [`crate::engine::stats`] reports both.
 
 use super::{PathFlags, Peer, PeerState};
+use crate::engine::direct::MappedCounts;
 use crate::engine::send::EAGER_COST;
 use crate::engine::stats::Flow;
 
@@ -61,6 +62,12 @@ impl Peer {
             let PeerCounters { stalls, retries, links_ended, calls_failed, .. } = extra.counters;
             [stalls, retries, links_ended, calls_failed]
         })
+    }
+
+    /// Counts of mapped memory.
+    pub(crate) fn mapped_counts(&self) -> MappedCounts {
+        let regions = self.extra.as_ref().and_then(|extra| extra.regions.as_ref());
+        regions.map(|regions| regions.counts()).unwrap_or_default()
     }
 
     #[inline(always)]

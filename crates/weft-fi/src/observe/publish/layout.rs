@@ -110,6 +110,7 @@ block! {
         tcp_streams_lost: "Such connections that ended before their link, so far.",
         tcp_stream_bytes: "Bytes received and sent on such connections so far.",
         kernel_barriers: "Barriers between hosts by FI_WEFT_COLL_URING, performed by the kernel or by polls.",
+        mapped_bytes: "Memory that the process has allocated for peers to map (weft_memory), in bytes.",
     }
 }
 
@@ -158,6 +159,9 @@ block! {
         calls_failed: "Failed attempts to set up a link.",
         matched_on_arrival: "Messages from the peer whose receive was already posted.",
         matched_on_posting: "Messages from the peer that waited for their receive.",
+        accesses_mapped: "Accesses to the peer, among the above, that were performed in mapped memory.",
+        regions_mapped: "Regions of the peer that are mapped here.",
+        regions_shared: "Regions of this endpoint that the peer may have mapped.",
     }
 }
 
