@@ -125,10 +125,22 @@ impl Iov {
         n
     }
 
-    /// Copies memory to this memory, as far as it fits. Both may overlap.
+    /// Copies memory to this memory, as far as it fits. Both may overlap. A number of 4 or 8 bytes is stored once. An
+    /// atomic of another process may change it meanwhile, and memmove(3) may store it twice.
+    #[inline]
     pub fn copy_from(&self, from: &Self) {
         let n = self.len.min(from.len);
-        if n > 0 {
+        if n == 8 {
+            // SAFETY: by the contract of `new` there are 8 readable bytes, and an array of bytes needs no alignment.
+            let word = unsafe { from.ptr.cast::<[u8; 8]>().read() };
+            // SAFETY: by the contract of `new` there are 8 writable bytes.
+            unsafe { self.ptr.cast::<[u8; 8]>().write(word) };
+        } else if n == 4 {
+            // SAFETY: as above, for 4 bytes.
+            let word = unsafe { from.ptr.cast::<[u8; 4]>().read() };
+            // SAFETY: as above.
+            unsafe { self.ptr.cast::<[u8; 4]>().write(word) };
+        } else if n > 0 {
             // SAFETY: by the contract of `new` both have at least `n` bytes, which are readable and writable.
             unsafe { std::ptr::copy(from.ptr, self.ptr, n) };
         }

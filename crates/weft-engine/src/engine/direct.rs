@@ -43,7 +43,11 @@ const LARGEST_CELL: usize = 8;
 /// The regions of a peer by their keys, and the guards of the regions that were passed to the peer.
 #[derive(Default)]
 pub(crate) struct PeerRegions {
-    regions: FxHashMap<u64, Mapped>,
+    /// Places in the list by key.
+    places: FxHashMap<u64, usize>,
+    regions: Vec<(u64, Mapped)>,
+    /// The place of the last access.
+    recent: usize,
     granted: Vec<Guard>,
     counts: MappedCounts,
 }
@@ -71,7 +75,7 @@ enum Mapped {
 impl PeerRegions {
     /// The counts, for statistics.
     pub(crate) fn counts(&self) -> MappedCounts {
-        let mapped = self.regions.values().filter(|region| matches!(region, Mapped::Here(_))).count();
+        let mapped = self.regions.iter().filter(|(_, region)| matches!(region, Mapped::Here(_))).count();
         let shared = self.granted.iter().filter(|guard| !guard.is_revoked()).count();
         MappedCounts { regions: mapped as u64, shared: shared as u64, ..self.counts }
     }
@@ -79,23 +83,38 @@ impl PeerRegions {
     /// The region of a key, or whether the peer must be asked for it.
     #[inline]
     fn find(&mut self, key: u64) -> Result<&PeerRegion, bool> {
-        let room = self.regions.len() < MOST_REGIONS;
-        match self.regions.get_mut(&key) {
-            Some(Mapped::Here(_)) => {}
-            Some(Mapped::Asked) => return Err(false),
-            Some(Mapped::Not(accesses)) => {
-                *accesses += 1;
-                return Err(*accesses >= ACCESSES_PER_QUESTION);
+        let recent = self.regions.get(self.recent).is_some_and(|(known, _)| *known == key);
+        if !recent {
+            let place = self.places.get(&key).copied();
+            self.recent = place.ok_or(self.regions.len() < MOST_REGIONS)?;
+        }
+        match &mut self.regions[self.recent].1 {
+            // The memory is unmapped when the answer replaces the region.
+            Mapped::Here(region) if planted!(Bug::StaleMap, region.is_revoked(), false) => Err(true),
+            Mapped::Here(region) => {
+                self.counts.accesses += 1;
+                Ok(region)
             }
-            None => return Err(room),
+            Mapped::Asked => Err(false),
+            Mapped::Not(accesses) => {
+                *accesses += 1;
+                Err(*accesses >= ACCESSES_PER_QUESTION)
+            }
         }
-        if let Some(Mapped::Here(region)) = self.regions.get(&key)
-            && planted!(Bug::StaleMap, !region.is_revoked(), true)
-        {
-            return Ok(region);
+    }
+
+    /// Changes the state of a region.
+    fn set(&mut self, key: u64, state: Mapped) {
+        let next = self.regions.len();
+        match *self.places.entry(key).or_insert(next) {
+            place if place < next => self.regions[place].1 = state,
+            _ => self.regions.push((key, state)),
         }
-        // The memory is unmapped when the answer replaces the region.
-        Err(true)
+    }
+
+    /// Whether the peer was asked for a region, and has not answered.
+    fn is_asked(&self, key: u64) -> bool {
+        self.places.get(&key).is_some_and(|place| matches!(self.regions[*place].1, Mapped::Asked))
     }
 }
 
@@ -174,9 +193,8 @@ impl<N: Nic> Engine<N> {
         executed
     }
 
-    /// Whether the client has performed so many accesses in mapped memory that a round of progress is due. Their
-    /// completions are there at once, so that a client that waits for each makes none otherwise, and finds no end of a
-    /// peer.
+    /// Whether a round of progress is due after accesses in mapped memory. Their completions are there at once. A client
+    /// that waits for each therefore makes no other round, and finds no end of a peer.
     #[inline]
     pub fn take_round_due(&mut self) -> bool {
         let due = self.state.direct_accesses >= ACCESSES_PER_ROUND;
@@ -229,7 +247,6 @@ impl State {
             }
         };
         peer.count_access(Direction::Sent, remote.len);
-        peer.regions().counts.accesses += 1;
         self.direct_accesses += 1;
         done
     }
@@ -237,7 +254,7 @@ impl State {
     /// Asks a peer for a region.
     #[cold]
     fn ask_for(&mut self, peer_id: PeerId, key: u64) {
-        self.peers[peer_id].regions().regions.insert(key, Mapped::Asked);
+        self.peers[peer_id].regions().set(key, Mapped::Asked);
         let mut w = Short::new(kind::MAP_ASK, 0);
         w.put(&U64::new(key));
         self.peers.defer_message(peer_id, &w);
@@ -295,9 +312,11 @@ impl State {
         region: Option<PeerRegion>,
     ) -> Result<(), Violation> {
         let Some(peer_id) = self.links.carried_by(link) else { return Ok(()) };
-        let place = self.peers[peer_id].regions().regions.get_mut(&key);
-        let place = place.filter(|place| matches!(place, Mapped::Asked)).ok_or(Violation)?;
-        *place = region.map_or(Mapped::Not(0), |region| Mapped::Here(Box::new(region)));
+        let regions = self.peers[peer_id].regions();
+        if !regions.is_asked(key) {
+            return Err(Violation);
+        }
+        regions.set(key, region.map_or(Mapped::Not(0), |region| Mapped::Here(Box::new(region))));
         Ok(())
     }
 }

@@ -114,6 +114,12 @@ impl PeerRegion {
     /// Copies client memory to or from the region. False: the owner has revoked the region. A part of the bytes may
     /// have been copied.
     pub(crate) fn copy(&self, there: Iov, here: &[Iov], write: bool) -> bool {
+        if let [one] = here
+            && there.len() <= ENTRY_BYTES
+        {
+            let (to, from) = if write { (there, one) } else { (*one, &there) };
+            return self.guard.access(|| to.copy_from(from)).is_some();
+        }
         let mut done = 0;
         while done < there.len() {
             let part = there.slice(done, ENTRY_BYTES);
