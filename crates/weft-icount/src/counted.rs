@@ -30,6 +30,24 @@ pub(crate) fn write(ep: &mut Endpoint, slot: u32, piece: Piece, to: Address, at:
     ep.write(slot, piece, to, at, piece.offset)
 }
 
+/// `fi_read`.
+#[inline(never)]
+pub(crate) fn get(ep: &mut Endpoint, slot: u32, into: Piece, from: Address, at: Region) -> Result<Posted, Error> {
+    ep.read(slot, into, from, at, into.offset)
+}
+
+/// `fi_fetch_atomic` that adds. `locals`: offsets of operand and result.
+#[inline(never)]
+pub(crate) fn fetch_add(
+    ep: &mut Endpoint,
+    slot: u32,
+    locals: [usize; 2],
+    to: Address,
+    at: Region,
+) -> Result<Posted, Error> {
+    ep.fetch_add(slot, locals, to, at, locals[0])
+}
+
 /// `fi_cq_read`. Returns the number of completions.
 #[inline(never)]
 pub(crate) fn read(ep: &mut Endpoint) -> Result<usize, Error> {

@@ -27,8 +27,8 @@ use std::process::ExitCode;
 
 use weft_client::{Error, Library};
 
-use pair::Pair;
-use rounds::{DELIVERED, OPERATIONS, Round};
+use pair::{Kind, Pair};
+use rounds::{DELIVERED, MAPPED, OPERATIONS, Round};
 
 /// Warm-up rounds, in which buffers grow and lazily bound symbols are bound. Their number exceeds that of the counted
 /// rounds: a buffer of unacknowledged messages grows until the next acknowledgement, whose time varies.
@@ -54,9 +54,12 @@ fn usage() -> ExitCode {
 
 fn run(library: &Path, provider: &str, rounds: u32) -> Result<(), Error> {
     let library = Library::load(library)?;
-    for (operations, delivery) in [(OPERATIONS, false), (DELIVERED, true)] {
-        let mut pair = Pair::open(library, provider, delivery)?;
+    for (operations, kind) in [(OPERATIONS, Kind::Ordinary), (DELIVERED, Kind::Delivery), (MAPPED, Kind::Mapped)] {
+        let mut pair = Pair::open(library, provider, kind)?;
         pair.connect()?;
+        if kind == Kind::Mapped && !pair.is_mapped()? {
+            continue;
+        }
         for &(name, each, round) in operations {
             measured(&mut pair, round, WARM_UP_ROUNDS)?;
             let calls = measured(&mut pair, round, rounds)?;

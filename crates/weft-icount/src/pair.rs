@@ -49,6 +49,16 @@ impl Side {
     }
 }
 
+/// The kind of endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Ordinary,
+    /// Operations complete only when the peer has the data.
+    Delivery,
+    /// As for delivery, with memory that the peer maps, if the provider has such memory.
+    Mapped,
+}
+
 /// The two endpoints.
 pub(crate) struct Pair {
     pub(crate) near: Side,
@@ -58,13 +68,13 @@ pub(crate) struct Pair {
 impl Pair {
     /// Opens both endpoints as MPI libraries do, with manual progress and a promise of serial calls. Each has
     /// a domain of its own, because a provider may progress all endpoints of a domain when one is polled.
-    /// With `delivery`, operations complete only when the peer has the data.
-    pub(crate) fn open(library: &'static Library, provider: &str, delivery: bool) -> Result<Self, Error> {
+    pub(crate) fn open(library: &'static Library, provider: &str, kind: Kind) -> Result<Self, Error> {
         let wanted = Requirements {
             provider: provider.to_owned(),
-            caps: Caps { rma: true, ..Caps::default() },
+            caps: Caps { rma: true, atomic: kind == Kind::Mapped, ..Caps::default() },
             progress: Some(Progress::Manual),
-            delivery,
+            delivery: kind != Kind::Ordinary,
+            mapped: kind == Kind::Mapped,
             ..Requirements::default()
         };
         let open = || Endpoint::open(&Domain::open(library, &wanted)?, MEMORY_BYTES, CONTEXTS, 1);
@@ -84,6 +94,26 @@ impl Pair {
             std::mem::swap(&mut self.near, &mut self.far);
         }
         self.settle()
+    }
+
+    /// Whether writes are complete without the far side. The first ones make it pass its memory on.
+    pub(crate) fn is_mapped(&mut self) -> Result<bool, Error> {
+        let mut alone = false;
+        for _ in 0..3 {
+            self.post(|pair| {
+                let near = &mut pair.near;
+                near.ep.write(SLOT, SOURCE, near.peer, near.region, SOURCE.offset)
+            })?;
+            alone = self.near.poll()? > 0;
+            let mut done = alone;
+            self.until(|pair| {
+                pair.far.idle()?;
+                done |= !done && pair.near.poll()? > 0;
+                Ok(done)
+            })?;
+            self.settle()?;
+        }
+        Ok(alone)
     }
 
     /// Waits until the far side's receive is complete.

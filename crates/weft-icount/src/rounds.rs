@@ -26,6 +26,10 @@ pub(crate) const OPERATIONS: &[(&str, u32, Round)] = &[
 /// Operations measured between endpoints whose operations complete only when the peer has the data.
 pub(crate) const DELIVERED: &[(&str, u32, Round)] = &[("tsend-delivered", 1, send), ("write-delivered", 1, write)];
 
+/// Operations in memory that the peer has mapped, between such endpoints.
+pub(crate) const MAPPED: &[(&str, u32, Round)] =
+    &[("write-mapped", 1, write), ("read-mapped", 1, read), ("fetch-add-mapped", 1, fetch_add)];
+
 /// Counts `fi_tinject`. The receive is posted before it, and the peer takes the message after it.
 fn inject(pair: &mut Pair) -> Result<u32, Error> {
     pair.post(|pair| pair.far.receive())?;
@@ -92,6 +96,24 @@ fn receive_window(pair: &mut Pair) -> Result<u32, Error> {
 fn write(pair: &mut Pair) -> Result<u32, Error> {
     let near = &mut pair.near;
     at_once(counted::write(&mut near.ep, SLOT, SOURCE, near.peer, near.region)?)?;
+    let calls = 1 + read_until_complete(pair)?;
+    pair.settle()?;
+    Ok(calls)
+}
+
+/// Counts `fi_read` in the same way.
+fn read(pair: &mut Pair) -> Result<u32, Error> {
+    let near = &mut pair.near;
+    at_once(counted::get(&mut near.ep, SLOT, TARGET, near.peer, near.region)?)?;
+    let calls = 1 + read_until_complete(pair)?;
+    pair.settle()?;
+    Ok(calls)
+}
+
+/// Counts `fi_fetch_atomic` of one number in the same way.
+fn fetch_add(pair: &mut Pair) -> Result<u32, Error> {
+    let near = &mut pair.near;
+    at_once(counted::fetch_add(&mut near.ep, SLOT, [SOURCE.offset, TARGET.offset], near.peer, near.region)?)?;
     let calls = 1 + read_until_complete(pair)?;
     pair.settle()?;
     Ok(calls)
