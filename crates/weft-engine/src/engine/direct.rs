@@ -193,8 +193,8 @@ impl<N: Nic> Engine<N> {
         executed
     }
 
-    /// Whether a round of progress is due after accesses in mapped memory. Their completions are there at once. A client
-    /// that waits for each therefore makes no other round, and finds no end of a peer.
+    /// Whether a round of progress is due after accesses in mapped memory. Their completions are there at once, so a
+    /// client that waits for each of them makes no other round, and finds no end of a peer.
     #[inline]
     pub fn take_round_due(&mut self) -> bool {
         let due = self.state.direct_accesses >= ACCESSES_PER_ROUND;
