@@ -65,12 +65,14 @@ pub(crate) mod kind {
     /// Asks for a region: U64 key. The device passes it, or reports that there is none
     /// ([`crate::nic::Nic::share_region`]).
     pub(crate) const MAP_ASK: u8 = 23;
+    /// Names a region that long messages come from: U64 key. The receiver may ask for it.
+    pub(crate) const MAP_SOURCE: u8 = 24;
 }
 
 /// The first kind of the numbered stream (see [`kind`]).
 pub(crate) const FIRST_SEQUENCED: u8 = kind::EAGER;
 /// The highest kind; any higher one is a violation.
-pub(crate) const LAST_KIND: u8 = kind::MAP_ASK;
+pub(crate) const LAST_KIND: u8 = kind::MAP_SOURCE;
 
 /// `Head::flags`: the message has a tag.
 pub(crate) const F_TAGGED: u8 = 1;

@@ -102,7 +102,7 @@ impl SimMemory {
         let guard = Guard::new(Arc::new(SimWords(vec![AtomicU64::new(0)])))?;
         this.guards.lock().ok()?.push(guard.clone());
         let memory = *this.memory.lock().ok()?;
-        let region = PeerRegion::of_memory(memory, guard.clone(), offer.base(), offer.bytes(), offer.access())?;
+        let region = PeerRegion::of_memory(memory, guard.clone(), offer.span(), offer.access())?;
         Some((guard, region))
     }
 }

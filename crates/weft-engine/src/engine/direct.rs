@@ -4,7 +4,9 @@
 //! Place in the data flow, at the initiator: `Engine::write`, `read` and `atomic` → here → the peer's memory →
 //! completion. No message is sent, and the peer's engine does nothing. An endpoint with such regions tells its peers
 //! (MAP_OFFER). A peer asks for the region of a key at its first access (MAP_ASK), and the device passes it
-//! ([`crate::mapped`]). Until then, and for all other regions, accesses take the way of messages (`rma.rs`).
+//! ([`crate::mapped`]). The sender of a long message names the region that has its bytes (MAP_SOURCE). The receiver
+//! takes the bytes of later ones from there, without a system call or the sender. Other regions are reached by messages
+//! (`rma.rs`), as are all before the answer.
 //!
 //! Invariants:
 //! - Order. An access is performed here only if all earlier accesses to the peer are complete. It is complete when the
@@ -22,13 +24,14 @@ use zerocopy::little_endian::U64;
 
 use crate::api::{Access, AtomicOp, Completion, Kind, OpFlags, RmaIov, RmaOp};
 use crate::bugs::planted;
-use crate::engine::ids::PeerId;
-use crate::engine::peer::{Deferred, Direction};
+use crate::engine::ids::{PeerId, TransferId};
+use crate::engine::ops::TransferKind;
+use crate::engine::peer::{Deferred, Direction, PathFlags};
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::mapped::{Guard, PeerRegion};
 use crate::mem::{self, Iov};
-use crate::nic::{Full, LinkId, Nic};
+use crate::nic::{Full, LinkId, Nic, RemoteIov};
 use crate::wire::{Reader, Short, kind};
 
 /// The most regions of one peer that are asked for or mapped at a time.
@@ -49,6 +52,8 @@ pub(crate) struct PeerRegions {
     /// The place of the last access.
     recent: usize,
     granted: Vec<Guard>,
+    /// Regions of this endpoint that were named to the peer as sources of messages.
+    sources: Vec<u64>,
     counts: MappedCounts,
 }
 
@@ -101,6 +106,23 @@ impl PeerRegions {
                 Err(*accesses >= ACCESSES_PER_QUESTION)
             }
         }
+    }
+
+    /// Whether a region was not named to the peer as a source of messages. It counts as named from then on.
+    pub(crate) fn is_new_source(&mut self, key: u64) -> bool {
+        let new = self.sources.len() < MOST_REGIONS && !self.sources.contains(&key);
+        if new {
+            self.sources.push(key);
+        }
+        new
+    }
+
+    /// The region in which the owner has `len` bytes at an address of its own, with these bytes.
+    fn source(&self, address: u64, len: u64) -> Option<(&PeerRegion, Iov)> {
+        self.regions.iter().find_map(|(_, region)| match region {
+            Mapped::Here(region) if !region.is_revoked() => Some((&**region, region.source(address, len)?)),
+            _ => None,
+        })
     }
 
     /// Changes the state of a region.
@@ -193,6 +215,20 @@ impl<N: Nic> Engine<N> {
         executed
     }
 
+    /// Takes the bytes of a message from mapped memory. Returns false if they must come in another way.
+    pub(crate) fn receive_mapped(&mut self, peer_id: PeerId, token: TransferId) -> bool {
+        let Some(x) = self.state.outgoing.transfer(token) else { return false };
+        let (TransferKind::Recv { .. }, [from]) = (x.kind(), x.remote()) else { return false };
+        let peer = &mut self.state.peers[peer_id];
+        let source = peer.regions().source(from.addr, from.len);
+        if source.is_some_and(|(region, memory)| region.copy(memory, x.iov(), false)) {
+            self.state.transfer_done(token, Ok(()));
+            return true;
+        }
+        // The region has ended since the message was announced, and the device cannot reach its memory.
+        !self.state.peers[peer_id].has(PathFlags::GET) && self.state.by_push(token)
+    }
+
     /// Whether a round of progress is due after accesses in mapped memory. Their completions are there at once, so a
     /// client that waits for each of them makes no other round, and finds no end of a peer.
     #[inline]
@@ -258,6 +294,36 @@ impl State {
         let mut w = Short::new(kind::MAP_ASK, 0);
         w.put(&U64::new(key));
         self.peers.defer_message(peer_id, &w);
+    }
+
+    /// Whether the bytes of a message are in memory that is mapped here.
+    pub(crate) fn maps_source(&mut self, peer_id: PeerId, source: &[RemoteIov]) -> bool {
+        let peer = &mut self.peers[peer_id];
+        let [piece] = source else { return false };
+        peer.has_mapped_regions() && peer.regions().source(piece.addr, piece.len).is_some()
+    }
+
+    /// Names a region of this endpoint to a peer, from which it gets long messages.
+    #[cold]
+    pub(crate) fn name_source(&mut self, peer_id: PeerId, key: u64) {
+        let mut w = Short::new(kind::MAP_SOURCE, 0);
+        w.put(&U64::new(key));
+        self.peers.defer_message(peer_id, &w);
+    }
+
+    /// The peer sends long messages from a region, which this endpoint therefore asks for.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn on_map_source(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let key: U64 = r.take().ok_or(Violation)?;
+        let peer = &mut self.peers[peer_id];
+        if !peer.can_map() {
+            return Err(Violation);
+        }
+        if self.config.maps && peer.has_mapped_regions() && matches!(peer.regions().find(key.get()), Err(true)) {
+            self.ask_for(peer_id, key.get());
+        }
+        Ok(())
     }
 
     /// Tells the peers on this host that there are regions to map.

@@ -450,7 +450,7 @@ impl State {
         if !source.is_empty() && described != Some(len) {
             return Err(Violation);
         }
-        if !self.peers[peer_id].has(PathFlags::GET) {
+        if !self.peers[peer_id].has(PathFlags::GET) && !self.maps_source(peer_id, &source) {
             source = Vec::new();
         }
         let tagged = flags & F_TAGGED != 0;
@@ -574,7 +574,7 @@ impl State {
         let want = info.stored() as u64;
         let want = planted!(Bug::RendezvousShort, want, want - u64::from(want > 1));
         truncate_remote(&mut source, want);
-        let direct = self.peers[peer_id].has(PathFlags::GET) && !source.is_empty();
+        let direct = !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored()));
         let token = self.outgoing.start(
             &mut self.peers[peer_id],

@@ -17,7 +17,7 @@ use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::probe::Probe;
 use crate::engine::rma::Regions;
-use crate::mapped::RegionOffer;
+use crate::mapped::{RegionOffer, Span};
 use crate::mem::Iov;
 use crate::wire::Op;
 
@@ -116,9 +116,18 @@ impl Target {
     /// The region of a key, if a peer may map it.
     pub(crate) fn offer(&self, key: u64) -> Option<RegionOffer<'_>> {
         let region = self.regions.get(key).filter(|_| !self.all_events)?;
-        let len = region.iov.iter().map(|piece| piece.len() as u64).sum();
-        let memory = region.mapping.as_deref()?;
-        Some(RegionOffer::new(memory, region.base, len, region.access))
+        let [piece] = region.iov.as_slice() else { return None };
+        let span = Span::new(region.base, piece.addr(), piece.len() as u64);
+        Some(RegionOffer::new(region.mapping.as_deref()?, span, region.access))
+    }
+
+    /// The key of a region that peers may map and read, and that contains the memory of a message.
+    pub(crate) fn key_of_source(&self, memory: &[Iov]) -> Option<u64> {
+        let [source] = memory else { return None };
+        if !self.offers_regions || self.all_events {
+            return None;
+        }
+        self.regions.key_of_source(source)
     }
 
     /// Whether a device could not write to the memory of a receive because of that memory.

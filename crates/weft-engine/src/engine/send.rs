@@ -219,7 +219,10 @@ impl<N: Nic> Engine<N> {
             let follows = peer.has(PathFlags::PUSH_FOLLOWS) && cost <= peer.tx_credit() && op.kind() == Kind::Send;
             // A message of a collective is pushed on request: the window of eager bytes is the client's.
             let pushed = peer.pushes(len) && (follows || op.kind() == Kind::Collective);
-            let direct = !pushed && reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov());
+            let source = if pushed || !peer.can_map() { None } else { self.state.target.key_of_source(op.iov()) };
+            let direct = !pushed
+                && (source.is_some()
+                    || reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov()));
             if !direct && follows {
                 return self.send_followed(index, peer_id, link, ack.is_some());
             }
@@ -237,6 +240,11 @@ impl<N: Nic> Engine<N> {
                 peer.count_stall();
             }
             peer.count_rendezvous(Direction::Sent, len);
+            if let Some(key) = source.filter(|key| peer.regions().is_new_source(*key)) {
+                peer.message_sent();
+                self.state.name_source(peer_id, key);
+                return Started::Sent;
+            }
         }
         peer.message_sent();
         Started::Sent

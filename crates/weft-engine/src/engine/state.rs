@@ -338,6 +338,7 @@ impl State {
             kind::RESULTS => self.on_results(peer_id, r),
             kind::MAP_OFFER => self.on_map_offer(peer_id),
             kind::MAP_ASK => self.on_map_ask(peer_id, r),
+            kind::MAP_SOURCE => self.on_map_source(peer_id, r),
             _ => Err(Violation),
         }
     }

@@ -105,6 +105,9 @@ impl<N: Nic> Engine<N> {
 
     fn run_transfer(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
+        if self.state.peers[peer_id].has_mapped_regions() && self.receive_mapped(peer_id, token) {
+            return Ok(());
+        }
         if N::REGISTERS
             && self.state.peers[peer_id].has(PathFlags::REGISTERED)
             && !self.register_transfer(token)
@@ -380,7 +383,7 @@ impl State {
     /// Changes a transfer to a push through the device's own memory, because the device cannot reach the memory
     /// of one side. Returns true if the peer has been asked to push. Returns false if this side pushes, when
     /// the transfer is given to the device again.
-    fn by_push(&mut self, token: TransferId) -> bool {
+    pub(crate) fn by_push(&mut self, token: TransferId) -> bool {
         let Some(x) = self.outgoing.transfer(token) else { return true };
         let (peer_id, expect) = (x.peer(), x.expect());
         match x.kind() {

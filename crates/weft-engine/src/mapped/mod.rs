@@ -35,15 +35,36 @@ pub trait Mappable: Any + fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct RegionOffer<'a> {
     memory: &'a dyn Mappable,
-    base: u64,
-    len: u64,
+    span: Span,
     access: Access,
 }
 
+/// The bytes of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    base: u64,
+    address: u64,
+    bytes: u64,
+}
+
+impl Span {
+    /// `bytes` of memory whose first byte has the remote address `base`, and the address `address` in the owner.
+    #[must_use]
+    pub const fn new(base: u64, address: u64, bytes: u64) -> Self {
+        Self { base, address, bytes }
+    }
+
+    /// Remote address of the first byte, its address in the owner, and the length in bytes.
+    #[must_use]
+    pub const fn words(self) -> [u64; 3] {
+        [self.base, self.address, self.bytes]
+    }
+}
+
 impl<'a> RegionOffer<'a> {
-    /// A region whose first byte has the remote address `base`, of `len` bytes: all of `memory`.
-    pub(crate) fn new(memory: &'a dyn Mappable, base: u64, len: u64, access: Access) -> Self {
-        Self { memory, base, len, access }
+    /// A region that is all of `memory`.
+    pub(crate) fn new(memory: &'a dyn Mappable, span: Span, access: Access) -> Self {
+        Self { memory, span, access }
     }
 
     /// The memory of which the region consists.
@@ -52,16 +73,10 @@ impl<'a> RegionOffer<'a> {
         self.memory
     }
 
-    /// The remote address of the first byte.
+    /// The region's bytes.
     #[must_use]
-    pub fn base(&self) -> u64 {
-        self.base
-    }
-
-    /// The region's length in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.len
+    pub fn span(&self) -> Span {
+        self.span
     }
 
     /// The access that the peer has.
@@ -78,8 +93,7 @@ pub struct PeerRegion {
     /// Keeps the memory mapped.
     _kept: Option<Board>,
     guard: Guard,
-    base: u64,
-    len: u64,
+    span: Span,
     access: Access,
 }
 
@@ -87,28 +101,36 @@ pub struct PeerRegion {
 const ENTRY_BYTES: usize = 1 << 20;
 
 impl PeerRegion {
-    /// A region of `len` bytes at the beginning of `memory`. `None`: the memory is shorter, or the addresses overflow.
+    /// A region at the beginning of `memory`. `None`: the memory is shorter, or the addresses overflow.
     #[must_use]
-    pub fn new(memory: Board, guard: Guard, base: u64, len: u64, access: Access) -> Option<Self> {
-        let region = Self::of_memory(mem::of_words(memory.words()), guard, base, len, access)?;
+    pub fn new(memory: Board, guard: Guard, span: Span, access: Access) -> Option<Self> {
+        let region = Self::of_memory(mem::of_words(memory.words()), guard, span, access)?;
         Some(Self { _kept: Some(memory), ..region })
     }
 
     /// The same for memory that the caller keeps as long as the region exists.
     #[must_use]
-    pub fn of_memory(memory: Iov, guard: Guard, base: u64, len: u64, access: Access) -> Option<Self> {
-        let fits = len <= memory.len() as u64 && base.checked_add(len).is_some();
-        fits.then_some(Self { memory, _kept: None, guard, base, len, access })
+    pub fn of_memory(memory: Iov, guard: Guard, span: Span, access: Access) -> Option<Self> {
+        let Span { base, address, bytes } = span;
+        let fits = bytes <= memory.len() as u64 && base.max(address).checked_add(bytes).is_some();
+        fits.then_some(Self { memory, _kept: None, guard, span, access })
     }
 
     /// The memory of an access, if the region allows it.
     #[inline]
     pub(crate) fn memory(&self, addr: u64, len: u64, need: Access) -> Option<Iov> {
         let allowed = (self.access.write || !need.write) && (self.access.read || !need.read);
-        let offset = addr.checked_sub(self.base)?;
-        let fits = offset.checked_add(len)? <= self.len;
+        let offset = addr.checked_sub(self.span.base)?;
+        let fits = offset.checked_add(len)? <= self.span.bytes;
         let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
         (allowed && fits).then(|| self.memory.slice(offset, len))
+    }
+
+    /// The memory that the owner has at an address of its own, if the region may be read.
+    pub(crate) fn source(&self, address: u64, len: u64) -> Option<Iov> {
+        let Span { base, address: first, .. } = self.span;
+        let remote = base.checked_add(address.checked_sub(first)?)?;
+        self.memory(remote, len, Access { read: true, write: false })
     }
 
     /// Copies client memory to or from the region. False: the owner has revoked the region. A part of the bytes may

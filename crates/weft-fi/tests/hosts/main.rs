@@ -205,6 +205,7 @@ const GROUPS: &[Group] = &[
     Group { name: "levels_tcp", run: levels::all, env: TCP },
     Group { name: "mapped_shm", run: mapped::all, env: &[SHM[0], SHM[1], ("FI_WEFT_MAP", "yes")] },
     Group { name: "mapped_off", run: mapped::all, env: &[SHM[0], SHM[1], ("FI_WEFT_MAP", "no")] },
+    Group { name: "mapped_push", run: mapped::pushed, env: &[SHM[0], SHM[1], SHM_PUSH[2], ("FI_WEFT_MAP", "yes")] },
     Group { name: "mapped_tcp", run: mapped::all, env: &[TCP[0], TCP[1], TCP[2], ("FI_WEFT_MAP", "yes")] },
     Group { name: "writes_shm", run: writes::all, env: SHM },
     Group { name: "writes_push", run: writes::all, env: SHM_PUSH },
@@ -426,7 +427,7 @@ groups! {
     suite_sim_registered receives_sim_registered
     suite_sim_tiny receives_sim_tiny suite_sim_rough receives_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
-    levels_shm levels_push levels_tcp mapped_shm mapped_off mapped_tcp writes_shm writes_push writes_tcp writes_sockets sources_shm sources_push sources_tcp
+    levels_shm levels_push levels_tcp mapped_shm mapped_off mapped_push mapped_tcp writes_shm writes_push writes_tcp writes_sockets sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp naps_shm naps_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     collectives_shm collectives_push collectives_tcp table_shm table_tcp table_mixed
     chains_tcp chains_polled chains_off chains_encrypted chains_refused network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp

@@ -5,6 +5,7 @@
 //! counters are the same.
 
 mod conditions;
+mod messages;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -81,6 +82,12 @@ pub(crate) fn all(lib: &Lib) {
     scenes(lib, rows);
     scenes(lib, &[("events", events), ("order", order), ("order of data", order_of_data)]);
     conditions::all(lib);
+    messages::all(lib);
+}
+
+/// The scenes in which the kernel copies nothing between processes.
+pub(crate) fn pushed(lib: &Lib) {
+    messages::all(lib);
 }
 
 /// Two endpoints, of which one has memory for the other's accesses.

@@ -9,8 +9,8 @@
 //!
 //! The frame of a region, with two descriptors (memory and guard) or none, all integers in native order:
 //! ```text
-//!  0                   8      16     24                32                    40
-//!  | length of the file | key  | base | region's length | 1: read, 2: write |
+//!  0                   8     16     24                32                  40              48
+//!  | length of the file | key | base | region's length | 1: read, 2: write | owner's address |
 //! ```
 //!
 //! Source: memfd_create(2), fcntl(2) F_ADD_SEALS, unix(7) SCM_RIGHTS.
@@ -31,7 +31,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use weft_engine::api::Access;
 use weft_engine::board::{Board, SharedWords};
-use weft_engine::mapped::{Guard, Mappable, PeerRegion, RegionOffer};
+use weft_engine::mapped::{Guard, Mappable, PeerRegion, RegionOffer, Span};
 use weft_engine::nic::Full;
 
 use super::board::SharedFile;
@@ -39,7 +39,7 @@ use super::segment::{self, Mapping};
 use crate::NicError;
 
 /// Length of a frame in bytes.
-pub(super) const FRAME_BYTES: usize = 40;
+pub(super) const FRAME_BYTES: usize = 48;
 /// Time that a peer's access under way gets before its pages are replaced nevertheless. An access copies at most 1 MiB.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes that are copied at a time when pages are replaced.
@@ -276,9 +276,10 @@ fn copy_of(old: &OwnedFd, len: usize) -> Result<OwnedFd, Errno> {
 
 fn frame_of(len: u64, key: u64, offer: Option<&RegionOffer<'_>>) -> [u8; FRAME_BYTES] {
     let access = |access: Access| u64::from(access.read) | u64::from(access.write) << 1;
-    let (base, region, access) = offer.map_or((0, 0, 0), |offer| (offer.base(), offer.bytes(), access(offer.access())));
+    let [base, address, bytes] = offer.map_or([0; 3], |offer| offer.span().words());
+    let access = offer.map_or(0, |offer| access(offer.access()));
     let mut frame = [0; FRAME_BYTES];
-    for (place, word) in frame.chunks_exact_mut(8).zip([len, key, base, region, access]) {
+    for (place, word) in frame.chunks_exact_mut(8).zip([len, key, base, bytes, access, address]) {
         place.copy_from_slice(&word.to_ne_bytes());
     }
     frame
@@ -315,6 +316,7 @@ pub(super) fn receive(frame: &[u8], mut files: Vec<OwnedFd>) -> (u64, Option<Pee
     let word = |at: usize| frame[8 * at..8 * at + 8].try_into().map_or(0, u64::from_ne_bytes);
     let (Some(guard), Some(memory)) = (files.pop(), files.pop()) else { return (word(1), None) };
     let access = Access { read: word(4) & 1 != 0, write: word(4) & 2 != 0 };
+    let span = Span::new(word(2), word(5), word(3));
     let adopt = || -> io::Result<Option<PeerRegion>> {
         let len = usize::try_from(word(0)).map_err(|_| io::ErrorKind::InvalidData)?;
         let memory = if access.write {
@@ -325,7 +327,7 @@ pub(super) fn receive(frame: &[u8], mut files: Vec<OwnedFd>) -> (u64, Option<Pee
         let guard = Mapping::adopt(guard.as_fd(), segment::page_bytes())?;
         let guard = Guard::new(Arc::new(SharedFile::of_peer(guard)));
         let memory: Board = Arc::new(SharedFile::of_peer(memory));
-        Ok(guard.and_then(|guard| PeerRegion::new(memory, guard, word(2), word(3), access)))
+        Ok(guard.and_then(|guard| PeerRegion::new(memory, guard, span, access)))
     };
     (word(1), adopt().inspect_err(|why| log::info!("a peer's region is not mapped: {why}")).ok().flatten())
 }
