@@ -30,6 +30,7 @@ PLOTS = jobs.ROOT / "docs/plots"
 ALL = "weft,shm,sm2,tcp,weft:FI_WEFT_SHM=0"
 TRUST = ",".join(["tcp", *bench_report.TRUST])
 COUNTING = ",".join(bench_report.COUNTING)
+MAPPED = ",".join(bench_report.MAPPED)
 # The parts of `weft-lab bench`: the arguments, and whether the document has a plot of the part.
 PARTS: dict[str, tuple[str, bool]] = {
     "pingpong": (f"pingpong --providers {ALL} --sizes 8,64,1K,4K,16K,64K,256K,1M --rounds 5", True),
@@ -54,6 +55,16 @@ PARTS: dict[str, tuple[str, bool]] = {
     "trust-bandwidth": (f"bandwidth --providers {TRUST} --sizes 64K,1M --rounds 7", False),
     "counting-latency": (f"pingpong --providers {COUNTING} --sizes 8,4K --rounds 15", False),
     "counting-rate": (f"rate --providers {COUNTING} --op tagged,write --rounds 15", False),
+    "mapped-latency": (f"pingpong --mapped --providers {MAPPED} --sizes 8 --op read,fetch-add --rounds 7", False),
+    "mapped-rate": (f"rate --mapped --delivery --providers {MAPPED} --op write --rounds 7", False),
+    "mapped-bandwidth": (
+        f"bandwidth --mapped --delivery --providers {MAPPED} --sizes 16K,64K,1M --op write,read --rounds 7",
+        False,
+    ),
+    "mapped-counter": (
+        f"counter --mapped --providers {MAPPED} --wait yield --adders 1,2,4,8,16 --rounds 5",
+        False,
+    ),
     "oversubscribe": ("oversubscribe --providers weft,shm,sm2 --rounds 3", False),
 }
 

@@ -18,6 +18,8 @@ TRUST = ("weft", f"weft{KEY}", OVER_TCP, f"{OVER_TCP}{KEY}", f"{OVER_TCP}{KEY}:F
 # The providers for the costs of the counters of `weft stat`: with counters (the default) and without.
 SILENT = ":FI_WEFT_STATS=no"
 COUNTING = ("weft", f"weft{SILENT}", OVER_TCP, f"{OVER_TCP}{SILENT}")
+# The providers for memory that peers map: with mapping, and with messages instead.
+MAPPED = ("weft", "weft:FI_WEFT_MAP=no", "shm")
 OPERATIONS = {"tagged": "tagged", "write": "write", "read": "read", "fetch-add": "fetch-and-add"}
 SUBJECTS = {"own": "MPICH's own shared memory", "ucx": "UCX", "shm": "shm", "sm2": "sm2", "tcp": "tcp", "weft": "weft"}
 
@@ -339,6 +341,28 @@ def replace(file: Path, name: str, text: str) -> None:
     file.write_text(f"{head}{begin}{text}{end}{tail}")
 
 
+def mapped(results: Results) -> str:
+    """The table of accesses in memory that peers map."""
+    rows: list[list[str]] = []
+
+    def add(title: str, part: str, unit: str, **wanted: Any) -> None:
+        less = unit == "ns"
+        here, *others = (value(results.get(part), provider, **wanted) for provider in MAPPED)
+        if here is not None:
+            cells = [cell for other in others for cell in (amount(other, unit), ratio(here, other, less))]
+            rows.append([title, amount(here, unit), *cells])
+
+    for op in ("read", "fetch-add"):
+        add(f"time, {OPERATIONS[op]}, 8 B", "mapped-latency", "ns", op=op, size=8)
+    add("rate, write, 8 B", "mapped-rate", "Mop/s", op="write", size=8, metric="rate")
+    for op in ("write", "read"):
+        for size in (16 << 10, 64 << 10, 1 << 20):
+            add(f"bandwidth, {op}, {size_text(size)}", "mapped-bandwidth", "MB/s", op=op, size=size)
+    for adders in (1, 2, 4, 8, 16):
+        add(f"fetch-and-adds to one number, {adders} adding", "mapped-counter", "Mop/s", adders=adders)
+    return markdown(["", "weft, mapped", "weft, messages", "ratio", "shm", "ratio"], rows)
+
+
 def renew(root: Path, results: Results) -> None:
     """Writes the tables into the documents."""
     document = root / "docs/benchmarking.md"
@@ -348,3 +372,4 @@ def renew(root: Path, results: Results) -> None:
     replace(document, "figures of mpi", mpi_section(results))
     replace(document, "figures of trust", trust(results))
     replace(document, "figures of counting", counting(results))
+    replace(document, "figures of mapped memory", mapped(results))
