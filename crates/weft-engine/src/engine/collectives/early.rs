@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::failure::FAILED;
 use super::messages::Arrived;
 use super::{Collectives, State};
 use crate::api::Fault;
@@ -59,6 +60,11 @@ impl Early {
         notices.push_back(tag);
     }
 
+    /// Whether the peer has reported the failure of this join.
+    pub(super) fn has_notice(&self, peer_id: PeerId, tag: u64) -> bool {
+        self.by_peer.get(&peer_id).is_some_and(|of_peer| of_peer.notices.contains(&tag))
+    }
+
     /// Takes a peer's notice. Returns whether there was one.
     fn take_notice(&mut self, peer_id: PeerId, tag: u64) -> bool {
         let Some(of_peer) = self.by_peer.get_mut(&peer_id) else { return false };
@@ -95,9 +101,11 @@ impl State {
         Ok(())
     }
 
-    /// Keeps the notice of a peer for a group whose join has not begun here.
+    /// Keeps the notice of a peer for a group whose join has not begun here. The peer's messages of that join are
+    /// discarded: the join will fail, and the peer would wait for their acknowledgements.
     pub(super) fn keep_notice(&mut self, peer_id: PeerId, tag: u64) {
         self.collectives().early.keep_notice(peer_id, tag);
+        self.discard_arrived(|peer, arrived| peer == peer_id && arrived & !FAILED == tag);
         if self.is_stranger(peer_id) {
             self.account_early(peer_id);
         }

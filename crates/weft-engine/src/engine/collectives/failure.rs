@@ -133,7 +133,7 @@ impl State {
         let mut posted: Vec<(PeerId, u64)> = posted.map(|(key, _)| *key).collect();
         posted.sort_unstable(); // Nothing happens in hash order.
         self.fail_receives(posted, why);
-        self.discard_arrived(|arrived| arrived & !FAILED == tag || is_of(arrived, number));
+        self.discard_arrived(|_, arrived| arrived & !FAILED == tag || is_of(arrived, number));
         for addr in others {
             if let Some(peer_id) = self.member_peer(addr) {
                 self.tell_failures(peer_id);
@@ -268,12 +268,12 @@ impl State {
 
     /// A join is complete: there are no receives for its messages any more.
     pub(super) fn discard_join(&mut self, tag: u64) {
-        self.discard_arrived(|arrived| arrived & !FAILED == tag);
+        self.discard_arrived(|_, arrived| arrived & !FAILED == tag);
     }
 
     /// A group was left: there are no receives for its messages any more.
     pub(super) fn discard_group(&mut self, number: u32) {
-        self.discard_arrived(|tag| is_of(tag, number));
+        self.discard_arrived(|_, tag| is_of(tag, number));
     }
 }
 

@@ -244,8 +244,11 @@ impl State {
         let index = if is_join { groups.joined_by(tag & !FAILED) } else { groups.numbered(number) };
         let Some((index, group)) = index.and_then(|index| Some((index, groups.groups.get(index)?))) else {
             // The join has not begun here, or the group was left.
-            let failed = is_join && groups.notices.is_made(tag & !FAILED, self.peers[peer_id].addr());
-            return Ok(if is_join && !failed { Reception::Kept } else { Reception::Discarded });
+            let join = tag & !FAILED;
+            let failed = || {
+                groups.notices.is_made(join, self.peers[peer_id].addr()) || groups.early.has_notice(peer_id, join)
+            };
+            return Ok(if is_join && !failed() { Reception::Kept } else { Reception::Discarded });
         };
         let rank = match self.standing(index, peer_id) {
             Standing::Member(rank) => rank,
@@ -266,10 +269,10 @@ impl State {
         Ok(if is_under_way || !group.is_past(tag) { Reception::Kept } else { Reception::Discarded })
     }
 
-    /// Discards messages that wait for their receives and have such tags.
-    pub(super) fn discard_arrived(&mut self, unwanted: impl Fn(u64) -> bool) {
+    /// Discards messages that wait for their receives: those with such senders and tags.
+    pub(super) fn discard_arrived(&mut self, unwanted: impl Fn(PeerId, u64) -> bool) {
         let Some(groups) = self.collectives.as_deref() else { return };
-        let mut keys: Vec<_> = groups.arrived.keys().filter(|(_, tag)| unwanted(*tag)).copied().collect();
+        let mut keys: Vec<_> = groups.arrived.keys().filter(|(peer, tag)| unwanted(*peer, *tag)).copied().collect();
         keys.sort_unstable(); // Nothing happens in hash order.
         for key in keys {
             if let Some(arrived) = self.collectives().arrived.remove(&key) {
