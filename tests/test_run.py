@@ -290,7 +290,12 @@ def test_killed_ranks_of_other_hosts_have_reported(runner: harness.Runner) -> No
     assert told and int(told[1].replace(",", "")) >= 8000 and "shm_messages=" not in outcome.output, outcome.output[-3000:]
 
 
-@pytest.mark.parametrize("how, launcher", [("terminal", "mpich"), ("terminal", "open-mpi"), ("command", "mpich")])
+@pytest.mark.parametrize("how, launcher", [
+    ("terminal", "mpich"),
+    ("terminal", "open-mpi"),
+    ("command", "mpich"),
+    *[("command", "open-mpi")] * 3,  # The launcher missed one of two signals.
+])
 def test_no_job_survives_the_command(runner: harness.Runner, launcher: str, how: str) -> None:
     """A closed terminal, and SIGKILL of the command, end the launcher and its ranks."""
     harness.need_sandbox()

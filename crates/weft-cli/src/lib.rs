@@ -97,6 +97,12 @@ enum Command {
     #[cfg(feature = "lab")]
     #[command(subcommand)]
     Sim(sim::Command),
+    /// A process that ends the launcher of `weft run` if that command is killed.
+    #[command(hide = true)]
+    RunGuard {
+        /// The process id of the launcher.
+        launcher: i32,
+    },
     /// A child process of `weft bench`.
     #[command(hide = true)]
     BenchChild {
@@ -165,6 +171,7 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
         Command::Run(options) => return run::run(options, out),
         #[cfg(feature = "lab")]
         Command::Sim(command) => return sim::run(command, out),
+        Command::RunGuard { launcher } => return run::run_guard(*launcher),
         Command::BenchChild { task } => return Ok(bench::run_child(task)),
     }
     Ok(ExitCode::SUCCESS)

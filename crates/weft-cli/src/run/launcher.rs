@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
 /// Longest time for the output of `--version`.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest output that is read.
@@ -96,10 +94,10 @@ impl Launcher {
         self.kind != Kind::None
     }
 
-    /// The signal for the launcher if this process is killed. Hydra's proxies end the ranks when their launcher ends.
-    /// Open MPI's ranks are the launcher's own children, and would outlive it.
-    pub(crate) fn last_signal(&self) -> Signal {
-        if self.kind == Kind::OpenMpi { Signal::TERM } else { Signal::KILL }
+    /// Whether the ranks outlive a launcher that is killed. Open MPI's are its own children. Hydra's proxies end the
+    /// ranks when their launcher ends.
+    pub(crate) fn must_end_ranks(&self) -> bool {
+        self.kind == Kind::OpenMpi
     }
 
     /// The directory above the launcher's `bin`.

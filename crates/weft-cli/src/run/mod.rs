@@ -5,12 +5,13 @@
 //! signals of this process (`signals.rs`). Each rank keeps a record of its traffic while it runs
 //! (`weft_fi::observe::report`); `collect.rs` gathers the records, `jobs.rs` sorts them by jobs, of which `watch.rs`
 //! sees those without records, and `verdict.rs` puts
-//! them into one line.
+//! them into one line. The job ends if this process is killed (`guard.rs`).
 //!
 //! Exit status: that of the launcher, or 128 plus the number of the signal that ended it. With `--require`, 1 if the
 //! launcher succeeded and a rank did not use weft.
 
 mod collect;
+mod guard;
 mod jobs;
 mod launcher;
 mod mpi;
@@ -32,6 +33,7 @@ use nix::sys::signal::Signal;
 use weft_fi::observe::identity::Identity;
 
 use collect::Collector;
+use guard::Guard;
 use jobs::Jobs;
 use launcher::Launcher;
 use mpi::Mpi;
@@ -39,6 +41,8 @@ use settings::Settings;
 use signals::Signals;
 use verdict::Verdict;
 use watch::Watch;
+
+pub(crate) use guard::run as run_guard;
 
 /// Runs an MPI or OpenSHMEM job over weft, and prints afterwards how many ranks used it, and their traffic.
 ///
@@ -146,16 +150,24 @@ fn run_to_end(
     if launcher.starts_ranks() {
         command.stderr(Stdio::piped());
     }
-    weft_os::end_with_parent(&mut command, launcher.last_signal());
+    if !launcher.must_end_ranks() {
+        weft_os::end_with_parent(&mut command, rustix::process::Signal::KILL);
+    }
     let mut child = command.spawn().map_err(|error| {
         io::Error::new(error.kind(), format!("{} cannot be started: {error}", command.get_program().display()))
     })?;
+    let guard = launcher.must_end_ranks().then(|| Guard::start(child.id()));
+    let guard = guard.transpose().unwrap_or_else(|error| {
+        say(&format!("the job would outlive this command if it were killed: its guard cannot be started: {error}"));
+        None
+    });
     // The child inherits the signal mask, so signals are blocked after its start.
     let signals = Signals::block()?;
     let filter = child.stderr.take().map(|pipe| collector.filter(pipe));
     signals.forward_to(child.id());
     let watch = Watch::start(child.id());
     let status = child.wait()?;
+    guard.into_iter().for_each(Guard::finish);
     if let Some(filter) = filter {
         filter.finish();
     }

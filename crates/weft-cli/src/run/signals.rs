@@ -4,7 +4,7 @@
 //! one job: its signals reach the launcher without help, and both stop and continue together. Signals that another
 //! process has sent to this process alone are passed on. So is a hang-up, which the kernel sends to the session leader
 //! alone. This process outlives the launcher, whose end it reports. If it is killed, the kernel ends the launcher
-//! (`weft_os::end_with_parent`).
+//! (`weft_os::end_with_parent`), or `guard.rs` does.
 
 use std::io;
 

@@ -245,9 +245,8 @@ impl State {
         let Some((index, group)) = index.and_then(|index| Some((index, groups.groups.get(index)?))) else {
             // The join has not begun here, or the group was left.
             let join = tag & !FAILED;
-            let failed = || {
-                groups.notices.is_made(join, self.peers[peer_id].addr()) || groups.early.has_notice(peer_id, join)
-            };
+            let failed =
+                || groups.notices.is_made(join, self.peers[peer_id].addr()) || groups.early.has_notice(peer_id, join);
             return Ok(if is_join && !failed() { Reception::Kept } else { Reception::Discarded });
         };
         let rank = match self.standing(index, peer_id) {
