@@ -159,14 +159,6 @@ impl Mpi {
         }
     }
 
-    /// `MPI_ANY_SOURCE`.
-    pub(crate) const fn any_source(&self) -> c_int {
-        match self.abi {
-            Abi::Mpich => -2,
-            Abi::OpenMpi | Abi::Standard | Abi::Other => -1,
-        }
-    }
-
     /// `MPI_ERR_OTHER`.
     pub(crate) const fn err_other(&self) -> c_int {
         match self.abi {
@@ -189,8 +181,6 @@ impl Mpi {
     }
 }
 
-/// `MPI_ANY_TAG`, in both ABIs.
-pub(crate) const ANY_TAG: c_int = -1;
 /// `MPI_UNDEFINED`, in both ABIs.
 pub(crate) const UNDEFINED: c_int = -32766;
 /// `MPI_ERR_BUFFER`, in both ABIs.

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
 
-use crate::mpi::{ANY_TAG, Handle, Mpi, SUCCESS, UNDEFINED, pmpi};
+use crate::mpi::{Handle, Mpi, SUCCESS, UNDEFINED, pmpi};
 
 /// The most bytes of a communicator's name, in the library that allows most.
 const MAX_OBJECT_NAME: usize = 256;
@@ -187,19 +187,6 @@ impl Pmpi {
             self.mpi.status_ignore() => usize,
         );
         usize::try_from(number).ok()
-    }
-
-    /// Lets the MPI library make progress.
-    pub(crate) fn progress(&self, comm: Handle) {
-        let mut flag: c_int = 0;
-        pmpi!(
-            "PMPI_Iprobe",
-            self.mpi.any_source() => c_int,
-            ANY_TAG => c_int,
-            comm => Handle,
-            &raw mut flag => *mut c_int,
-            self.mpi.status_ignore() => usize,
-        );
     }
 
     /// Bytes of one element's data.

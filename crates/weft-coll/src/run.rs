@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -26,7 +26,7 @@ use crate::exports::weft_coll_counts;
 use crate::mpi::{Handle, SUCCESS, pmpi};
 use crate::plan::{Call, Context, Decision, Member, Staged, decide};
 use crate::pmpi::Pmpi;
-use crate::requests;
+use crate::requests::{self, Idle};
 use crate::types::Types;
 use crate::watcher::{Next, Watcher};
 
@@ -62,6 +62,8 @@ pub(crate) struct Runtime {
     closed: AtomicBool,
     /// A collective has ended since [`Runtime::take_arrived`].
     news: AtomicBool,
+    /// Calls of [`Runtime::poll`] that found no completion.
+    idle_polls: AtomicU32,
     pub(crate) state: Mutex<State>,
     /// Where ranks share processors, until `MPI_Finalize`.
     watcher: Mutex<Option<Watcher>>,
@@ -79,6 +81,8 @@ pub(crate) struct Parts {
     pub(crate) hosts: Vec<String>,
     /// The key of the attribute by which this library notices that a communicator is freed.
     pub(crate) keyval: c_int,
+    /// By it the MPI library makes progress.
+    pub(crate) idle: Idle,
     /// Whether there are more ranks than processors for them.
     pub(crate) is_crowded: bool,
     /// Bytes from which the provider's thread is worth its wake-up for a non-blocking operation.
@@ -427,6 +431,7 @@ impl Runtime {
             waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             news: AtomicBool::new(false),
+            idle_polls: AtomicU32::new(0),
             state: Mutex::new(State::new(endpoint, addresses)),
             watcher: Mutex::new(watcher),
         }
@@ -519,19 +524,32 @@ impl Runtime {
     /// library's notice: both take different ways. Programs rely on it that a single probe finds the message then.
     pub(crate) fn take_arrived(&self) {
         if self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Relaxed) {
-            self.pmpi.progress(self.own);
+            self.idle.progress(&self.pmpi);
         }
+    }
+
+    /// Makes progress, also that of the MPI library from time to time.
+    pub(crate) fn poll(&self) {
+        if !self.progress() && self.idle_polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.library_polls()) {
+            self.idle.progress(&self.pmpi);
+        }
+    }
+
+    /// Polls without a completion after which the MPI library makes progress.
+    fn library_polls(&self) -> u32 {
+        if self.is_crowded { CROWDED_POLLS } else { IDLE_POLLS }
     }
 
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
     pub(crate) fn wait(&self, mut done: impl FnMut() -> bool) {
-        let yield_polls = if self.is_crowded { CROWDED_POLLS } else { YIELD_POLLS };
+        let (library_polls, yield_polls) =
+            (self.library_polls(), if self.is_crowded { CROWDED_POLLS } else { YIELD_POLLS });
         self.waits.fetch_add(1, Ordering::AcqRel);
         let mut idle = 0;
         while !done() {
             idle = if self.progress() { 0 } else { idle + 1 };
-            if idle % IDLE_POLLS == IDLE_POLLS - 1 {
-                self.pmpi.progress(self.own);
+            if idle % library_polls == library_polls - 1 {
+                self.idle.progress(&self.pmpi);
             }
             if idle % yield_polls == yield_polls - 1 {
                 std::thread::yield_now();
@@ -560,6 +578,7 @@ impl Runtime {
         let endpoint = state.endpoint.take();
         drop(state);
         drop(endpoint);
+        self.idle.close(&self.pmpi);
         self.pmpi.free_keyval(self.keyval);
         self.pmpi.free_group(self.world);
         self.pmpi.free_communicator(self.own);

@@ -18,6 +18,7 @@ use crate::mpi::{self, Abi, Handle, SUCCESS};
 use crate::places::{self, PLACE_BYTES, Surroundings};
 use crate::pmpi::{Constants, Pmpi};
 use crate::presence::{Patience, Space};
+use crate::requests::Idle;
 use crate::run::{self, BY_LIBRARY, BY_WEFT, Parts, Runtime, SLOTS};
 use crate::types::Types;
 use crate::watcher::Watcher;
@@ -155,16 +156,19 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let addresses = endpoint.insert(&names, ranks);
     let world = pmpi.group(own);
     let keyval = pmpi.keyval(groups::freed);
-    if !pmpi.all_agree(own, addresses.is_ok() && world.is_some() && keyval.is_some()) {
+    let idle = Idle::open(&pmpi);
+    if !pmpi.all_agree(own, addresses.is_ok() && world.is_some() && keyval.is_some() && idle.is_some()) {
         let reason = addresses.err().map_or_else(|| LOST.to_owned(), |error| error.to_string());
         return Err(reason);
     }
-    let (Ok(addresses), Some(world), Some(keyval)) = (addresses, world, keyval) else { return Err(LOST.to_owned()) };
+    let (Ok(addresses), Some(world), Some(keyval), Some(idle)) = (addresses, world, keyval, idle) else {
+        return Err(LOST.to_owned());
+    };
     let types = Types::of(&pmpi);
     let (is_crowded, hand_over_bytes) = (surroundings.is_crowded(), surroundings.hand_over_bytes());
     let refuses_aliases = pmpi.refuses_aliases();
     let hosts = places.iter().map(|place| places::host_name(place)).collect();
-    let parts = Parts { pmpi, types, own, world, hosts, keyval, is_crowded, hand_over_bytes, refuses_aliases };
+    let parts = Parts { pmpi, types, own, world, hosts, keyval, idle, is_crowded, hand_over_bytes, refuses_aliases };
     let runtime = Runtime::new(parts, addresses, endpoint, watcher);
     match run::install(runtime) {
         Some(runtime) if !runtime.reaches_all() => {

@@ -11,6 +11,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+/// The time before the signal. If this process has led the terminal's session, the kernel has sent the launcher SIGHUP,
+/// and a second signal would make it exit without its ranks.
+const BEFORE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// The time that the launcher has to end its ranks before it is killed.
 const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
@@ -47,10 +50,12 @@ pub(crate) fn run(launcher: i32) -> io::Result<ExitCode> {
     if io::stdin().read(&mut [0])? > 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    // The launcher may end at any time.
-    let _ = pidfd_send_signal(&launcher, Signal::TERM);
-    if poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&PATIENCE))? == 0 {
-        let _ = pidfd_send_signal(&launcher, Signal::KILL);
+    for (time, signal) in [(BEFORE, Signal::TERM), (PATIENCE, Signal::KILL)] {
+        if poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&time))? > 0 {
+            break;
+        }
+        // The launcher may end at any time.
+        let _ = pidfd_send_signal(&launcher, signal);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -48,7 +48,7 @@ impl Verdict<'_> {
             );
         }
         if all.unclosed > 0 {
-            text += &format!("; {} ended without closing their endpoints", self.noun(all.unclosed));
+            text += &format!("; {}", self.unclosed());
         }
         text += &self.missing();
         if self.own_shm() {
@@ -145,10 +145,7 @@ impl Verdict<'_> {
             return format!("{opened}, and weft found faults; look at the lines `weft: …` above");
         }
         if all.unclosed > 0 {
-            return format!(
-                "{opened} and published no message; {} ended without closing their endpoints",
-                self.noun(all.unclosed)
-            );
+            return format!("{opened} and published no message; {}", self.unclosed());
         }
         if all.used == 1 && self.jobs.size().is_none_or(|size| size == 1) {
             return "the job has one rank, which sent no message".to_owned();
@@ -190,6 +187,12 @@ impl Verdict<'_> {
     }
 
     /// A number of ranks, or of processes where no launcher told a rank.
+    fn unclosed(&self) -> String {
+        let count = self.jobs.all().unclosed;
+        let whose = if count == 1 { "its endpoint" } else { "their endpoints" };
+        format!("{} ended without closing {whose}", self.noun(count))
+    }
+
     fn noun(&self, count: u64) -> String {
         if self.jobs.jobs.is_empty() { processes(count) } else { counted(count, "rank") }
     }
