@@ -530,25 +530,19 @@ impl Runtime {
 
     /// Makes progress, also that of the MPI library from time to time.
     pub(crate) fn poll(&self) {
-        if !self.progress() && self.idle_polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.library_polls()) {
+        if !self.progress() && self.idle_polls.fetch_add(1, Ordering::Relaxed).is_multiple_of(IDLE_POLLS) {
             self.idle.progress(&self.pmpi);
         }
     }
 
-    /// Polls without a completion after which the MPI library makes progress.
-    fn library_polls(&self) -> u32 {
-        if self.is_crowded { CROWDED_POLLS } else { IDLE_POLLS }
-    }
-
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
     pub(crate) fn wait(&self, mut done: impl FnMut() -> bool) {
-        let (library_polls, yield_polls) =
-            (self.library_polls(), if self.is_crowded { CROWDED_POLLS } else { YIELD_POLLS });
+        let yield_polls = if self.is_crowded { CROWDED_POLLS } else { YIELD_POLLS };
         self.waits.fetch_add(1, Ordering::AcqRel);
         let mut idle = 0;
         while !done() {
             idle = if self.progress() { 0 } else { idle + 1 };
-            if idle % library_polls == library_polls - 1 {
+            if idle % IDLE_POLLS == IDLE_POLLS - 1 {
                 self.idle.progress(&self.pmpi);
             }
             if idle % yield_polls == yield_polls - 1 {
