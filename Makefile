@@ -60,7 +60,7 @@ STRIP ?= strip
 put_file = install -D -m 644
 
 .PHONY: install packages uninstall
-.PHONY: all asan bench check faults fuzz dist lab build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
+.PHONY: all asan bench check faults fuzz dist lab sim build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
 .PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
@@ -89,6 +89,11 @@ dist: build-deps
 lab: build-deps
 	@cargo build --release -p weft-lab
 	@$(call put,weft-lab,weft-lab)
+
+# The simulator with the engine's assertions.
+SIM = $(BUILT:release=sim)/weft-lab
+sim: build-deps
+	@cargo build --profile sim -p weft-lab
 
 provider: build-deps
 	@cargo build --release -p weft-provider
@@ -191,9 +196,9 @@ check: test-deps
 	cargo test --workspace --lib
 
 # Each random test with many more seeds than in `make test`, then fuzzing and the matrix of real faults.
-test-long: test-deps dist lab
-	$(DIST)/weft-lab sim faults --seed 10000 --seeds 1000000
-	$(DIST)/weft-lab sim faults --seed 300 --seeds 100000 --do collective
+test-long: test-deps dist sim
+	$(SIM) sim faults --seed 10000 --seeds 1000000
+	$(SIM) sim faults --seed 300 --seeds 100000 --do collective
 	WEFT_SIM_SEEDS=20000 cargo test -p weft-sim --test hostile
 	WEFT_TABLE_MEMBERS=1-17,33 cargo test -p weft-fi --test hosts -- --nocapture table_
 	WEFT_TCP_SEEDS=100000 cargo test -p weft-nic --lib tcp::faults
@@ -224,9 +229,9 @@ check-cargo:
 	cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
 
 # The engine under simulated faults, and the engine with planted bugs, which the simulation must find.
-check-sim: lab
-	$(DIST)/weft-lab sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
-	$(DIST)/weft-lab sim faults --seed 0 --seeds 300 --do collective 2>&1 | tee $(LOGS)/sim-collective.log
+check-sim: sim
+	$(SIM) sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
+	$(SIM) sim faults --seed 0 --seeds 300 --do collective 2>&1 | tee $(LOGS)/sim-collective.log
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
 
 # Real jobs over the provider. Most of them wait for a time, so two files run at a time. The jobs of each test have

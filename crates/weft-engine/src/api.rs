@@ -248,6 +248,9 @@ pub enum Fault {
     /// The operation was deferred, and could not be started when it was due.
     #[error("the deferred operation could not be started: {0}")]
     Refused(Error),
+    /// An invariant of weft is broken, which was logged.
+    #[error("a fault in weft; its log names the place")]
+    Internal,
 }
 
 /// A finished operation or a remote access.

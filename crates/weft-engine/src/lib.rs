@@ -10,6 +10,7 @@
 pub mod amo;
 pub mod api;
 pub mod board;
+mod broken;
 #[cfg(feature = "mutants")]
 pub mod bugs;
 #[cfg(not(feature = "mutants"))]

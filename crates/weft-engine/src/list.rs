@@ -5,6 +5,8 @@
 //! only when that mark rises. A slab would serve too, but moves every item twice, a cost on the path of each
 //! receive and each write.
 
+use crate::broken::cannot_happen;
+
 const NIL: u32 = u32::MAX;
 
 struct Node<T> {
@@ -47,7 +49,10 @@ impl<T> List<T> {
             self.add_node();
         }
         let key = self.free;
-        let Some(node) = self.nodes.get_mut(key as usize) else { return NIL };
+        let Some(node) = self.nodes.get_mut(key as usize) else {
+            cannot_happen!("a free node is in the table");
+            return NIL;
+        };
         self.free = node.next;
         node.prev = self.last;
         node.next = NIL;
@@ -87,7 +92,9 @@ impl<T> List<T> {
     /// Links the neighbours of an emptied node and puts the node on the free list.
     #[inline(always)]
     fn unlink(&mut self, key: u32) {
-        let Some(node) = self.nodes.get_mut(key as usize) else { return };
+        let Some(node) = self.nodes.get_mut(key as usize) else {
+            return cannot_happen!("a linked node is in the table");
+        };
         let (prev, next) = (node.prev, std::mem::replace(&mut node.next, self.free));
         self.free = key;
         match self.nodes.get_mut(prev as usize) {

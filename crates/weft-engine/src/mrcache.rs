@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::broken::{cannot_happen, less};
 use crate::nic::{Demands, Refused, Registrar, Span};
 
 /// The limits of a cache.
@@ -146,8 +147,10 @@ impl MrCache {
 
     /// Ends a use of the memory. [`MrCache::settle`] later makes the resulting calls of the device.
     pub fn release(&mut self, pin: Pin) {
-        let Some(entry) = self.entries.get_mut(pin.0) else { return };
-        entry.uses = entry.uses.saturating_sub(1);
+        let Some(entry) = self.entries.get_mut(pin.0) else {
+            return cannot_happen!("a use of memory is released once");
+        };
+        entry.uses = less!(entry.uses, 1, "a use of memory is released once");
         if entry.uses > 0 {
             return;
         }
@@ -346,7 +349,7 @@ impl MrCache {
 
     /// Hides the entry from requests. It ends with its last use.
     fn retire(&mut self, id: usize) {
-        let Some(entry) = self.entries.get_mut(id) else { return };
+        let Some(entry) = self.entries.get_mut(id) else { return cannot_happen!("a stale entry is in the table") };
         entry.found = false;
         self.by_start.remove(&entry.span.start);
         if entry.uses == 0 {
@@ -359,7 +362,7 @@ impl MrCache {
 
     /// Removes an entry that is neither in use nor stale.
     fn end(&mut self, id: usize) {
-        let Some(entry) = self.entries.try_remove(id) else { return };
+        let Some(entry) = self.entries.try_remove(id) else { return cannot_happen!("an entry ends once") };
         if entry.found {
             self.by_start.remove(&entry.span.start);
         }

@@ -33,6 +33,7 @@ use std::collections::{BTreeMap, VecDeque};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 
 /// The value of a counter.
@@ -275,7 +276,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
 
     /// Reports that the act was performed. Its program continues.
     pub fn done(&mut self) {
-        let Some(running) = self.running.take() else { return };
+        let Some(running) = self.running.take() else { return cannot_happen!("an act is under way when it is done") };
         self.resume_lane(running.lane);
         if running.cancelled { self.finish(running.program, End::Cancelled) } else { self.advance(running.program) }
     }
@@ -283,7 +284,9 @@ impl<C: Counter, A, M> Programs<C, A, M> {
     /// Returns an act that could not be performed yet. It becomes ready again with [`Programs::retry`]. If
     /// its program was cancelled meanwhile, [`Programs::take_withdrawn`] returns the program with this act.
     pub fn again(&mut self, act: A) {
-        let Some(running) = self.running.take() else { return };
+        let Some(running) = self.running.take() else {
+            return cannot_happen!("an act is under way when it is returned");
+        };
         planted!(
             Bug::ActLost,
             if !running.cancelled {
@@ -307,7 +310,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
 
     /// Reports that the act failed. Its program ends.
     pub fn fail(&mut self) {
-        let Some(running) = self.running.take() else { return };
+        let Some(running) = self.running.take() else { return cannot_happen!("an act is under way when it fails") };
         self.resume_lane(running.lane);
         self.finish(running.program, End::Failed);
     }
@@ -481,7 +484,9 @@ impl<C: Counter, A, M> Programs<C, A, M> {
 
     /// Ends programs that errors end and whose thresholds the successes have not reached.
     fn poison(&mut self, counter: u64, successes: u64) {
-        let Some(waits) = self.waits.get_mut(&counter) else { return };
+        let Some(waits) = self.waits.get_mut(&counter) else {
+            return cannot_happen!("a counter that is poisoned has waiting programs");
+        };
         let lost: Vec<(u64, u64)> = waits
             .queue
             .range((successes.saturating_add(1), 0)..)
@@ -510,7 +515,9 @@ impl<C: Counter, A, M> Programs<C, A, M> {
     }
 
     fn leave_counter(&mut self, number: u64, counter: u64, threshold: u64) {
-        let Some(waits) = self.waits.get_mut(&counter) else { return };
+        let Some(waits) = self.waits.get_mut(&counter) else {
+            return cannot_happen!("the counter of a waiting program has waiting programs");
+        };
         if waits.queue.remove(&(threshold, number)) == Some(Errors::Poison) {
             waits.delicate -= 1;
         }

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::{Schedule, Task};
+use crate::broken::less;
 use crate::bugs::planted;
 
 /// The next step of an executor.
@@ -85,7 +86,7 @@ impl Run {
             && *word & bit == 0
         {
             *word |= bit;
-            self.under_way = self.under_way.saturating_sub(1);
+            self.under_way = less!(self.under_way, 1, "a task starts before it ends");
         }
     }
 

@@ -4,6 +4,8 @@
 //! fails, its operations are found without a scan of all others. Keys stay valid until their item is removed. Memory
 //! grows to the high-water mark and is reused.
 
+use crate::broken::cannot_happen;
+
 const NIL: u32 = u32::MAX;
 
 struct Node<T> {
@@ -64,7 +66,10 @@ impl<T> Groups<T> {
             self.add_node();
         }
         let key = self.free;
-        let Some(node) = self.nodes.get_mut(key as usize) else { return NIL };
+        let Some(node) = self.nodes.get_mut(key as usize) else {
+            cannot_happen!("a free node is in the table");
+            return NIL;
+        };
         self.free = node.older;
         node.newer = NIL;
         node.older = group.0;
@@ -103,7 +108,9 @@ impl<T> Groups<T> {
     /// Links the neighbours of an emptied node and puts the node on the free list.
     #[inline(always)]
     fn unlink(&mut self, group: &mut Group, key: u32) {
-        let Some(node) = self.nodes.get_mut(key as usize) else { return };
+        let Some(node) = self.nodes.get_mut(key as usize) else {
+            return cannot_happen!("a linked node is in the table");
+        };
         let (newer, older) = (node.newer, std::mem::replace(&mut node.older, self.free));
         self.free = key;
         match self.nodes.get_mut(newer as usize) {

@@ -125,6 +125,7 @@ impl From<Fault> for Errno {
             Fault::NoMemory => Self::FAULT,
             Fault::Revoked => Self::REMOTEIO,
             Fault::Refused(error) => error.into(),
+            Fault::Internal => Self::OTHER,
         }
     }
 }

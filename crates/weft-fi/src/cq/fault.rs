@@ -28,6 +28,7 @@ pub(crate) fn number(fault: Fault) -> c_int {
         Fault::Refused(_) => 7,
         Fault::Stranger(_) => 8,
         Fault::NoMemory => 9,
+        Fault::Internal => 10,
         Fault::Link(error) => match error {
             LinkError::Closed => 16,
             LinkError::Gone => 17,
@@ -65,6 +66,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         7 => c"the operation could not be started when its trigger fired",
         8 => c"the message was received, but its source is in no address vector: err_data has its address",
         9 => c"the memory of the receive, or of the target's region, is not mapped, or is protected against the access",
+        10 => c"a fault in weft: report the log line that names its place, with the version of weft",
         16 => c"the peer closed its endpoint",
         17 => c"the peer is gone (hang-up or reset)",
         18 => c"connection refused: no endpoint listens at that address",
@@ -157,6 +159,7 @@ mod tests {
             Fault::Refused(Error::NoSuchAddress),
             Fault::Stranger(0),
             Fault::NoMemory,
+            Fault::Internal,
         ];
         faults.extend(links.map(Fault::Link));
         let mut texts: Vec<_> = faults.iter().map(|&fault| text(number(fault))).collect();
