@@ -19,11 +19,12 @@ use zerocopy::little_endian::U64;
 
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, CompletionFlags, Error, Kind, OpFlags, RmaIov};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::TxOp;
-use crate::engine::peer::{Direction, Peer};
+use crate::engine::peer::{Direction, Peer, Quota};
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
 use crate::engine::state::Violation;
@@ -222,7 +223,7 @@ impl<N: Nic> Engine<N> {
         let cost = fetch_cost(op.amo, remote.len);
         if !peer.tx_is_empty()
             || remote.len > part_limit(op.amo, peer.mailbox_bytes()) as u64
-            || peer.fetching() + cost > FETCH_WINDOW_BYTES
+            || peer.taken(Quota::Fetching) + cost > FETCH_WINDOW_BYTES
             || !(unwatched || peer.may_ask(0, self.state.outgoing.request_limit()))
         {
             return false;
@@ -246,9 +247,9 @@ impl<N: Nic> Engine<N> {
             peer.begin_nameless();
             return true;
         }
-        peer.begin_fetch(cost);
-        peer.begin_ops(1);
-        peer.begin_accesses(1);
+        peer.take(Quota::Fetching, cost);
+        peer.take(Quota::Ops, 1);
+        peer.take(Quota::Accesses, 1);
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
         let seq = peer.tx_seq().wrapping_sub(1);
         let index = self.state.outgoing.push(peer, || TxOp::sent_atomic(op, peer_id, iov, remote.len));
@@ -276,8 +277,14 @@ impl<N: Nic> Engine<N> {
     /// Sends the next part of the operation at the front of the TX queue.
     #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn start_atomic(&mut self, index: OpId) -> Started {
-        let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Blocked };
-        let Some(amo) = op.amo() else { return Started::Blocked };
+        let Some(op) = self.state.outgoing.op_mut(index) else {
+            cannot_happen!("a queued operation is in the table");
+            return Started::Blocked;
+        };
+        let Some(amo) = op.amo() else {
+            cannot_happen!("an atomic has an operation");
+            return Started::Blocked;
+        };
         let peer = &mut self.state.peers[op.peer()];
         let limit = part_limit(amo, peer.mailbox_bytes()) as u64;
         if op.next_part() == 0 {
@@ -287,7 +294,7 @@ impl<N: Nic> Engine<N> {
             return Started::Blocked;
         };
         let cost = fetch_cost(amo, remote.len);
-        if peer.fetching() + cost > FETCH_WINDOW_BYTES {
+        if peer.taken(Quota::Fetching) + cost > FETCH_WINDOW_BYTES {
             return Started::Blocked;
         }
         let mut body = IovList::new();
@@ -303,7 +310,7 @@ impl<N: Nic> Engine<N> {
             return Started::Blocked;
         }
         let (seq, peer_id) = (peer.tx_seq(), op.peer());
-        peer.begin_fetch(cost);
+        peer.take(Quota::Fetching, cost);
         if !amo.fetches() {
             self.state.peers.await_confirmation(peer_id, seq, index);
         }
@@ -454,8 +461,7 @@ impl State {
             let payload = r.take_bytes(cost as usize - RESULT_HEAD_BYTES).ok_or(Violation)?;
             mem::scatter(&home, 0, payload);
             op.answered();
-            let peer = &mut self.peers[peer_id];
-            peer.end_fetch(cost);
+            self.peers[peer_id].answered(Quota::Fetching, cost)?;
             self.finish_op(index);
             if r.rest().is_empty() {
                 return Ok(());
@@ -477,8 +483,7 @@ impl State {
         let (_, cost) = op.awaited_results(part).ok_or(Violation)?;
         op.fail(fault);
         op.answered();
-        let peer = &mut self.peers[peer_id];
-        peer.end_fetch(cost);
+        self.peers[peer_id].answered(Quota::Fetching, cost)?;
         self.finish_op(index);
         Ok(())
     }

@@ -50,6 +50,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::claims::AddressQuery;
 use crate::engine::collectives::Collectives;
@@ -58,7 +59,7 @@ use crate::engine::immediate::ImmediateReplies;
 use crate::engine::leftovers::Leftovers;
 use crate::engine::links::Links;
 use crate::engine::ops::{Outgoing, TxOp};
-use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, request_limit};
+use crate::engine::peer::{Deferred, PROMPT_REPLY_BYTES, Peer, PeerState, QueueKinds, Quota, request_limit};
 use crate::engine::peers::Peers;
 use crate::engine::receives::Incoming;
 use crate::engine::registrations::Registrations;
@@ -557,7 +558,10 @@ impl<N: Nic> Engine<N> {
     /// Sends a message of the peer's stream under its next number.
     pub(crate) fn send_sequenced(&mut self, peer_id: PeerId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let peer = &mut self.state.peers[peer_id];
-        let Some(link) = peer.link() else { return Ok(()) };
+        let Some(link) = peer.link() else {
+            cannot_happen!("deferred work is done on a link that is up");
+            return Ok(());
+        };
         let mut bytes: SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]> = SmallVec::from_slice(head);
         crate::wire::number(&mut bytes, peer.tx_seq());
         self.nic.send(link, &bytes, body)?;
@@ -598,6 +602,7 @@ impl<N: Nic> Engine<N> {
             let peer = &self.state.peers[peer_id];
             let Some(index) = peer.queues().and_then(|queues| queues.first_op()) else { return moved };
             let Some(op) = self.state.outgoing.op(index) else {
+                cannot_happen!("a queued operation is in the table");
                 self.state.peers.queues(peer_id).pop_op();
                 continue;
             };
@@ -621,14 +626,16 @@ impl State {
     /// Counts the requests of an operation that has left, and ends the operation if it awaits no answer.
     #[inline(always)]
     pub(crate) fn op_sent(&mut self, peer_id: PeerId, index: ids::OpId) {
-        let Some(op) = self.outgoing.op(index) else { return };
+        let Some(op) = self.outgoing.op(index) else {
+            return cannot_happen!("an operation that has left is in the table");
+        };
         let peer = &mut self.peers[peer_id];
-        peer.begin_ops(op.parts());
+        peer.take(Quota::Ops, op.parts());
         if op.is_unmatched() {
-            peer.begin_unmatched();
+            peer.take(Quota::Unmatched, 1);
         }
         if !op.is_message() {
-            peer.begin_accesses(op.parts());
+            peer.take(Quota::Accesses, op.parts());
         }
         if !op.is_under_way() {
             self.finish_op(index);

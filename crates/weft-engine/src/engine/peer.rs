@@ -12,12 +12,14 @@
 mod counters;
 mod path;
 mod queues;
+mod quotas;
 mod window;
 
 pub(crate) use counters::{Direction, WaitEvent};
 use path::PathCaps;
 pub(crate) use path::{Answer, PathFlags};
 pub(crate) use queues::{BulkOp, Deferred, PeerQueues, QueueKinds, QueuePool};
+pub(crate) use quotas::Quota;
 
 use std::collections::VecDeque;
 
@@ -164,21 +166,10 @@ pub(crate) struct Peer {
 /// State that idle peers and peers with few messages do not need: remote accesses and counters.
 #[derive(Default)]
 pub(crate) struct PeerExtra {
-    /// Sends among the outstanding operations that wait for the peer's client ([`UNMATCHED_LIMIT`]).
-    unmatched: u32,
-    /// Number of remote accesses among the outstanding operations, counted by parts.
-    accesses: u32,
-    /// Number of unexpected messages whose payload waits at the peer.
-    rendezvous_waiting: u32,
     /// Number of sent writes and atomics without an acknowledgement of success. The peer may report at most
     /// this number of failures of unnamed operations.
     nameless: u64,
-    /// Bytes of pending results of this side's atomics, with their names.
-    fetching: u32,
-    /// Bytes of pending answers to this side's reads that may have to be copied.
-    reading: u32,
-    /// Number of the peer's long writes whose bytes have not all arrived.
-    writing: usize,
+    counts: quotas::Counts,
     /// The other end of the link, if this engine is its own peer.
     own_end: Option<LinkId>,
     /// Mapped regions.
@@ -342,7 +333,7 @@ impl Peer {
     /// Whether remote accesses are not complete.
     #[inline]
     pub(crate) fn has_accesses(&self) -> bool {
-        self.extra.as_ref().is_some_and(|extra| extra.accesses > 0)
+        self.taken(Quota::Accesses) > 0
     }
 
     /// Address in the book, `ADDR_NONE` for a stranger.
@@ -525,52 +516,10 @@ impl Peer {
         &mut self.transfers
     }
 
-    /// Number of operations that have left the TX queue and are not complete, counted by parts.
-    #[inline(always)]
-    pub(crate) fn outstanding(&self) -> u32 {
-        self.outstanding
-    }
-
-    #[inline(always)]
-    pub(crate) fn begin_ops(&mut self, parts: u32) {
-        self.outstanding = self.outstanding.saturating_add(parts);
-    }
-
-    #[inline(always)]
-    pub(crate) fn end_ops(&mut self, parts: u32) {
-        self.outstanding = self.outstanding.saturating_sub(parts);
-    }
-
-    #[inline(always)]
-    pub(crate) fn begin_accesses(&mut self, parts: u32) {
-        let extra = self.extra();
-        extra.accesses = extra.accesses.saturating_add(parts);
-    }
-
-    #[inline(always)]
-    pub(crate) fn end_accesses(&mut self, parts: u32) {
-        if let Some(extra) = &mut self.extra {
-            extra.accesses = extra.accesses.saturating_sub(parts);
-        }
-    }
-
     /// Whether the peer is asked to help with a transfer. A peer that may have messages of this side to fetch is not:
     /// if both sides help each other, each byte costs more than if each side copies its own.
     pub(crate) fn sharing(&self) -> Sharing {
-        if self.unmatched() > 0 { Sharing::Alone } else { Sharing::Allowed }
-    }
-
-    /// Notes that a send has left that waits for the peer's client.
-    #[inline]
-    pub(crate) fn begin_unmatched(&mut self) {
-        self.extra().unmatched += 1;
-    }
-
-    #[inline]
-    pub(crate) fn end_unmatched(&mut self) {
-        if let Some(extra) = &mut self.extra {
-            extra.unmatched = extra.unmatched.saturating_sub(1);
-        }
+        if self.taken(Quota::Unmatched) > 0 { Sharing::Alone } else { Sharing::Allowed }
     }
 
     /// Notes that a write or atomic has left whose success the peer does not acknowledge.
@@ -586,60 +535,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Notes that a fetching atomic has left. `cost` is the size of its results with their names, in bytes.
-    #[inline]
-    pub(crate) fn begin_fetch(&mut self, cost: u32) {
-        self.extra().fetching += cost;
-    }
-
-    #[inline]
-    pub(crate) fn end_fetch(&mut self, cost: u32) {
-        let extra = self.extra();
-        extra.fetching = extra.fetching.saturating_sub(cost);
-    }
-
-    /// Notes that a read has left whose answer may have to be copied.
-    #[inline]
-    pub(crate) fn begin_read(&mut self, cost: u32) {
-        self.extra().reading += cost;
-    }
-
-    #[inline]
-    pub(crate) fn end_read(&mut self, cost: u32) {
-        let extra = self.extra();
-        extra.reading = extra.reading.saturating_sub(cost);
-    }
-
     // ---- requests of the peer ----------------------------------------------------------------
-
-    /// Notes that a long write of the peer begins. Too many at a time are a violation.
-    pub(crate) fn begin_write(&mut self) -> Result<(), Violation> {
-        let writing = &mut self.extra().writing;
-        *writing += 1;
-        if *writing > REQUEST_LIMIT { Err(Violation) } else { Ok(()) }
-    }
-
-    pub(crate) fn end_write(&mut self) {
-        let extra = self.extra();
-        extra.writing = extra.writing.saturating_sub(1);
-    }
-
-    /// Number of the peer's long writes whose bytes have not all arrived.
-    pub(crate) fn writing(&self) -> usize {
-        self.extra.as_ref().map_or(0, |extra| extra.writing)
-    }
-
-    /// Notes that an announced message of the peer begins to wait for a receive. Returns the number of such messages.
-    pub(crate) fn begin_announcement(&mut self) -> usize {
-        let extra = self.extra();
-        extra.rendezvous_waiting += 1;
-        extra.rendezvous_waiting as usize
-    }
-
-    pub(crate) fn end_announcement(&mut self) {
-        let extra = self.extra();
-        extra.rendezvous_waiting = extra.rendezvous_waiting.saturating_sub(1);
-    }
 
     /// Short messages that the peer has announced and no receive has taken, oldest first.
     pub(crate) fn announcements(&mut self) -> Option<&mut VecDeque<ShortAnnouncement>> {
@@ -677,18 +573,6 @@ impl Peer {
     }
 
     // ---- limits ------------------------------------------------------------------------------
-
-    /// Bytes of pending results.
-    #[inline]
-    pub(crate) fn fetching(&self) -> u32 {
-        self.extra.as_ref().map_or(0, |extra| extra.fetching)
-    }
-
-    /// Bytes of pending answers.
-    #[inline]
-    pub(crate) fn reading(&self) -> u32 {
-        self.extra.as_ref().map_or(0, |extra| extra.reading)
-    }
 
     /// The window that the next message to the peer announces.
     pub(crate) fn announcing(&self) -> u64 {
@@ -751,12 +635,7 @@ impl Peer {
     #[inline]
     pub(crate) fn holds_back(&self, flags: OpFlags) -> bool {
         flags.contains(OpFlags::FENCE) && self.outstanding > 0
-            || flags.contains(OpFlags::AFTER_ACCESSES) && self.extra.as_ref().is_some_and(|extra| extra.accesses > 0)
-    }
-
-    /// Number of unexpected messages whose payload waits at the peer.
-    pub(crate) fn rendezvous_waiting(&self) -> u32 {
-        self.extra.as_ref().map_or(0, |extra| extra.rendezvous_waiting)
+            || flags.contains(OpFlags::AFTER_ACCESSES) && self.taken(Quota::Accesses) > 0
     }
 
     /// Whether another request may leave that the peer's engine answers by itself. `pending` counts the
@@ -769,18 +648,13 @@ impl Peer {
     /// Sends that wait for the peer's client do not count as requests.
     #[cold]
     fn may_ask_beside_unmatched(&self, pending: u32, limit: u32) -> bool {
-        (self.outstanding - self.unmatched()).saturating_add(pending) < limit
-    }
-
-    #[inline(always)]
-    fn unmatched(&self) -> u32 {
-        self.extra.as_ref().map_or(0, |extra| extra.unmatched)
+        (self.outstanding - self.taken(Quota::Unmatched)).saturating_add(pending) < limit
     }
 
     /// Whether another message may leave that waits for the peer's client.
     #[inline]
     pub(crate) fn may_announce(&self) -> bool {
-        (self.unmatched() as usize) < UNMATCHED_LIMIT - COLLECTIVE_SENDS
+        (self.taken(Quota::Unmatched) as usize) < UNMATCHED_LIMIT - COLLECTIVE_SENDS
     }
 
     /// Number of operations in the TX queue.

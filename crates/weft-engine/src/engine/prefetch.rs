@@ -12,10 +12,11 @@
 
 use std::collections::VecDeque;
 
+use crate::broken::cannot_happen;
 use crate::engine::State;
 use crate::engine::ids::{PeerId, TransferId};
 use crate::engine::ops::{Staged, Transfer, TransferKind};
-use crate::engine::peer::BulkOp;
+use crate::engine::peer::{BulkOp, Quota};
 use crate::engine::receives::RecvInfo;
 use crate::engine::send::EAGER_COST;
 use crate::matching::{Body, Matcher};
@@ -59,7 +60,7 @@ impl State {
         let [tagged, untagged] = self.incoming.matchers();
         let matchers = [untagged, tagged];
         let peer = &mut self.peers[peer_id];
-        let most = 2 * peer.rendezvous_waiting() as usize + STALE_LIMIT;
+        let most = 2 * peer.taken(Quota::Announced) as usize + STALE_LIMIT;
         let list = peer.new_announcements();
         list.push_back(announcement);
         if list.len() > most {
@@ -134,8 +135,12 @@ impl State {
     /// A receive has taken a message whose bytes are on their way. They are copied to the receive when they
     /// have arrived.
     pub(crate) fn redirect_prefetch(&mut self, token: TransferId, iov: IovList, info: RecvInfo) {
-        let Some(x) = self.outgoing.transfer(token) else { return };
-        let TransferKind::Prefetch { op, ack, .. } = x.kind() else { return };
+        let Some(x) = self.outgoing.transfer(token) else {
+            return cannot_happen!("a message names a transfer that is under way");
+        };
+        let TransferKind::Prefetch { op, ack, .. } = x.kind() else {
+            return cannot_happen!("a message names the transfer of its bytes");
+        };
         x.set_kind(TransferKind::Recv { info, op, ack });
         if let Some(staged) = x.staged_mut() {
             staged.set_target(iov);
@@ -151,7 +156,9 @@ impl State {
         what: TransferKind,
         staged: Option<Box<Staged>>,
     ) {
-        let (TransferKind::Prefetch { tagged, key, op, ack }, Some(staged)) = (what, staged) else { return };
+        let (TransferKind::Prefetch { tagged, key, op, ack }, Some(staged)) = (what, staged) else {
+            return cannot_happen!("the bytes of a waiting message are staged");
+        };
         let bytes = staged.into_parts().0.into_bytes();
         let asked = |body: &Body| matches!(body, Body::Prefetch { token: of, .. } if *of == token);
         let matcher = self.incoming.matcher(tagged);

@@ -9,12 +9,13 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, CompletionFlags, Context, Error, Fault, Kind, RecvFlags, RecvOp};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::{PeerId, TransferId, WindowId};
 use crate::engine::ops::{Transfer, TransferKind};
-use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
+use crate::engine::peer::{BulkOp, PathFlags, Quota, UNMATCHED_LIMIT};
 use crate::engine::peer::{Direction, WaitEvent};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::receives::{self, Receiver, RecvInfo};
@@ -117,7 +118,10 @@ impl State {
         // A multi-receive takes waiting messages while it has room.
         while multi && self.incoming.matcher(tagged).posted_mut().get_mut(posted).is_some() {
             let Some(key) = self.find_unexpected(tagged, wanted) else { break };
-            let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else { break };
+            let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+                cannot_happen!("a message that was found waits");
+                break;
+            };
             let (iov, info) =
                 self.incoming.receives().take(tagged, posted, message.tag(), message.data(), message.len());
             self.deliver_unexpected(message, iov, info);
@@ -138,7 +142,9 @@ impl State {
     }
 
     pub(crate) fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
-        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else { return };
+        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+            return cannot_happen!("a message that was found waits");
+        };
         let iov = SmallVec::from_slice(op.iov);
         let mut info = RecvInfo::new(op.ctx, (op.flags & RecvFlags::TAGGED).into(), message.tag(), message.data());
         info.fit(&iov, message.len());
@@ -220,7 +226,10 @@ impl State {
 
     /// Drops a message as if it had been received. Returns its source.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
-        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else { return ADDR_NONE };
+        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+            cannot_happen!("a message that was found waits");
+            return ADDR_NONE;
+        };
         let (peer_id, orphan) = (message.peer(), message.is_orphan());
         let src = self.peers[peer_id].addr();
         match message.into_body() {
@@ -248,7 +257,7 @@ impl State {
     pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
         let matcher = self.incoming.matcher(tagged);
         let posted = planted!(Bug::CancelLeaves, matcher.take_posted(key), matcher.posted().get(key).copied());
-        let Some(posted) = posted else { return };
+        let Some(posted) = posted else { return cannot_happen!("a receive that ends is posted") };
         let info = self.incoming.receives().retire(tagged, &posted);
         self.complete_recv(&info, ADDR_NONE, Some(fault));
     }
@@ -525,7 +534,7 @@ impl State {
     /// Counts an announced message against the limits of its peer, and shortens its descriptor if many wait.
     pub(crate) fn admit_announcement(&mut self, peer_id: PeerId, source: &mut Vec<RemoteIov>) -> Result<(), Violation> {
         let peer = &mut self.peers[peer_id];
-        let announced = peer.begin_announcement();
+        let announced = peer.take(Quota::Announced, 1) as usize;
         if announced > UNMATCHED_LIMIT {
             return Err(Violation);
         }
@@ -545,7 +554,7 @@ impl State {
     /// Notes that an announced message that waited here was taken.
     pub(crate) fn announcement_taken(&mut self, peer_id: PeerId) {
         let peer = &mut self.peers[peer_id];
-        peer.end_announcement();
+        peer.give_back(Quota::Announced, 1);
         if peer.addr() == ADDR_NONE {
             self.account(peer_id);
         }

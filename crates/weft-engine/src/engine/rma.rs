@@ -15,12 +15,14 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Completion, Error, Fault, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Transfer, TransferKind, TxOp};
 use crate::engine::peer::{
-    BulkOp, Deferred, Direction, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, reply_cost,
+    BulkOp, Deferred, Direction, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, Quota, REPLY_WINDOW_BYTES, REQUEST_LIMIT,
+    reply_cost,
 };
 use crate::engine::probe::{AccessibleSpans, Probe};
 use crate::engine::registrations::Holder;
@@ -129,9 +131,11 @@ impl Regions {
 
     pub(crate) fn release(&mut self, key: u64) {
         if let Some(busy) = self.removed_busy.get_mut(&key) {
-            *busy = busy.saturating_sub(1);
+            *busy = less!(*busy, 1, "a transfer acquires its region before it releases it");
         } else if let Some(entry) = self.by_key.get_mut(&key) {
-            entry.busy = entry.busy.saturating_sub(1);
+            entry.busy = less!(entry.busy, 1, "a transfer acquires its region before it releases it");
+        } else {
+            cannot_happen!("a region in use is known");
         }
     }
 }
@@ -264,8 +268,8 @@ impl<N: Nic> Engine<N> {
             return true;
         }
         let seq = peer.tx_seq().wrapping_sub(1);
-        peer.begin_ops(1);
-        peer.begin_accesses(1);
+        peer.take(Quota::Ops, 1);
+        peer.take(Quota::Accesses, 1);
         let index = state.outgoing.push(peer, || TxOp::sent_write(op, peer_id, len));
         state.peers.await_confirmation(peer_id, seq, index);
         true
@@ -297,7 +301,7 @@ impl<N: Nic> Engine<N> {
             || len > u64::from(peer.rma_bytes())
             || op.flags.contains(OpFlags::FENCE)
             || !peer.may_ask(0, state.outgoing.request_limit())
-            || peer.reading() + cost > REPLY_WINDOW_BYTES
+            || peer.taken(Quota::Reading) + cost > REPLY_WINDOW_BYTES
         {
             return false;
         }
@@ -307,9 +311,9 @@ impl<N: Nic> Engine<N> {
         }
         peer.message_sent();
         peer.count_access(Direction::Sent, len);
-        peer.begin_read(cost);
-        peer.begin_ops(1);
-        peer.begin_accesses(1);
+        peer.take(Quota::Reading, cost);
+        peer.take(Quota::Ops, 1);
+        peer.take(Quota::Accesses, 1);
         state.outgoing.push(peer, || TxOp::sent_read(op, peer_id, len));
         true
     }
@@ -347,7 +351,10 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn start_rma(&mut self, index: OpId) -> Started {
         loop {
             let limit = self.state.outgoing.request_limit();
-            let Some(op) = self.state.outgoing.op_mut(index) else { return Started::Sent };
+            let Some(op) = self.state.outgoing.op_mut(index) else {
+                cannot_happen!("a queued operation is in the table");
+                return Started::Sent;
+            };
             if op.fault().is_some() {
                 op.skip_parts();
             }
@@ -378,7 +385,10 @@ impl<N: Nic> Engine<N> {
     }
 
     fn start_write(&mut self, index: OpId, last: bool) -> Started {
-        let Some(op) = self.state.outgoing.op(index) else { return Started::Blocked };
+        let Some(op) = self.state.outgoing.op(index) else {
+            cannot_happen!("a queued operation is in the table");
+            return Started::Blocked;
+        };
         let peer = &self.state.peers[op.peer()];
         let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {
             return Started::Blocked;
@@ -416,7 +426,10 @@ impl<N: Nic> Engine<N> {
 
     #[inline(never)] // For the reason given at `run_peer`.
     fn start_read(&mut self, index: OpId, last: bool) -> Started {
-        let Some(op) = self.state.outgoing.op(index) else { return Started::Blocked };
+        let Some(op) = self.state.outgoing.op(index) else {
+            cannot_happen!("a queued operation is in the table");
+            return Started::Blocked;
+        };
         let peer_id = op.peer();
         let peer = &self.state.peers[peer_id];
         let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {
@@ -425,13 +438,13 @@ impl<N: Nic> Engine<N> {
         let (part, seq, bits) = (op.next_part(), peer.tx_seq(), part_flags(OpFlags::empty(), last));
         if remote.len <= u64::from(peer.rma_bytes()) {
             let cost = reply_cost(remote.len);
-            if peer.reading() + cost > REPLY_WINDOW_BYTES {
+            if peer.taken(Quota::Reading) + cost > REPLY_WINDOW_BYTES {
                 return Started::Blocked;
             }
             if self.nic.send(link, read_head(index.get(), part, bits, remote).with_seq(seq), &[]).is_err() {
                 return Started::Blocked;
             }
-            self.state.peers[peer_id].begin_read(cost);
+            self.state.peers[peer_id].take(Quota::Reading, cost);
             return Started::Sent;
         }
         let iov = part_iov(op, part, remote.len);
@@ -591,7 +604,9 @@ impl State {
                 let kind = TransferKind::Write { op: head.op, key, data, parts };
                 let token =
                     self.outgoing.start(&mut self.peers[peer_id], Transfer::new(peer_id, kind, iov, source, len));
-                self.peers[peer_id].begin_write()?;
+                if self.peers[peer_id].take(Quota::Writing, 1) as usize > REQUEST_LIMIT {
+                    return Err(Violation);
+                }
                 if follows {
                     self.open_announced(peer_id, token)?;
                 } else if direct {
@@ -701,15 +716,16 @@ impl State {
     }
 
     /// Notes that a part of a read was answered, or was refused and had no window.
-    pub(crate) fn part_read(&mut self, peer_id: PeerId, len: u64) {
-        let peer = &mut self.peers[peer_id];
-        peer.end_read(reply_cost(len));
+    pub(crate) fn part_read(&mut self, peer_id: PeerId, len: u64) -> Result<(), Violation> {
+        self.peers[peer_id].answered(Quota::Reading, reply_cost(len))
     }
 
     /// Notes that all bytes of a long write are stored.
     pub(crate) fn write_arrived(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
-        let TransferKind::Write { op, key, data, parts } = what else { return };
-        self.peers[peer_id].end_write();
+        let TransferKind::Write { op, key, data, parts } = what else {
+            return cannot_happen!("the transfer of a write is one");
+        };
+        self.peers[peer_id].give_back(Quota::Writing, 1);
         self.part_done(peer_id, parts, &RemoteAccess::write(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
         self.target.regions().release(key);
         self.queue_ack(peer_id, op.op.get());
@@ -717,7 +733,9 @@ impl State {
 
     /// Notes that all bytes of a long read have been moved.
     pub(crate) fn read_served(&mut self, peer_id: PeerId, what: TransferKind, len: u64) {
-        let TransferKind::Serve { op, key, window, put, parts } = what else { return };
+        let TransferKind::Serve { op, key, window, put, parts } = what else {
+            return cannot_happen!("the transfer that serves a read is one");
+        };
         self.part_done(peer_id, parts, &RemoteAccess::read(key, usize::try_from(len).unwrap_or(usize::MAX)));
         self.target.regions().release(key);
         if put {
@@ -748,7 +766,7 @@ impl State {
         }
         mem::scatter(&part_iov(op, part, payload.len() as u64), 0, payload);
         op.answered();
-        self.part_read(peer_id, payload.len() as u64);
+        self.part_read(peer_id, payload.len() as u64)?;
         self.finish_op(index);
         Ok(())
     }
@@ -766,7 +784,7 @@ impl State {
         if let Ok(part) = u32::try_from(window) {
             let len = op.answerable(part).filter(|_| status != Status::Ok).ok_or(Violation)?;
             op.answered();
-            self.part_read(peer_id, len);
+            self.part_read(peer_id, len)?;
         } else {
             let home = |x: &&mut Transfer| {
                 x.peer() == peer_id && matches!(x.kind(), TransferKind::ReadHome { op } if op == index)

@@ -7,12 +7,13 @@
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Completion, Fault, Kind, OpFlags};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId};
 use crate::engine::links::LinkState;
 use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
-use crate::engine::peer::{PathFlags, Peer, UNMATCHED_LIMIT};
+use crate::engine::peer::{PathFlags, Peer, Quota, UNMATCHED_LIMIT};
 use crate::engine::registrations::Holder;
 use crate::engine::send::EAGER_COST;
 use crate::mapped::PeerRegion;
@@ -54,7 +55,7 @@ impl State {
         let (link, in_use) = (peer.link(), peer.is_in_use());
         let parts = self.peers.drop_queues(peer_id).and_then(|queues| queues.parts());
         let peer = &mut self.peers[peer_id];
-        let announced = peer.rendezvous_waiting();
+        let announced = peer.taken(Quota::Announced);
         peer.reset();
         let dead = self.outgoing.ops_of(peer);
         if dead.is_empty() && !in_use {
@@ -147,7 +148,10 @@ impl State {
         let mut left = SmallVec::new();
         for (tagged, key) in messages {
             let matcher = self.incoming.matcher(tagged);
-            let Some(message) = matcher.unexpected_mut().get_mut(key) else { continue };
+            let Some(message) = matcher.unexpected_mut().get_mut(key) else {
+                cannot_happen!("a message that was found waits");
+                continue;
+            };
             if matches!(message.body(), Body::Lost { .. }) {
                 places = places.saturating_sub(1);
             } else if let Some(len) = message.orphan() {
@@ -194,7 +198,7 @@ impl State {
 
     /// Completes an operation if neither the peer nor the device still works on it.
     pub(crate) fn finish_op(&mut self, index: OpId) {
-        let Some(op) = self.outgoing.op(index) else { return };
+        let Some(op) = self.outgoing.op(index) else { return cannot_happen!("an operation ends once") };
         let peer_id = op.peer();
         if op.is_under_way() {
             // A part that waited for others may be sent now.
@@ -215,12 +219,12 @@ impl State {
         }
         let peer = &mut self.peers[peer_id];
         self.outgoing.drop_op(peer, index);
-        peer.end_ops(parts);
+        peer.give_back(Quota::Ops, parts);
         if unmatched {
-            peer.end_unmatched();
+            peer.give_back(Quota::Unmatched, 1);
         }
         if access {
-            peer.end_accesses(parts);
+            peer.give_back(Quota::Accesses, parts);
         }
         if !peer.tx_is_empty() {
             self.peers.activate(peer_id);
@@ -352,7 +356,9 @@ impl State {
     // ---- device results ----------------------------------------------------------------------
 
     fn push_done(&mut self, index: OpId, result: Result<(), LinkError>) {
-        let Some(op) = self.outgoing.op_mut(index) else { return };
+        let Some(op) = self.outgoing.op_mut(index) else {
+            return cannot_happen!("an operation lasts until the device has pushed its bytes");
+        };
         op.push_ends();
         if let Err(why) = result {
             op.fail(Fault::Link(why));

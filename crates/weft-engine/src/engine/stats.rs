@@ -13,7 +13,7 @@ use crate::engine::State;
 pub use crate::engine::collectives::GroupReport;
 pub use crate::engine::direct::MappedCounts;
 use crate::engine::ids::PeerId;
-use crate::engine::peer::PeerState;
+use crate::engine::peer::{PeerState, Quota};
 use crate::mrcache;
 use crate::name::EpName;
 use crate::nic::{LinkId, Nic};
@@ -150,7 +150,7 @@ impl<N: Nic> Engine<N> {
             stalls,
             retries,
             waiting: peer.queues().map_or(0, |queues| queues.ops()) as u64,
-            outstanding: peer.outstanding().into(),
+            outstanding: peer.taken(Quota::Ops).into(),
             links_up: links_down + u64::from(matches!(state, LinkStatus::Up(_))),
             links_down,
             calls_failed,

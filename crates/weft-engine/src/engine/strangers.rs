@@ -22,7 +22,7 @@ use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::links::refused;
-use crate::engine::peer::PeerState;
+use crate::engine::peer::{PeerState, Quota};
 use crate::nic::{LinkError, LinkId, Nic, Notice, Sink};
 use crate::wire::Refusal;
 
@@ -212,8 +212,8 @@ impl State {
             peer.rx_used()
         };
         let queues = peer.queues().map_or(0, |queues| queues.held_bytes());
-        let (writing, device) = (peer.writing(), peer.watch().map_or(0, |watch| watch.device_bytes));
-        let kept = u64::from(peer.rendezvous_waiting()) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
+        let (writing, device) = (peer.taken(Quota::Writing), peer.watch().map_or(0, |watch| watch.device_bytes));
+        let kept = u64::from(peer.taken(Quota::Announced)) * ANNOUNCEMENT_BYTES + u64::from(writing) * WRITE_BYTES;
         let kept = kept + self.collectives.as_deref().map_or(0, |groups| groups.early_bytes(peer_id));
         Stake { window: window.saturating_sub(self.even_share()), kept: kept + queues + device }
     }
@@ -282,9 +282,9 @@ impl State {
     /// Whether an operation, transfer or message of the peer is pending.
     fn is_busy(&self, peer_id: PeerId) -> bool {
         let peer = &self.peers[peer_id];
-        let waits = peer.rendezvous_waiting() > 0 || peer.unreceived() > 0;
+        let waits = peer.taken(Quota::Announced) > 0 || peer.unreceived() > 0;
         waits
-            || peer.outstanding() > 0
+            || peer.taken(Quota::Ops) > 0
             || peer.queues().is_some_and(|queues| !queues.is_empty())
             || !peer.transfers().is_empty()
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use super::{DEFERRED_LIMIT, PROMPT_REPLY_BYTES, Peer, REPLY_WINDOW_BYTES, REQUEST_LIMIT, UNMATCHED_LIMIT, reply_cost};
+use crate::broken::less;
 use crate::bugs::planted;
 use crate::engine::atomic::FetchResults;
 use crate::engine::ids::{OpId, TransferId, is_before};
@@ -179,7 +180,7 @@ impl PeerQueues {
 
     /// Notes that an answer of `len` bytes has left whose bytes were copied.
     pub(crate) fn copy_sent(&mut self, len: u64) {
-        self.copied = self.copied.saturating_sub(reply_cost(len));
+        self.copied = less!(self.copied, reply_cost(len), "a reply is copied before it leaves");
     }
 
     /// Whether answers are queued that must be copied before memory changes.

@@ -7,6 +7,7 @@
 //! Unit: bytes.
 
 use super::Peer;
+use crate::broken::less;
 use crate::engine::state::Violation;
 
 impl Peer {
@@ -42,7 +43,7 @@ impl Peer {
 
     /// Notes that a part of this side's window is free again.
     pub(crate) fn free_window(&mut self, bytes: u64) {
-        self.rx_used = self.rx_used.saturating_sub(bytes);
+        self.rx_used = less!(self.rx_used, bytes, "a part of the window is used before it is freed");
     }
 
     /// Bytes that must be returned, plus a quarter of the withheld bytes.
