@@ -13,6 +13,7 @@
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr};
+use crate::broken::cannot_happen;
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
@@ -155,7 +156,9 @@ impl State {
     /// A query's link has failed. The peer may be busy or unreachable for the moment, so the query is repeated
     /// while a stranger claims the address. No operation waits for it.
     pub(crate) fn query_failed(&mut self, probe: LinkId, why: LinkError) {
-        let Some(at) = self.address_queries.iter().position(|query| query.probe == Some(probe)) else { return };
+        let Some(at) = self.address_queries.iter().position(|query| query.probe == Some(probe)) else {
+            return cannot_happen!("a link that queries belongs to a query");
+        };
         let query = self.address_queries.swap_remove(at);
         self.finish_query(&query, None);
         let claims = |state: &Self| {

@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::Addr;
+use crate::broken::cannot_happen;
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::ids::{PeerId, number};
@@ -542,7 +543,9 @@ impl State {
 
     /// Answers a peer's OPEN. `addr`: the peer has been found at this address, which the book knows by its socket.
     pub(crate) fn take_call(&mut self, link: LinkId, addr: Option<Addr>) {
-        let Some(pending) = &self.links.slot(link).pending else { return };
+        let Some(pending) = &self.links.slot(link).pending else {
+            return cannot_happen!("a call that is answered is pending");
+        };
         let (name, window, call) = (pending.up.peer, pending.window, pending.call);
         let Some(peer_id) = self.peer_of_caller(&name, addr) else {
             return self.turn_away(link, LinkError::Crowded);
@@ -615,7 +618,9 @@ impl State {
         let slot = self.links.slot(link);
         slot.state = LinkState::Carrying;
         slot.peer = Some(peer_id);
-        let Some(pending) = slot.pending.take() else { return };
+        let Some(pending) = slot.pending.take() else {
+            return cannot_happen!("a link is pending until it carries operations");
+        };
         let used = (self.config.window_bytes as u64).saturating_sub(pending.granted);
         let peer = &mut self.peers[peer_id];
         peer.open(state, &pending.up.caps, eager, window, used);

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::amo::Amo;
 use crate::api::{AtomicOp, Completion, Context, Fault, Kind, OpFlags, RmaIov, RmaOp, SendOp};
+use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
 use crate::engine::groups::Groups;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
@@ -349,7 +350,7 @@ impl TxOp {
     /// Notes that an answer has arrived.
     #[inline(always)]
     pub(crate) fn answered(&mut self) {
-        self.pending = self.pending.saturating_sub(1);
+        self.pending = less!(self.pending, 1, "an operation gets as many answers as it awaits");
     }
 
     /// Stops waiting for answers.
@@ -369,7 +370,7 @@ impl TxOp {
 
     #[inline(always)]
     pub(crate) fn push_ends(&mut self) {
-        self.pushing = self.pushing.saturating_sub(1);
+        self.pushing = less!(self.pushing, 1, "a push begins before it ends");
     }
 
     pub(crate) fn assist_begins(&mut self) {
@@ -377,7 +378,7 @@ impl TxOp {
     }
 
     pub(crate) fn assist_ends(&mut self) {
-        self.assisting = self.assisting.saturating_sub(1);
+        self.assisting = less!(self.assisting, 1, "help begins before it ends");
     }
 
     /// Whether the device uses the memory for a push or to help the peer.
@@ -654,7 +655,9 @@ impl Outgoing {
 
     /// Moves an operation to another peer. It keeps its number.
     pub(crate) fn move_op(&mut self, id: OpId, peers: &mut Peers, to: PeerId) {
-        let Some(from) = self.op(id).map(|op| op.peer) else { return };
+        let Some(from) = self.op(id).map(|op| op.peer) else {
+            return cannot_happen!("an operation that moves is in the table");
+        };
         if let Some(op) = self.remove(&mut peers[from], id) {
             let moved = self.push(&mut peers[to], || TxOp { peer: to, ..op });
             debug_assert_eq!(moved, id, "the free place is taken at once");

@@ -15,6 +15,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Book, Changes, Error, Fault, NoBook};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::connection::Role;
@@ -72,7 +73,7 @@ impl NameIndex {
     }
 
     fn remove(&mut self, table: &[Peer], id: PeerId) {
-        let Some(peer) = table.get(id.place()) else { return };
+        let Some(peer) = table.get(id.place()) else { return cannot_happen!("a name leads to a peer") };
         if let Ok(entry) = self.by_name.find_entry(hash(&peer.name()), |&other| other == id) {
             entry.remove();
         }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use slab::Slab;
 
 use crate::api::{Addr, Completion, CompletionFlags, Config, Context, Fault, Kind, Matching, RecvFlags, RecvOp};
+use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
 use crate::engine::shared_recv::{Pool, PooledReleases};
 use crate::matching::{Matcher, Posted, Wanted};
@@ -215,7 +216,10 @@ impl Receives {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
         let flags = if tagged { CompletionFlags::TAGGED } else { CompletionFlags::empty() };
         let mut info = RecvInfo::new(Context::default(), flags, tag, data);
-        let Some(posted) = matcher.posted().get(key).copied() else { return (IovList::new(), info) };
+        let Some(posted) = matcher.posted().get(key).copied() else {
+            cannot_happen!("a receive that was found is posted");
+            return (IovList::new(), info);
+        };
         let mut iov = matcher.buffer(&posted);
         info.ctx = posted.ctx;
         if let Some(number) = posted.multi
@@ -257,8 +261,11 @@ impl Receives {
 
     /// Notes that a message has left a multi-receive buffer. Returns true if the buffer is released to the client.
     pub(crate) fn leave(&mut self, number: u32) -> bool {
-        let Some(multi) = self.multi.get_mut(number as usize) else { return false };
-        multi.inflight = multi.inflight.saturating_sub(1);
+        let Some(multi) = self.multi.get_mut(number as usize) else {
+            cannot_happen!("a message is in a buffer of this side");
+            return false;
+        };
+        multi.inflight = less!(multi.inflight, 1, "a message enters its buffer before it leaves");
         let retired = multi.retired;
         let over = retired && multi.inflight == 0;
         if over {

@@ -12,6 +12,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use crate::api::{Completion, CompletionFlags, Context, Kind, Region};
+use crate::broken::less;
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
@@ -73,6 +74,10 @@ impl MultipartOp {
     /// Whether no part is pending.
     fn is_idle(&self) -> bool {
         self.under_way == 0
+    }
+
+    fn part_ended(&mut self) {
+        self.under_way = less!(self.under_way, 1, "a part begins before it ends");
     }
 }
 
@@ -180,7 +185,7 @@ impl State {
 
     /// Notes that the operation's remaining parts will not arrive.
     pub(crate) fn abort_multipart(&mut self, number: u32) {
-        let Some(parts) = self.target.parts.get_mut(number as usize) else { return };
+        let parts = &mut self.target.parts[number as usize];
         parts.open = false;
         parts.failed = true;
         if parts.under_way == 0 {
@@ -191,10 +196,11 @@ impl State {
     /// Notes that a part was refused, or will not end.
     #[cold]
     pub(crate) fn part_failed(&mut self, number: Option<u32>) {
+        // An operation of one part has no record.
         let Some(number) = number else { return };
-        let Some(parts) = self.target.parts.get_mut(number as usize) else { return };
+        let parts = &mut self.target.parts[number as usize];
         parts.failed = true;
-        parts.under_way = parts.under_way.saturating_sub(1);
+        parts.part_ended();
         if parts.under_way == 0 && !parts.open {
             self.target.parts.remove(number as usize);
         }
@@ -211,8 +217,8 @@ impl State {
 
     #[cold]
     fn several_done(&mut self, peer_id: PeerId, number: u32, access: &RemoteAccess) {
-        let Some(parts) = self.target.parts.get_mut(number as usize) else { return };
-        parts.under_way = parts.under_way.saturating_sub(1);
+        let parts = &mut self.target.parts[number as usize];
+        parts.part_ended();
         parts.data = parts.data.or(access.data);
         match parts.places.iter().position(|(key, _)| *key == access.key) {
             Some(at) => parts.places[at].1 = parts.places[at].1.saturating_add(access.len),

@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::api::{ADDR_NONE, Addr, Completion, CompletionFlags, Error, Fault, Matching, RecvFlags, RecvOp};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
@@ -291,10 +292,16 @@ impl State {
     /// there may be an older receive. Other engines take receives meanwhile. The engine therefore takes only
     /// the receive that it found, for the message that it found.
     fn feed_one(&mut self, tagged: bool, mut key: u32) -> bool {
-        let Some((pool, user)) = self.incoming.pool() else { return false };
+        let Some((pool, user)) = self.incoming.pool() else {
+            cannot_happen!("an engine that feeds a pool has one");
+            return false;
+        };
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
-            let Some(message) = self.incoming.matcher(tagged).unexpected().get(key) else { return false };
+            let Some(message) = self.incoming.matcher(tagged).unexpected().get(key) else {
+                cannot_happen!("a message that was found waits");
+                return false;
+            };
             let (peer_id, tag, data, len) = (message.peer(), message.tag(), message.data(), message.len());
             let src = self.peers[peer_id].addr();
             let Some(wanted) = pool.find(tagged, src, tag) else { return false };
@@ -304,6 +311,7 @@ impl State {
                 Some(_) => {
                     let Some((iov, info)) = pool.take(wanted, tagged, src, tag, data, len) else { continue };
                     let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+                        cannot_happen!("a message that was found waits");
                         return false;
                     };
                     self.deliver_unexpected(message, iov, info.pooled(user));

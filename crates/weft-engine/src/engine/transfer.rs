@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Fault, Kind};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
@@ -95,8 +96,14 @@ impl<N: Nic> Engine<N> {
 
     /// Asks the peer to push the bytes of a message.
     fn run_push_request(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Full> {
-        let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
-        let (TransferKind::Recv { op, .. } | TransferKind::Prefetch { op, .. }) = x.kind() else { return Ok(()) };
+        let Some(x) = self.state.outgoing.transfer(token) else {
+            cannot_happen!("a transfer lasts until the peer has pushed its bytes");
+            return Ok(());
+        };
+        let (TransferKind::Recv { op, .. } | TransferKind::Prefetch { op, .. }) = x.kind() else {
+            cannot_happen!("pushes that are requested are those of messages");
+            return Ok(());
+        };
         let request = cts_message(op, 0, token, x.expect());
         self.send_sequenced(peer_id, request.bytes(), &[])?;
         self.state.outgoing.open(token, WindowId::Transfer(token));
@@ -104,7 +111,10 @@ impl<N: Nic> Engine<N> {
     }
 
     fn run_transfer(&mut self, peer_id: PeerId, token: TransferId) -> Result<(), Full> {
-        let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
+        let Some(link) = self.state.peers[peer_id].link() else {
+            cannot_happen!("deferred work is done on a link that is up");
+            return Ok(());
+        };
         if self.state.peers[peer_id].has_mapped_regions() && self.receive_mapped(peer_id, token) {
             return Ok(());
         }
@@ -117,7 +127,10 @@ impl<N: Nic> Engine<N> {
         }
         let context = DeviceContext::Transfer(token).to_number();
         let sharing = self.state.peers[peer_id].sharing();
-        let Some(x) = self.state.outgoing.transfer(token) else { return Ok(()) };
+        let Some(x) = self.state.outgoing.transfer(token) else {
+            cannot_happen!("a transfer that waits for the device is in the table");
+            return Ok(());
+        };
         let (put, op) = match x.kind() {
             TransferKind::Recv { op, .. } => (false, Op { op: op.into(), part: 0.into() }),
             TransferKind::Write { op, .. } => (false, op),
@@ -149,7 +162,9 @@ impl<N: Nic> Engine<N> {
 
     /// Asks the peer to help with a transfer. A request that cannot leave now, or would be long, is omitted.
     fn ask_to_assist(&mut self, peer_id: PeerId, token: TransferId, share: Share, op: Op) {
-        let Some(x) = self.state.outgoing.transfer(token) else { return };
+        let Some(x) = self.state.outgoing.transfer(token) else {
+            return cannot_happen!("a transfer that was started is in the table");
+        };
         if x.iov().len() > ASSIST_PIECES {
             return;
         }
@@ -345,7 +360,9 @@ impl State {
 
     /// Notes that the device no longer uses the memory of an operation that it helped to move.
     pub(crate) fn assist_done(&mut self, index: OpId) {
-        let Some(op) = self.outgoing.op_mut(index) else { return };
+        let Some(op) = self.outgoing.op_mut(index) else {
+            return cannot_happen!("an operation lasts until the device has moved its bytes");
+        };
         op.assist_ends();
         self.finish_op(index);
     }
@@ -384,7 +401,10 @@ impl State {
     /// of one side. Returns true if the peer has been asked to push. Returns false if this side pushes, when
     /// the transfer is given to the device again.
     pub(crate) fn by_push(&mut self, token: TransferId) -> bool {
-        let Some(x) = self.outgoing.transfer(token) else { return true };
+        let Some(x) = self.outgoing.transfer(token) else {
+            cannot_happen!("a transfer that waits for the device is in the table");
+            return true;
+        };
         let (peer_id, expect) = (x.peer(), x.expect());
         match x.kind() {
             TransferKind::Recv { op, .. } => self.queue_cts(peer_id, op, 0, token, expect),
@@ -401,7 +421,9 @@ impl State {
     /// Handles the end of a get, a put, or a push that serves a read.
     pub(crate) fn transfer_done(&mut self, token: TransferId, result: Result<(), LinkError>) {
         self.release_transfer(token);
-        let Some(x) = self.outgoing.transfer(token) else { return };
+        let Some(x) = self.outgoing.transfer(token) else {
+            return cannot_happen!("a transfer lasts until the device has moved its bytes");
+        };
         let (peer_id, what, expect) = (x.peer(), x.kind(), x.expect());
         match (result, what) {
             (Ok(()), TransferKind::Recv { info, op, .. }) => {
