@@ -28,6 +28,7 @@ pub mod mrcache;
 pub mod name;
 pub mod nic;
 pub mod program;
+mod table;
 mod wire;
 
 pub use engine::stats;

@@ -6,7 +6,9 @@
 use crate::amo::Reduction;
 use crate::api::{Context, OpFlags};
 use crate::collective::Operation;
+use crate::engine::ids;
 use crate::mem::Iov;
+use crate::table::Id;
 
 /// Names a group of one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,9 +26,14 @@ impl GroupId {
     pub const fn from_number(number: u32) -> Self {
         Self(number)
     }
+}
 
-    /// The index in the table of groups.
-    pub(crate) const fn index(self) -> usize {
+impl Id for GroupId {
+    fn at(place: usize) -> Self {
+        Self(ids::number(place))
+    }
+
+    fn place(self) -> usize {
         self.0 as usize
     }
 }

@@ -34,7 +34,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use slab::Slab;
 
 use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::bugs::planted;
@@ -42,9 +41,10 @@ use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Sc
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
-use crate::engine::ids::{self, PeerId};
+use crate::engine::ids::{self, PeerId, RunId};
 use crate::mem::{Iov, Owned};
 use crate::nic::{LinkError, Nic};
+use crate::table::{Id as _, Table};
 use arenas::Arenas;
 use boards::BoardRun;
 use chains::Chain;
@@ -83,19 +83,19 @@ const _: () = assert!(collective::MAX_TASKS <= 1 << NUMBER_BITS);
 /// The groups of one endpoint.
 #[derive(Default)]
 pub(crate) struct Collectives {
-    groups: Slab<Group>,
+    groups: Table<GroupId, Group>,
     arenas: Arenas,
     /// Groups whose members on this host are about to share a board.
-    linking: Vec<usize>,
+    linking: Vec<GroupId>,
     /// Operations that are performed on boards, in the order of their calls.
     on_boards: Vec<BoardRun>,
     /// Groups whose chains have work.
-    chained: Vec<usize>,
-    runs: Slab<ActiveRun>,
+    chained: Vec<GroupId>,
+    runs: Table<RunId, ActiveRun>,
     /// Operations that wait for the joins of their groups.
     postponed: Vec<CollectiveOp>,
     /// Runs that may be able to continue.
-    ready: VecDeque<u32>,
+    ready: VecDeque<RunId>,
     /// Transfers that have ended and that their runs have not taken into account.
     ended: Vec<Ended>,
     /// The number of the next group.
@@ -159,7 +159,7 @@ enum Purpose {
 }
 
 struct ActiveRun {
-    group: usize,
+    group: GroupId,
     purpose: Purpose,
     request: Request,
     elements: Elements,
@@ -214,7 +214,7 @@ impl ActiveRun {
 
 /// The end of one transfer.
 struct Ended {
-    run: u32,
+    run: RunId,
     task: u32,
     fault: Option<Fault>,
 }
@@ -236,14 +236,12 @@ struct Transfer {
 impl<N: Nic> Engine<N> {
     /// Leaves a group. Errors: `NoSuchAddress` if there is no such group, `Again` while operations are under way.
     pub fn leave_group(&mut self, group: GroupId) -> Result<(), Error> {
-        let groups = &mut self.state.collectives().groups;
-        match groups.get(group.index()) {
+        match self.state.collectives().groups.get(group) {
             None => Err(Error::NoSuchAddress),
             Some(group) if group.runs > 0 => Err(Error::Again),
             Some(_) => {
-                self.close_chain(group.index());
-                let groups = &mut self.state.collectives().groups;
-                let group = groups.remove(group.index());
+                self.close_chain(group);
+                let group = self.state.collectives().groups.remove(group);
                 group.host.iter().for_each(|host| host.quit());
                 self.state.discard_group(group.number);
                 Ok(())
@@ -261,7 +259,7 @@ impl<N: Nic> Engine<N> {
         if groups.under_way() >= RUN_LIMIT {
             return Err(Error::Again);
         }
-        let group = groups.groups.get_mut(op.group.index()).ok_or(Error::NoSuchAddress)?;
+        let group = groups.groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
         if group.joined {
             return self.begin_collective(op);
         }
@@ -278,14 +276,11 @@ impl<N: Nic> Engine<N> {
     #[cold]
     fn start_early(&mut self) -> bool {
         let Some(groups) = self.state.collectives.as_deref_mut() else { return false };
-        let still_waits = |op: &CollectiveOp| {
-            groups.groups.get(op.group.index()).is_some_and(|group| !group.joined && group.failed.is_none())
-        };
-        let (early, due): (Vec<_>, Vec<_>) = groups.postponed.drain(..).partition(still_waits);
+        let due = |op: &CollectiveOp| groups.groups[op.group].may_begin();
+        let (due, early): (Vec<_>, Vec<_>) = groups.postponed.drain(..).partition(due);
         groups.postponed = early;
         for op in &due {
-            let group = self.state.collectives().groups.get_mut(op.group.index());
-            let Some(group) = group else { continue };
+            let group = &mut self.state.collectives().groups[op.group];
             group.runs -= 1;
             let fault = match group.failed {
                 None => self.begin_collective(op).err().map(Fault::Refused),
@@ -301,7 +296,7 @@ impl<N: Nic> Engine<N> {
 
     fn begin_collective(&mut self, op: &CollectiveOp) -> Result<(), Error> {
         let groups = self.state.collectives();
-        let group = groups.groups.get_mut(op.group.index()).ok_or(Error::NoSuchAddress)?;
+        let group = &mut groups.groups[op.group];
         let request = group.request(op)?;
         if group.fits_board(&request) {
             let run = group.start_on_board(op, &request);
@@ -315,7 +310,7 @@ impl<N: Nic> Engine<N> {
         group.next_sequence += 1;
         group.runs += 1;
         groups.start(ActiveRun {
-            group: op.group.index(),
+            group: op.group,
             purpose: Purpose::Operation { sequence },
             request,
             elements: op.elements,
@@ -330,7 +325,7 @@ impl<N: Nic> Engine<N> {
         });
         self.run_collectives();
         if lacks_members {
-            self.state.check_losses(op.group.index());
+            self.state.check_losses(op.group);
             self.run_collectives();
         }
         Ok(())
@@ -341,25 +336,25 @@ impl<N: Nic> Engine<N> {
     /// Errors: `NoSuchAddress` if there is no such group, `TooLong`.
     pub fn collective_bytes(&self, op: &CollectiveOp) -> Result<(usize, usize), Error> {
         let groups = self.state.collectives.as_deref().ok_or(Error::NoSuchAddress)?;
-        groups.groups.get(op.group.index()).ok_or(Error::NoSuchAddress)?.buffer_bytes(op)
+        groups.groups.get(op.group).ok_or(Error::NoSuchAddress)?.buffer_bytes(op)
     }
 
     /// The rank of a member, or `None` if there is no such group or the address is no member's.
     pub fn rank_in(&self, group: GroupId, addr: Addr) -> Option<u32> {
-        let group = self.state.collectives.as_deref()?.groups.get(group.index())?;
+        let group = self.state.collectives.as_deref()?.groups.get(group)?;
         group.members.iter().position(|&member| member == addr).map(ids::number)
     }
 
     /// The number of members, or `None` if there is no such group.
     pub fn members_in(&self, group: GroupId) -> Option<u32> {
-        self.state.collectives.as_deref()?.groups.get(group.index()).map(|group| ids::number(group.members.len()))
+        self.state.collectives.as_deref()?.groups.get(group).map(|group| ids::number(group.members.len()))
     }
 
     /// Advances every run until all runs wait for transfers.
     pub(crate) fn run_collectives(&mut self) {
         loop {
-            while let Some(index) = self.state.next_ready_run() {
-                self.advance(index);
+            while let Some(id) = self.state.next_ready_run() {
+                self.advance(id);
             }
             let chains_changed = self.poll_chains();
             let joined = self.state.has_due_operations() && self.start_early();
@@ -369,23 +364,23 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    fn advance(&mut self, index: u32) {
+    fn advance(&mut self, id: RunId) {
         loop {
-            let Some(groups) = self.state.collectives.as_deref_mut() else { return };
-            let Some(active) = groups.runs.get_mut(index as usize) else { return };
+            let groups = self.state.collectives();
+            let active = &mut groups.runs[id];
             match active.run.next_task() {
                 Next::Blocked => return,
-                Next::Done => return self.state.end_run(index),
+                Next::Done => return self.state.end_run(id),
                 Next::Perform(task, Task::Send { to, number, at }) => {
                     active.run.started();
                     let memory = if active.fault.is_some() { Iov::EMPTY } else { active.memory(at) };
-                    let transfer = groups.transfer(index, task, to, number, memory, Side::Send);
+                    let transfer = groups.transfer(id, task, to, number, memory, Side::Send);
                     self.send_collective(&transfer);
                 }
                 Next::Perform(task, Task::Receive { from, number, at }) => {
                     active.run.started();
                     let memory = active.memory(at);
-                    let transfer = groups.transfer(index, task, from, number, memory, Side::Receive);
+                    let transfer = groups.transfer(id, task, from, number, memory, Side::Receive);
                     self.receive_collective(&transfer);
                 }
                 Next::Perform(_, Task::Copy { from, into }) => {
@@ -414,6 +409,12 @@ impl State {
     fn collectives(&mut self) -> &mut Collectives {
         self.collectives.get_or_insert_default()
     }
+
+    /// A group of this endpoint.
+    fn group(&self, id: GroupId) -> &Group {
+        let groups = self.collectives.as_deref().map(|groups| &groups.groups);
+        &groups.expect("an id is given out by the table")[id]
+    }
 }
 
 /// The direction of a transfer.
@@ -425,17 +426,15 @@ enum Side {
 
 impl Collectives {
     fn start(&mut self, run: ActiveRun) {
-        let index = ids::number(self.runs.insert(run));
-        if !self.queue_on_chain(index) {
-            self.make_ready(index);
+        let id = self.runs.insert(run);
+        if !self.queue_on_chain(id) {
+            self.make_ready(id);
         }
     }
 
-    fn make_ready(&mut self, index: u32) {
-        if let Some(active) = self.runs.get_mut(index as usize)
-            && !std::mem::replace(&mut active.ready, true)
-        {
-            self.ready.push_back(index);
+    fn make_ready(&mut self, id: RunId) {
+        if !std::mem::replace(&mut self.runs[id].ready, true) {
+            self.ready.push_back(id);
         }
     }
 
@@ -450,8 +449,8 @@ impl Collectives {
         }
     }
 
-    fn transfer(&mut self, index: u32, task: u32, peer: u32, number: u32, memory: Iov, side: Side) -> Transfer {
-        let active = &self.runs[index as usize];
+    fn transfer(&mut self, id: RunId, task: u32, peer: u32, number: u32, memory: Iov, side: Side) -> Transfer {
+        let active = &self.runs[id];
         let group = &self.groups[active.group];
         let peer = active.rank_of(group, peer);
         let receiver = if side == Side::Send { peer } else { group.rank };
@@ -460,7 +459,7 @@ impl Collectives {
             peer: group.members[peer as usize],
             tag,
             memory,
-            ctx: Context { ptr: index as usize, user: u64::from(task) },
+            ctx: Context { ptr: id.place(), user: u64::from(task) },
             poisoned: active.fault.is_some(),
             cut_off: group.cut_off(peer),
             taken: side == Side::Receive && group.has_taken(peer, tag),
@@ -484,7 +483,7 @@ impl Collectives {
     fn settle(&mut self) {
         let mut all = std::mem::take(&mut self.ended);
         for ended in all.drain(..) {
-            let Some(active) = self.runs.get_mut(ended.run as usize) else { continue };
+            let active = &mut self.runs[ended.run];
             active.run.complete(ended.task);
             active.fault = planted!(Bug::CollectivePoisonLost, active.fault.or(ended.fault), active.fault);
             if planted!(Bug::RunForgotten, true, ended.task % 4 != 3) {
@@ -507,6 +506,11 @@ impl Group {
     fn is_past(&self, tag: u64) -> bool {
         let behind = self.next_sequence.wrapping_sub(tag >> NUMBER_BITS) & ((1 << SEQUENCE_BITS) - 1);
         self.joined && (1..1 << (SEQUENCE_BITS - 1)).contains(&behind)
+    }
+
+    /// Whether the join has ended.
+    fn may_begin(&self) -> bool {
+        self.joined || self.failed.is_some()
     }
 
     /// The request for a schedule, once the operation is found valid.
@@ -581,25 +585,22 @@ impl State {
         let Some(groups) = self.collectives.as_deref().filter(|groups| !groups.postponed.is_empty()) else {
             return false;
         };
-        let group = |op: &CollectiveOp| groups.groups.get(op.group.index());
-        groups.postponed.iter().any(|op| group(op).is_none_or(|group| group.joined || group.failed.is_some()))
+        groups.postponed.iter().any(|op| groups.groups[op.group].may_begin())
     }
 
     /// The next run that may be able to continue.
-    fn next_ready_run(&mut self) -> Option<u32> {
+    fn next_ready_run(&mut self) -> Option<RunId> {
         let groups = self.collectives.as_deref_mut()?;
         groups.settle();
-        let index = groups.ready.pop_front()?;
-        if let Some(active) = groups.runs.get_mut(index as usize) {
-            active.ready = false;
-        }
-        Some(index)
+        let id = groups.ready.pop_front()?;
+        groups.runs[id].ready = false;
+        Some(id)
     }
 
     /// All tasks of a run are performed.
-    fn end_run(&mut self, index: u32) {
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        let Some(active) = groups.runs.try_remove(index as usize) else { return };
+    fn end_run(&mut self, id: RunId) {
+        let groups = self.collectives();
+        let active = groups.runs.remove(id);
         let ActiveRun { purpose, request, run, scratch, ctx, flags, fault, .. } = active;
         let kind = match purpose {
             Purpose::Join { announcements, digest, .. } => {
@@ -619,23 +620,19 @@ impl State {
             }
             Purpose::Exchange { turn, .. } => {
                 groups.exchanged(active.group, turn, fault);
-                if let Some(group) = groups.groups.get_mut(active.group) {
-                    group.keep(&request, run, scratch);
-                }
-                return;
+                return groups.groups[active.group].keep(&request, run, scratch);
             }
             Purpose::Operation { .. } => {
-                if let Some(group) = groups.groups.get_mut(active.group) {
-                    group.runs -= 1;
-                    group.keep(&request, run, scratch);
-                }
+                let group = &mut groups.groups[active.group];
+                group.runs -= 1;
+                group.keep(&request, run, scratch);
                 Kind::Collective
             }
         };
         if fault.is_none() && flags.contains(OpFlags::QUIET) {
             return;
         }
-        let data = fault.map_or(0, |_| self.first_lost(active.group));
+        let data = fault.map_or(0, |_| self.group(active.group).first_lost());
         self.completions.push(Completion { fault, data, ..Completion::new(kind, ctx, flags.into()) });
     }
 }

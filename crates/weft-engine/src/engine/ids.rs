@@ -5,6 +5,8 @@
 
 use std::num::NonZeroU32;
 
+use crate::table::Id;
+
 /// The number of the table entry at `place`.
 ///
 /// # Panics
@@ -55,6 +57,20 @@ impl OpId {
     #[inline(always)]
     pub(crate) const fn get(self) -> u32 {
         self.0
+    }
+}
+
+/// Number of a collective under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunId(u32);
+
+impl Id for RunId {
+    fn at(place: usize) -> Self {
+        Self(number(place))
+    }
+
+    fn place(self) -> usize {
+        self.0 as usize
     }
 }
 

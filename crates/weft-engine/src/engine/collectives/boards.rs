@@ -23,9 +23,10 @@ use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
 use crate::amo::Reduction;
 use crate::api::{Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::board::{Arrival, Board, HostBoard, Room, SLOT_BYTES};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::collective::{Operation, Order, Overlap, Request, tree};
-use crate::engine::collective_op::{CollectiveOp, Elements};
+use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
 use crate::engine::ids;
 use crate::engine::links::LinkState;
 use crate::engine::state::Violation;
@@ -50,7 +51,7 @@ enum Step {
 
 /// An operation on a board that is not complete.
 pub(super) struct BoardRun {
-    group: usize,
+    group: GroupId,
     turn: u64,
     /// The sequence number of the exchange between hosts.
     sequence: u64,
@@ -67,7 +68,7 @@ pub(super) struct BoardRun {
 }
 
 impl BoardRun {
-    pub(super) const fn group(&self) -> usize {
+    pub(super) const fn group(&self) -> GroupId {
         self.group
     }
 
@@ -80,7 +81,7 @@ impl BoardRun {
     }
 
     /// Whether a message's tag is one of the exchange of this operation.
-    pub(super) fn exchanges(&self, group: usize, tag: u64) -> bool {
+    pub(super) fn exchanges(&self, group: GroupId, tag: u64) -> bool {
         self.group == group && (self.sequence ^ tag >> NUMBER_BITS) & ((1 << SEQUENCE_BITS) - 1) == 0
     }
 
@@ -234,10 +235,12 @@ impl Group {
             if host.spans_hosts() {
                 self.next_sequence += 1;
             }
+        } else {
+            cannot_happen!("a group that fits a board has one");
         }
         self.runs += 1;
         BoardRun {
-            group: op.group.index(),
+            group: op.group,
             turn,
             sequence: self.next_sequence - 1,
             request: *request,
@@ -254,8 +257,11 @@ impl Group {
 
     /// The rank of a host's leader.
     pub(super) fn leader_of(&self, host: u32) -> u32 {
-        let ranks = self.host.as_deref().and_then(|here| here.places.hosts.get(host as usize));
-        ranks.map_or(0, |ranks| ranks[0])
+        let Some(here) = self.host.as_deref() else {
+            cannot_happen!("hosts have leaders in a group that has hosts");
+            return 0;
+        };
+        here.places.hosts[host as usize][0]
     }
 }
 
@@ -292,8 +298,11 @@ impl<N: Nic> Engine<N> {
             return true;
         }
         groups.on_boards.iter().any(|run| {
-            let host = groups.groups.get(run.group).and_then(|group| group.host.as_deref());
-            let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_ref()?))) else { return true };
+            let host = groups.groups[run.group].host.as_deref();
+            let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_ref()?))) else {
+                cannot_happen!("the group of an operation on a board has a board");
+                return true;
+            };
             let failed = host.failed.is_some();
             match run.step {
                 Step::Enter if failed || run.entry_needs_lost(host, board).is_some() => true,
@@ -309,20 +318,29 @@ impl<N: Nic> Engine<N> {
     /// Advances one operation. Returns whether it has ended.
     fn advance_on_board(&mut self, run: &mut BoardRun) -> bool {
         let State { collectives, peers, completions, .. } = &mut self.state;
-        let Some(groups) = collectives.as_deref_mut() else { return true };
-        let Some(group) = groups.groups.get_mut(run.group) else { return true };
-        let Some(host) = group.host.as_deref_mut() else { return true };
-        let Some(mut board) = host.shared.take() else { return true };
-        if matches!(run.step, Step::Enter) && !board.prepare(run.room()) {
-            host.failed = host.failed.or(Some(Fault::NoMemory));
-        }
-        let mut advance = Advance { run, host, board: &board, changed: false };
-        let outcome = advance.advance();
-        if advance.changed {
-            let others = host.peers();
-            others.filter_map(|peer_id| peers[peer_id].link()).for_each(|link| self.nic.wake_peer(link));
-        }
-        host.shared = Some(board);
+        let groups = collectives.get_or_insert_default();
+        let group = &mut groups.groups[run.group];
+        let mut host = group.host.as_deref_mut();
+        let outcome = match host.as_mut().and_then(|host| Some((host.shared.take()?, host))) {
+            Some((mut board, host)) => {
+                if matches!(run.step, Step::Enter) && !board.prepare(run.room()) {
+                    host.failed = host.failed.or(Some(Fault::NoMemory));
+                }
+                let mut advance = Advance { run, host, board: &board, changed: false };
+                let outcome = advance.advance();
+                if advance.changed {
+                    let others = host.peers();
+                    others.filter_map(|peer_id| peers[peer_id].link()).for_each(|link| self.nic.wake_peer(link));
+                }
+                host.shared = Some(board);
+                outcome
+            }
+            None => {
+                cannot_happen!("the group of an operation on a board has a board");
+                run.fault = Some(Fault::Internal);
+                Outcome::Ended
+            }
+        };
         match outcome {
             Outcome::Waits => false,
             Outcome::Exchanges => {
@@ -331,7 +349,6 @@ impl<N: Nic> Engine<N> {
                 false
             }
             Outcome::Ended => {
-                let index = run.group;
                 group.runs -= 1;
                 if run.fault.is_some() || !run.flags.contains(OpFlags::QUIET) {
                     let completion = Completion::new(Kind::Collective, run.ctx, run.flags.into());
@@ -340,7 +357,7 @@ impl<N: Nic> Engine<N> {
                 }
                 let is_sound = |why: &Fault| !group.spans_hosts && shapes::is_mismatch(why);
                 if let Some(why) = run.fault.filter(|why| !is_sound(why)) {
-                    self.state.fail_group(index, why);
+                    self.state.fail_group(run.group, why);
                 }
                 true
             }
@@ -357,9 +374,9 @@ impl State {
             return Ok(());
         }
         // The group may have been left, or use no boards.
-        let Some(index) = self.collectives.as_deref().and_then(|groups| groups.numbered(number)) else { return Ok(()) };
-        match self.standing(index, peer_id) {
-            Standing::Member(rank) => self.host_of(index).map_or(Ok(()), |host| host.receive(rank, board)),
+        let Some(id) = self.collectives.as_deref().and_then(|groups| groups.numbered(number)) else { return Ok(()) };
+        match self.standing(id, peer_id) {
+            Standing::Member(rank) => self.host_of(id).map_or(Ok(()), |host| host.receive(rank, board)),
             Standing::Outsider => Err(Violation),
             Standing::Unclear => Ok(()),
         }
@@ -369,7 +386,7 @@ impl State {
 impl Collectives {
     /// Starts the exchange between the leaders of the hosts.
     fn start_exchange(&mut self, run: &mut BoardRun) {
-        let Some(group) = self.groups.get_mut(run.group) else { return };
+        let group = &mut self.groups[run.group];
         let prepared = group.exchange_request(run).and_then(|request| Some((request, group.run_of(&request).ok()?)));
         let Some((request, (inner, scratch))) = prepared else {
             run.step = Step::Exchanged;
@@ -397,12 +414,11 @@ impl Collectives {
     }
 
     /// The exchange of an operation has ended.
-    pub(super) fn exchanged(&mut self, group: usize, turn: u64, fault: Option<Fault>) {
+    pub(super) fn exchanged(&mut self, group: GroupId, turn: u64, fault: Option<Fault>) {
         let run = self.on_boards.iter_mut().find(|run| run.group == group && run.turn == turn);
-        if let Some(run) = run {
-            run.step = Step::Exchanged;
-            run.fault = run.fault.or(fault);
-        }
+        let Some(run) = run else { return cannot_happen!("an exchange belongs to an operation on a board") };
+        run.step = Step::Exchanged;
+        run.fault = run.fault.or(fault);
     }
 }
 

@@ -23,8 +23,10 @@ use smallvec::SmallVec;
 use super::failure::{CHAIN_LEFT, is_of, signal};
 use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
 use crate::api::OpFlags;
+use crate::broken::cannot_happen;
 use crate::collective::{self, Operation, Overlap, Request};
-use crate::engine::ids::{self, PeerId};
+use crate::engine::collective_op::GroupId;
+use crate::engine::ids::{self, PeerId, RunId};
 use crate::engine::peer::PeerState;
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
@@ -57,7 +59,7 @@ pub(super) struct Chain {
     partners: Vec<u32>,
     steps: Vec<Step>,
     /// Runs of barriers. The first one may be under way.
-    queue: VecDeque<u32>,
+    queue: VecDeque<RunId>,
     /// The sequence number of the barrier under way.
     running: Option<u64>,
     /// The sequence number of the last barrier that was completed.
@@ -96,23 +98,22 @@ enum Look {
 
 impl<N: Nic> Engine<N> {
     /// Opens the chain of a group that is being joined. `Some`: whether it is usable here.
-    pub(super) fn open_chain(&mut self, index: usize) -> Option<bool> {
-        let group = self.state.collectives().groups.get(index)?;
-        let Some(chain) = group.chain.as_deref().filter(|chain| chain.stage == Stage::Opening) else {
+    pub(super) fn open_chain(&mut self, id: GroupId) -> Option<bool> {
+        let Some(chain) = self.state.chain(id).filter(|chain| chain.stage == Stage::Opening) else {
             return Some(false);
         };
         if chain.members == 0 {
             return Some(true);
         }
         if chain.device.is_none() {
-            let ends = match self.chain_ends(index)? {
+            let ends = match self.chain_ends(id)? {
                 Some(ends) if ends.len() <= CHAIN_STEPS => ends,
                 _ => return Some(false),
             };
             let device = self.nic.open_chain(&ends);
-            self.state.chain(index)?.device = device;
+            chain_of(&mut self.state, id, |chain| chain.device = device);
         }
-        match self.state.chain(index)?.device.map(|id| self.nic.poll_chain(id)) {
+        match self.state.chain(id)?.device.map(|device| self.nic.poll_chain(device)) {
             Some(ChainState::Busy) => None,
             Some(ChainState::Ready) => Some(true),
             Some(ChainState::Broken) | None => Some(false),
@@ -120,16 +121,16 @@ impl<N: Nic> Engine<N> {
     }
 
     /// The ends of a chain. The outer `None`: links to partners are being made. The inner one: a partner is lost.
-    fn chain_ends(&mut self, index: usize) -> Option<Option<Vec<ChainEnd>>> {
-        let partners = self.state.chain(index)?.partners.clone();
+    fn chain_ends(&mut self, id: GroupId) -> Option<Option<Vec<ChainEnd>>> {
+        let partners = self.state.chain(id)?.partners.clone();
         let mut ends = Some(Vec::new());
         let mut pending = false;
         for rank in partners {
-            let group = self.state.collectives().groups.get(index)?;
+            let group = self.state.group(id);
             let (addr, ours, theirs) = (group.members[rank as usize], group.number, group.numbers[rank as usize]);
             let peer_id = self.state.peer_for(addr).ok();
-            let is_lost = || self.state.collectives.as_deref()?.groups.get(index)?.cut_off(rank);
-            let Some(peer_id) = peer_id.filter(|_| is_lost().is_none()) else { return Some(None) };
+            let is_lost = || self.state.group(id).cut_off(rank).is_some();
+            let Some(peer_id) = peer_id.filter(|_| !is_lost()) else { return Some(None) };
             if self.state.peers[peer_id].state() == PeerState::Idle {
                 self.dial(peer_id);
             }
@@ -148,8 +149,8 @@ impl<N: Nic> Engine<N> {
         };
         let mut changed = false;
         let mut chained = std::mem::take(&mut groups.chained);
-        chained.retain(|&index| {
-            let look = self.poll_chain(index);
+        chained.retain(|&id| {
+            let look = self.poll_chain(id);
             changed |= look == Look::Changed;
             look != Look::Idle
         });
@@ -161,27 +162,31 @@ impl<N: Nic> Engine<N> {
         changed
     }
 
-    fn poll_chain(&mut self, index: usize) -> Look {
-        let Some(chain) = self.state.chain(index) else { return Look::Idle };
+    fn poll_chain(&mut self, id: GroupId) -> Look {
+        // The group may have been left since its last poll.
+        let Some(chain) = self.state.collectives().groups.get_mut(id).and_then(|group| group.chain.as_deref_mut())
+        else {
+            return Look::Idle;
+        };
         let (stage, device) = (chain.stage, chain.device);
-        let state = device.map_or(ChainState::Broken, |id| self.nic.poll_chain(id));
+        let state = device.map_or(ChainState::Broken, |device| self.nic.poll_chain(device));
         match (stage, device, state) {
-            (Stage::InUse, Some(id), ChainState::Ready) => self.continue_chain(index, id),
+            (Stage::InUse, Some(device), ChainState::Ready) => self.continue_chain(id, device),
             (Stage::InUse, Some(_), ChainState::Busy) => Look::Waits,
             (Stage::InUse, ..) => {
-                chain_of(&mut self.state, index, |chain| chain.leave(true));
+                chain_of(&mut self.state, id, |chain| chain.leave(true));
                 Look::Changed
             }
             (Stage::Leaving { tells }, ..) => {
                 if tells {
-                    self.state.tell_leaving(index);
+                    self.state.tell_leaving(id);
                 }
-                device.into_iter().for_each(|id| self.nic.break_chain(id));
-                if device.is_some_and(|id| self.nic.poll_chain(id) == ChainState::Busy) {
+                device.into_iter().for_each(|device| self.nic.break_chain(device));
+                if device.is_some_and(|device| self.nic.poll_chain(device) == ChainState::Busy) {
                     return Look::Waits;
                 }
-                let arrivals = device.map_or(0, |id| self.nic.close_chain(id));
-                self.state.chain_left(index, arrivals);
+                let arrivals = device.map_or(0, |device| self.nic.close_chain(device));
+                self.state.chain_left(id, arrivals);
                 Look::Changed
             }
             (Stage::Opening | Stage::Left, ..) => Look::Idle,
@@ -189,28 +194,35 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Ends the barrier that a chain has performed, and starts the next one.
-    fn continue_chain(&mut self, index: usize, id: ChainId) -> Look {
-        let Some(chain) = self.state.chain(index) else { return Look::Idle };
+    fn continue_chain(&mut self, id: GroupId, device: ChainId) -> Look {
+        let Some(chain) = self.state.chain(id) else {
+            cannot_happen!("a chain that continues is there");
+            return Look::Idle;
+        };
         if let Some(sequence) = chain.running.take() {
             chain.remember(sequence, u64::MAX);
             chain.completed = Some(sequence);
             let run = chain.queue.pop_front();
-            self.state.discard_repeated(index);
-            run.into_iter().for_each(|run| self.state.end_run(run));
+            self.state.discard_repeated(id);
+            match run {
+                Some(run) => self.state.end_run(run),
+                None => cannot_happen!("the barrier under way is the first in the queue"),
+            }
             return Look::Changed;
         }
         let groups = self.state.collectives();
-        let Some(group) = groups.groups.get(index) else { return Look::Idle };
+        let group = &groups.groups[id];
         let Some(chain) = group.chain.as_deref() else { return Look::Idle };
-        let Some(run) = chain.queue.front().and_then(|&run| groups.runs.get(run as usize)) else { return Look::Idle };
-        let sequence = run.sequence();
+        // No barrier waits.
+        let Some(&run) = chain.queue.front() else { return Look::Idle };
+        let sequence = groups.runs[run].sequence();
         let step = |step: &Step| {
             let receiver = if step.sends { chain.partners[step.end as usize] } else { group.rank };
             ChainStep { end: step.end, sends: step.sends, tag: group.tag_for(receiver, sequence, step.number) }
         };
         let steps: SmallVec<[ChainStep; 16]> = chain.steps.iter().map(step).collect();
-        let started = self.nic.start_chain(id, &steps);
-        chain_of(&mut self.state, index, |chain| {
+        let started = self.nic.start_chain(device, &steps);
+        chain_of(&mut self.state, id, |chain| {
             if started {
                 chain.running = Some(sequence);
             } else {
@@ -221,32 +233,34 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Closes the chain of a group that is left. No barrier is under way.
-    pub(super) fn close_chain(&mut self, index: usize) {
-        if let Some(id) = self.state.chain(index).and_then(|chain| chain.device.take()) {
-            self.nic.break_chain(id);
-            self.nic.close_chain(id);
-            self.state.repeat_completed(index);
+    pub(super) fn close_chain(&mut self, id: GroupId) {
+        if let Some(device) = self.state.chain(id).and_then(|chain| chain.device.take()) {
+            self.nic.break_chain(device);
+            self.nic.close_chain(device);
+            self.state.repeat_completed(id);
         }
     }
 }
 
-/// Changes the chain of a group.
-fn chain_of(state: &mut State, index: usize, change: impl FnOnce(&mut Chain)) {
-    if let Some(chain) = state.chain(index) {
-        change(chain);
+/// Changes the chain of a group that has one.
+fn chain_of(state: &mut State, id: GroupId, change: impl FnOnce(&mut Chain)) {
+    match state.chain(id) {
+        Some(chain) => change(chain),
+        None => cannot_happen!("a chain stays until its group is left"),
     }
 }
 
 impl State {
-    fn chain(&mut self, index: usize) -> Option<&mut Chain> {
-        self.collectives().groups.get_mut(index)?.chain.as_deref_mut()
+    /// The chain of a group, if it has one.
+    fn chain(&mut self, id: GroupId) -> Option<&mut Chain> {
+        self.collectives().groups[id].chain.as_deref_mut()
     }
 
     /// A member has left the chain of a group. Partners alone tell that.
-    pub(super) fn on_chain_left(&mut self, index: usize, rank: u32) -> Result<(), Violation> {
-        match self.chain(index) {
+    pub(super) fn on_chain_left(&mut self, id: GroupId, rank: u32) -> Result<(), Violation> {
+        match self.chain(id) {
             Some(chain) if !chain.partners.contains(&rank) => return Err(Violation),
-            Some(_) => self.leave_chain(index),
+            Some(_) => self.leave_chain(id),
             // The chain is not prepared here. The partner votes against it.
             None => {}
         }
@@ -254,40 +268,40 @@ impl State {
     }
 
     /// Leaves the chain of a group, if it has one.
-    pub(super) fn leave_chain(&mut self, index: usize) {
-        if self.collectives().leave_chain(index, true) {
+    pub(super) fn leave_chain(&mut self, id: GroupId) {
+        if self.collectives().leave_chain(id, true) {
             self.links.poll_boards(true);
         }
     }
 
     /// Tells the partners that this member leaves the chain.
-    fn tell_leaving(&mut self, index: usize) {
-        let Some(chain) = self.chain(index) else { return };
+    fn tell_leaving(&mut self, id: GroupId) {
+        let Some(chain) = self.chain(id) else { return cannot_happen!("a chain that is left is there") };
         chain.stage = Stage::Leaving { tells: false };
         for rank in chain.partners.clone() {
-            let Some(group) = self.collectives().groups.get(index) else { return };
-            let tag = group.tag | CHAIN_LEFT;
-            self.signal_member(index, rank, tag);
+            let tag = self.group(id).tag | CHAIN_LEFT;
+            self.signal_member(id, rank, tag);
         }
     }
 
     /// No step of the chain is under way any more. Its barriers continue by messages.
-    fn chain_left(&mut self, index: usize, arrivals: u64) {
-        let Some(chain) = self.chain(index) else { return };
+    fn chain_left(&mut self, id: GroupId, arrivals: u64) {
+        let Some(chain) = self.chain(id) else { return cannot_happen!("a chain that is left is there") };
         (chain.stage, chain.device) = (Stage::Left, None);
         let queue = std::mem::take(&mut chain.queue);
         if let Some(sequence) = chain.running.take() {
             chain.remember(sequence, arrivals);
         }
-        self.discard_repeated(index);
-        self.repeat_completed(index);
+        self.discard_repeated(id);
+        self.repeat_completed(id);
         queue.into_iter().for_each(|run| self.collectives().make_ready(run));
-        self.check_losses(index);
+        self.check_losses(id);
     }
 
     /// Repeats the steps of the last barrier that the chain has completed, by messages.
-    fn repeat_completed(&mut self, index: usize) {
-        let Some(group) = self.collectives().groups.get(index) else { return };
+    fn repeat_completed(&mut self, id: GroupId) {
+        let group = self.group(id);
+        // The chain may have completed no barrier.
         let Some((chain, sequence)) = group.chain.as_deref().and_then(|chain| Some((chain, chain.completed?))) else {
             return;
         };
@@ -297,28 +311,27 @@ impl State {
             (rank, group.tag_for(rank, sequence, step.number))
         };
         for (rank, tag) in sends.map(message).collect::<Vec<_>>() {
-            self.signal_member(index, rank, tag);
+            self.signal_member(id, rank, tag);
         }
     }
 
     /// Sends an empty message of no run to a member, unless it is lost.
-    fn signal_member(&mut self, index: usize, rank: u32, tag: u64) {
-        let Some(group) = self.collectives().groups.get(index) else { return };
+    fn signal_member(&mut self, id: GroupId, rank: u32, tag: u64) {
+        let group = self.group(id);
         if group.cut_off(rank).is_some() {
             return;
         }
         let addr = group.members[rank as usize];
-        let Some(peer_id) = self.peers.known(addr) else { return };
-        if self.peers[peer_id].is_in_use() {
+        if let Some(peer_id) = self.peers.known(addr).filter(|&peer_id| self.peers[peer_id].is_in_use()) {
             signal(&mut self.peers, &mut self.outgoing, peer_id, OpFlags::TAGGED, tag);
         }
     }
 
     /// Discards the messages of steps that the chain has taken.
-    fn discard_repeated(&mut self, index: usize) {
-        let Some(groups) = self.collectives.as_deref() else { return };
-        let Some(group) = groups.groups.get(index) else { return };
-        let peers = &self.peers;
+    fn discard_repeated(&mut self, id: GroupId) {
+        let Self { collectives, peers, .. } = self;
+        let groups = collectives.get_or_insert_default();
+        let group = &groups.groups[id];
         let is_repeated = |&&(peer_id, tag): &&(PeerId, u64)| {
             group.rank_of(peers[peer_id].addr()).is_some_and(|rank| group.has_taken(rank, tag))
         };
@@ -334,10 +347,10 @@ impl State {
 
 impl Collectives {
     /// Gives a barrier to the chain of its group. False: it is performed by messages.
-    pub(super) fn queue_on_chain(&mut self, index: u32) -> bool {
-        let Some(active) = self.runs.get(index as usize) else { return false };
+    pub(super) fn queue_on_chain(&mut self, run: RunId) -> bool {
+        let active = &self.runs[run];
         let (at, poisoned) = (active.group, active.fault.is_some());
-        let chain = self.groups.get_mut(at).and_then(|group| group.chain.as_deref_mut());
+        let chain = self.groups[at].chain.as_deref_mut();
         let Some(chain) = chain.filter(|chain| chain.stage == Stage::InUse && active.is_barrier_of(chain.members))
         else {
             return false;
@@ -347,30 +360,30 @@ impl Collectives {
             self.leave_chain(at, true);
             return false;
         }
-        chain.queue.push_back(index);
+        chain.queue.push_back(run);
         self.poll_chain_of(at);
         true
     }
 
     /// Leaves the chain of a group. Returns whether it has one.
-    pub(super) fn leave_chain(&mut self, index: usize, tells: bool) -> bool {
-        let chain = self.groups.get_mut(index).and_then(|group| group.chain.as_deref_mut());
+    pub(super) fn leave_chain(&mut self, id: GroupId, tells: bool) -> bool {
+        let chain = self.groups[id].chain.as_deref_mut();
         let leaves = chain.map(|chain| chain.leave(tells)).is_some();
         if leaves {
-            self.poll_chain_of(index);
+            self.poll_chain_of(id);
         }
         leaves
     }
 
-    fn poll_chain_of(&mut self, index: usize) {
-        if !self.chained.contains(&index) {
-            self.chained.push(index);
+    fn poll_chain_of(&mut self, id: GroupId) {
+        if !self.chained.contains(&id) {
+            self.chained.push(id);
         }
     }
 
     /// Whether a chain has ended its steps and has not been polled since.
     pub(super) fn has_ended_chain(&self, ended: impl Fn(ChainId) -> bool) -> bool {
-        let chains = self.chained.iter().filter_map(|&index| self.groups.get(index)?.chain.as_deref()?.device);
+        let chains = self.chained.iter().filter_map(|&id| self.groups.get(id)?.chain.as_deref()?.device);
         chains.into_iter().any(ended)
     }
 }
@@ -429,8 +442,8 @@ impl Group {
     }
 
     /// Whether a run waits for the group's chain, or is performed by it.
-    pub(super) fn is_on_chain(&self, run: usize) -> bool {
-        self.chain.as_deref().is_some_and(|chain| chain.queue.contains(&ids::number(run)))
+    pub(super) fn is_on_chain(&self, run: RunId) -> bool {
+        self.chain.as_deref().is_some_and(|chain| chain.queue.contains(&run))
     }
 
     /// Whether the message of a member with this tag has arrived as a frame.

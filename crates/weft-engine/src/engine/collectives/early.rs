@@ -18,6 +18,7 @@ use super::failure::FAILED;
 use super::messages::Arrived;
 use super::{Collectives, State};
 use crate::api::Fault;
+use crate::engine::collective_op::GroupId;
 use crate::engine::ids::PeerId;
 use crate::engine::peer::UNMATCHED_LIMIT;
 use crate::engine::state::Violation;
@@ -119,16 +120,17 @@ impl State {
     }
 
     /// The join of a group begins. Members may have reported its failure already.
-    pub(super) fn take_early_notices(&mut self, index: usize, tag: u64) {
+    pub(super) fn take_early_notices(&mut self, id: GroupId, tag: u64) {
         let Some(groups) = self.collectives.as_deref_mut() else { return };
         if groups.early.by_peer.is_empty() {
             return;
         }
-        let members = groups.groups.get(index).map(|group| Arc::clone(&group.members));
-        for &addr in members.iter().flat_map(|members| members.iter()) {
+        let members = Arc::clone(&groups.groups[id].members);
+        for &addr in members.iter() {
+            // A member that was never a peer has sent nothing.
             let Some(peer_id) = self.member_peer(addr) else { continue };
             if self.collectives().early.take_notice(peer_id, tag) {
-                self.on_notice(index, peer_id);
+                self.on_notice(id, peer_id);
             }
         }
     }

@@ -28,13 +28,15 @@ use crate::api::{Addr, Context, Fault, OpFlags};
 use crate::bugs::planted;
 use crate::collective::Task;
 use crate::engine::State;
-use crate::engine::ids::{self, PeerId};
+use crate::engine::collective_op::GroupId;
+use crate::engine::ids::{self, PeerId, RunId};
 use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::Deferred;
 use crate::engine::peers::Peers;
 use crate::engine::state::Violation;
 use crate::mem::{Iov, IovList};
 use crate::nic::LinkError;
+use crate::table::Id as _;
 
 /// The number of a notice among the messages of a join, whose schedule has far fewer.
 pub(super) const FAILED: u64 = (1 << NUMBER_BITS) - 1;
@@ -103,21 +105,23 @@ impl Group {
 
 impl Collectives {
     /// The index of the group whose join has this tag.
-    pub(super) fn joined_by(&self, tag: u64) -> Option<usize> {
+    pub(super) fn joined_by(&self, tag: u64) -> Option<GroupId> {
         self.groups.iter().find(|(_, group)| group.tag == tag).map(|(index, _)| index)
     }
 
     /// The index of the group that has this number here.
-    pub(super) fn numbered(&self, number: u64) -> Option<usize> {
+    pub(super) fn numbered(&self, number: u64) -> Option<GroupId> {
         self.groups.iter().find(|(_, group)| u64::from(group.number) == number).map(|(index, _)| index)
     }
 }
 
 impl State {
     /// Ends the operations of a group, and tells the other members.
-    pub(super) fn fail_group(&mut self, index: usize, why: Fault) {
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        let Some(group) = groups.groups.get_mut(index).filter(|group| group.failed.is_none()) else { return };
+    pub(super) fn fail_group(&mut self, index: GroupId, why: Fault) {
+        let group = &mut self.collectives().groups[index];
+        if group.failed.is_some() {
+            return;
+        }
         group.failed = Some(why);
         let (tag, number, rank, members) = (group.tag, group.number, group.rank, Arc::clone(&group.members));
         if let Some(host) = group.host.as_deref_mut() {
@@ -125,10 +129,10 @@ impl State {
             self.links.poll_boards(true);
         }
         self.leave_chain(index);
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let groups = self.collectives();
         let others = members.iter().enumerate().filter(|(at, _)| ids::number(*at) != rank).map(|(_, addr)| *addr);
         others.clone().for_each(|addr| groups.notices.make(tag, addr));
-        let of_group = |ctx: Context| groups.runs.get(ctx.ptr).is_some_and(|run| run.group == index);
+        let of_group = |ctx: Context| groups.runs[RunId::at(ctx.ptr)].group == index;
         let posted = groups.posted.iter().filter(|(_, posted)| of_group(posted.ctx));
         let mut posted: Vec<(PeerId, u64)> = posted.map(|(key, _)| *key).collect();
         posted.sort_unstable(); // Nothing happens in hash order.
@@ -149,8 +153,8 @@ impl State {
     /// Fails receives that wait for their messages.
     pub(super) fn fail_receives(&mut self, keys: Vec<(PeerId, u64)>, why: Fault) {
         for key in keys {
-            let Some(groups) = self.collectives.as_deref_mut() else { return };
-            if let Some(posted) = groups.posted.remove(&key) {
+            // The end of an earlier one may have failed the group, and all of its receives.
+            if let Some(posted) = self.collectives().posted.remove(&key) {
                 self.end_transfer(posted.ctx, Some(why));
             }
         }
@@ -158,8 +162,8 @@ impl State {
 
     /// Fails the group of a transfer.
     pub(super) fn fail_group_of(&mut self, ctx: Context, why: Fault) {
-        let group = self.collectives.as_deref().and_then(|groups| groups.runs.get(ctx.ptr)).map(|run| run.group);
-        group.into_iter().for_each(|index| self.fail_group(index, why));
+        let group = self.collectives().runs[RunId::at(ctx.ptr)].group;
+        self.fail_group(group, why);
     }
 
     /// A link to the peer has ended, or (not `linked`) an attempt to make one. The peer is lost to the groups that rely
@@ -178,9 +182,9 @@ impl State {
         }
     }
 
-    fn lose_member(&mut self, index: usize, rank: u32, why: LinkError) {
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        let Some(group) = groups.groups.get_mut(index) else { return };
+    fn lose_member(&mut self, index: GroupId, rank: u32, why: LinkError) {
+        let groups = self.collectives();
+        let group = &mut groups.groups[index];
         if rank == group.rank || group.cut_off(rank).is_some() {
             return;
         }
@@ -189,15 +193,19 @@ impl State {
             host.lose(rank, why);
             self.links.poll_boards(true);
         }
+        let groups = self.collectives();
+        let group = &groups.groups[index];
         groups.notices.make(group.tag, group.members[rank as usize]);
         self.leave_chain(index);
         self.check_losses(index);
     }
 
     /// Fails a group if an operation under way needs a lost member.
-    pub(super) fn check_losses(&mut self, index: usize) {
-        let Some(groups) = self.collectives.as_deref() else { return };
-        let Some(group) = groups.groups.get(index).filter(|group| group.failed.is_none()) else { return };
+    pub(super) fn check_losses(&mut self, index: GroupId) {
+        let (Some(groups), group) = (self.collectives.as_deref(), self.group(index)) else { return };
+        if group.failed.is_some() {
+            return;
+        }
         let by_messages = || groups.runs.iter().filter(|(at, run)| run.group == index && !group.is_on_chain(*at));
         let needed = |rank: u32| by_messages().any(|(_, run)| self.needs(group, run, rank));
         if let Some((_, why)) = group.lost.iter().find(|(rank, _)| needed(*rank)) {
@@ -257,10 +265,10 @@ impl State {
     }
 
     /// A member has told that the group has failed.
-    pub(super) fn on_notice(&mut self, index: usize, peer_id: PeerId) {
+    pub(super) fn on_notice(&mut self, index: GroupId, peer_id: PeerId) {
         let from = self.peers[peer_id].addr();
         let groups = self.collectives();
-        let Some(tag) = groups.groups.get(index).map(|group| group.tag) else { return };
+        let tag = groups.groups[index].tag;
         groups.notices.make(tag, from);
         groups.notices.is_known(tag, from);
         self.fail_group(index, Fault::Link(LinkError::Closed));

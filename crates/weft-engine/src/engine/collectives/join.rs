@@ -15,6 +15,7 @@ use super::arenas::{ArenaId, Circle, Site};
 use super::hosts::{Host, Places, Seat};
 use super::{ActiveRun, Collectives, Group, JOIN, NUMBER_BITS, Purpose, RUN_LIMIT, VOTE_SEQUENCE};
 use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags};
+use crate::broken::cannot_happen;
 use crate::collective::{self, Operation, Overlap, Request, Run};
 use crate::engine::Engine;
 use crate::engine::State;
@@ -55,7 +56,7 @@ impl<N: Nic> Engine<N> {
     /// Whether members of the group are on different hosts.
     pub fn spans_hosts(&self, group: GroupId) -> bool {
         let groups = self.state.collectives.as_deref();
-        groups.and_then(|groups| groups.groups.get(group.index())).is_some_and(|group| group.spans_hosts)
+        groups.and_then(|groups| groups.groups.get(group)).is_some_and(|group| group.spans_hosts)
     }
 
     /// Joins the group of these members, which all of them must do. Its completion has kind `Joined`.
@@ -136,7 +137,7 @@ impl<N: Nic> Engine<N> {
         });
         self.state.take_early_notices(group, tag);
         self.run_collectives();
-        Ok(GroupId::from_number(ids::number(group)))
+        Ok(group)
     }
 
     /// This member's part in the board of its host: as the first of several members it takes one.
@@ -178,24 +179,25 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Shares the board of one group. `Some`: whether this member has the board.
-    fn link_board(&mut self, index: usize) -> Option<bool> {
-        let Some(host) = self.state.collectives().groups.get(index)?.host.as_deref() else { return Some(false) };
+    fn link_board(&mut self, id: GroupId) -> Option<bool> {
+        // A group may have a chain without boards.
+        let Some(host) = self.state.host_of(id) else { return Some(false) };
         let places = host.others();
         // Members that have a link still get the board, because they wait for it.
         let (mut pending, mut refused) = (false, false);
         for (place, rank) in places {
-            let group = self.state.collectives().groups.get(index)?;
+            let group = &self.state.collectives().groups[id];
             let (addr, number) = (group.members[rank as usize], group.numbers[rank as usize]);
             // The members on a host watch each other's links, so that a death is noticed.
             let Ok(peer_id) = self.state.peer_for(addr) else { return Some(false) };
-            let host = self.state.host_of(index)?;
+            let host = self.state.host_of(id)?;
             host.meet(place, peer_id);
             // An earlier attempt may have been given up in favour of the peer's, which has come to nothing.
             if !host.has_lost(place) && self.state.peers[peer_id].state() == PeerState::Idle {
                 self.dial(peer_id);
             }
             let link = self.state.peers[peer_id].link();
-            let host = self.state.host_of(index)?;
+            let host = self.state.host_of(id)?;
             if host.has_lost(place) {
                 refused = true;
                 continue;
@@ -222,52 +224,53 @@ impl<N: Nic> Engine<N> {
         match (pending, refused) {
             (true, _) => None,
             (false, true) => Some(false),
-            (false, false) => self.state.adopt_board(index),
+            (false, false) => self.state.adopt_board(id),
         }
     }
 }
 
 impl State {
     /// Uses the board of this host; see [`Host::adopt`].
-    fn adopt_board(&mut self, index: usize) -> Option<bool> {
+    fn adopt_board(&mut self, id: GroupId) -> Option<bool> {
         let Collectives { groups, arenas, .. } = self.collectives();
-        groups.get_mut(index)?.host.as_deref_mut()?.adopt(arenas)
+        let host = groups[id].host.as_deref_mut();
+        host.map_or(Some(false), |host| host.adopt(arenas))
     }
 
     /// Completes a join without a vote: the members have the arenas of their boards. `adopted`: this one has its board.
-    fn settle_join(&mut self, index: usize, adopted: bool) {
-        let group = self.collectives().groups.get(index).filter(|_| !adopted);
-        let fault = group.map(|group| group.lost.first().map_or(Fault::NoMemory, |(_, why)| Fault::Link(*why)));
-        self.complete_join(index, fault);
+    fn settle_join(&mut self, id: GroupId, adopted: bool) {
+        let first_lost = self.group(id).lost.first();
+        let fault = first_lost.map_or(Fault::NoMemory, |(_, why)| Fault::Link(*why));
+        self.complete_join(id, (!adopted).then_some(fault));
     }
 
     /// Ends the join, and reports it.
-    pub(super) fn complete_join(&mut self, index: usize, fault: Option<Fault>) {
-        let Some(ctx) = self.collectives().groups.get(index).map(|group| group.join) else { return };
-        self.end_join(index, fault);
+    pub(super) fn complete_join(&mut self, id: GroupId, fault: Option<Fault>) {
+        let ctx = self.group(id).join;
+        self.end_join(id, fault);
         self.completions.push(Completion { fault, ..Completion::new(Kind::Joined, ctx, OpFlags::empty().into()) });
     }
 
     /// The join has ended.
-    fn end_join(&mut self, index: usize, fault: Option<Fault>) {
-        let Some(group) = self.collectives().groups.get_mut(index) else { return };
+    fn end_join(&mut self, id: GroupId, fault: Option<Fault>) {
+        let group = &mut self.collectives().groups[id];
         group.runs -= 1;
         group.joined = fault.is_none();
         let tag = group.tag;
         match fault {
             // The others may have succeeded, so they are told.
-            Some(why) => self.fail_group(index, why),
+            Some(why) => self.fail_group(id, why),
             None => self.discard_join(tag),
         }
     }
 
-    fn has_failed(&self, index: usize) -> bool {
-        let group = self.collectives.as_deref().and_then(|groups| groups.groups.get(index));
-        group.is_none_or(|group| group.failed.is_some())
+    fn has_failed(&self, id: GroupId) -> bool {
+        self.group(id).failed.is_some()
     }
 
-    pub(super) fn host_of(&mut self, group: usize) -> Option<&mut Host> {
-        self.collectives().groups.get_mut(group)?.host.as_deref_mut()
+    /// The hosts of a group, if it has boards.
+    pub(super) fn host_of(&mut self, id: GroupId) -> Option<&mut Host> {
+        self.collectives().groups[id].host.as_deref_mut()
     }
 
     /// The name of a member. Service names do not say which endpoint is meant, so they cannot be members'.
@@ -285,8 +288,8 @@ impl Collectives {
     }
 
     /// The announcements of all members have arrived. The error is the reason for which the join fails.
-    pub(super) fn numbers_known(&mut self, index: usize, announcements: &[u8], digest: u64) -> Result<Joined, Fault> {
-        let group = self.groups.get_mut(index).ok_or(Fault::Refused(Error::Invalid))?;
+    pub(super) fn numbers_known(&mut self, id: GroupId, announcements: &[u8], digest: u64) -> Result<Joined, Fault> {
+        let group = &mut self.groups[id];
         let members = group.members.len();
         group.numbers = numbers_in(announcements, members, digest).ok_or(Fault::Refused(Error::Invalid))?;
         let all = || announcements.chunks_exact(ANNOUNCEMENT_BYTES).take(members);
@@ -306,16 +309,18 @@ impl Collectives {
             None if !chained => return Ok(Joined::Complete),
             None => {}
         }
-        self.linking.push(index);
+        self.linking.push(id);
         Ok(Joined::Linking)
     }
 
     /// Starts the vote of the members about their boards and chains.
-    fn vote(&mut self, index: usize, shared: bool, chained: bool) {
-        let Some(group) = self.groups.get(index) else { return };
+    fn vote(&mut self, id: GroupId, shared: bool, chained: bool) {
+        let group = &self.groups[id];
         let members = group.members.len();
         let request = all_gather(group.rank as usize, members, 1);
-        let Ok(schedule) = collective::compile(&request) else { return };
+        let Ok(schedule) = collective::compile(&request) else {
+            return cannot_happen!("the announcements had a schedule of more bytes");
+        };
         let schedule = Arc::new(schedule);
         let mut bytes = vec![0; members + 1];
         bytes[members] = (u8::from(shared) * HAS_BOARD) | (u8::from(chained) * HAS_CHAIN);
@@ -323,7 +328,7 @@ impl Collectives {
         let all = votes.iov();
         let ctx = group.join;
         self.start(ActiveRun {
-            group: index,
+            group: id,
             purpose: Purpose::Vote { votes },
             request,
             elements: Elements::Bytes(1),
@@ -339,8 +344,8 @@ impl Collectives {
     }
 
     /// All members have voted.
-    pub(super) fn votes_known(&mut self, index: usize, votes: &[u8]) {
-        let Some(group) = self.groups.get_mut(index) else { return };
+    pub(super) fn votes_known(&mut self, id: GroupId, votes: &[u8]) {
+        let group = &mut self.groups[id];
         let all = |what: u8| votes.iter().take(group.members.len()).all(|&vote| vote & what != 0);
         let (shared, mut chained) = (all(HAS_BOARD), all(HAS_CHAIN));
         if group.host.is_some() && !shared {
@@ -350,7 +355,7 @@ impl Collectives {
         if chained {
             group.use_chain();
         } else {
-            self.leave_chain(index, false);
+            self.leave_chain(id, false);
         }
     }
 }

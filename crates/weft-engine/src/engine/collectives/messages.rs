@@ -13,7 +13,8 @@ use super::failure::{FAILED, NO_RUN, is_signal};
 use super::{Collectives, Ended, JOIN, NO_PEER, NUMBER_BITS, Purpose, SEQUENCE_BITS, Transfer};
 use crate::api::{Context, Error, Fault, OpFlags};
 use crate::bugs::planted;
-use crate::engine::ids::{self, PeerId};
+use crate::engine::collective_op::GroupId;
+use crate::engine::ids::{self, PeerId, RunId};
 use crate::engine::ops::TxOp;
 use crate::engine::peer::{Deferred, PeerState};
 use crate::engine::receives::RecvInfo;
@@ -21,6 +22,7 @@ use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::mem::{Iov, IovList};
 use crate::nic::{LinkError, Nic, RemoteIov};
+use crate::table::Id as _;
 use crate::wire::{F_ACK, F_DATA, Reader, Rts};
 
 /// A receive that waits for its message, which must be exactly as long.
@@ -210,8 +212,8 @@ impl State {
         if let Some(why) = fault.filter(|why| matches!(why, Fault::Link(_)) || *why == NO_PEER) {
             self.fail_group_of(ctx, why);
         }
-        let (run, task) = (ids::number(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let (run, task) = (RunId::at(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
+        let groups = self.collectives();
         groups.ended.push(Ended { run, task, fault });
         if groups.ended.len() == 1 {
             // The next round of progress works off the links' queue, and collectives with it.
@@ -219,10 +221,9 @@ impl State {
         }
     }
 
-    /// The place of a peer in the group at this index.
-    pub(super) fn standing(&self, index: usize, peer_id: PeerId) -> Standing {
-        let group = self.collectives.as_deref().and_then(|groups| groups.groups.get(index));
-        let Some(group) = group else { return Standing::Unclear };
+    /// The place of a peer in a group.
+    pub(super) fn standing(&self, id: GroupId, peer_id: PeerId) -> Standing {
+        let group = self.group(id);
         let peer = &self.peers[peer_id];
         if let Some(rank) = group.rank_of(peer.addr()) {
             return Standing::Member(rank);
@@ -241,15 +242,16 @@ impl State {
         let Some(groups) = self.collectives.as_deref() else { return Ok(Reception::Discarded) };
         let is_join = tag & JOIN != 0;
         let number = tag >> (SEQUENCE_BITS + NUMBER_BITS);
-        let index = if is_join { groups.joined_by(tag & !FAILED) } else { groups.numbered(number) };
-        let Some((index, group)) = index.and_then(|index| Some((index, groups.groups.get(index)?))) else {
+        let id = if is_join { groups.joined_by(tag & !FAILED) } else { groups.numbered(number) };
+        let Some(id) = id else {
             // The join has not begun here, or the group was left.
             let join = tag & !FAILED;
             let failed =
                 || groups.notices.is_made(join, self.peers[peer_id].addr()) || groups.early.has_notice(peer_id, join);
             return Ok(if is_join && !failed() { Reception::Kept } else { Reception::Discarded });
         };
-        let rank = match self.standing(index, peer_id) {
+        let group = &groups.groups[id];
+        let rank = match self.standing(id, peer_id) {
             Standing::Member(rank) => rank,
             Standing::Outsider => return Err(Violation),
             Standing::Unclear => return Ok(Reception::Discarded),
@@ -257,14 +259,14 @@ impl State {
         if group.cut_off(rank).is_some() || group.has_taken(rank, tag) {
             return Ok(Reception::Discarded);
         }
-        let mut runs = groups.runs.iter().map(|(_, run)| run).filter(|run| run.group == index);
+        let mut runs = groups.runs.iter().map(|(_, run)| run).filter(|run| run.group == id);
         if is_join {
             // All steps of the join are known.
             let run = runs.find(|run| matches!(run.purpose, Purpose::Join { .. })).ok_or(Violation)?;
             return if run.expects(group, rank, tag) { Ok(Reception::Kept) } else { Err(Violation) };
         }
-        let is_under_way = runs.any(|run| run.expects(group, rank, tag))
-            || groups.on_boards.iter().any(|run| run.exchanges(index, tag));
+        let is_under_way =
+            runs.any(|run| run.expects(group, rank, tag)) || groups.on_boards.iter().any(|run| run.exchanges(id, tag));
         Ok(if is_under_way || !group.is_past(tag) { Reception::Kept } else { Reception::Discarded })
     }
 

@@ -6,7 +6,7 @@
 use super::boards::BoardRun;
 use super::{ActiveRun, Collectives, Group, Purpose};
 use crate::collective::Operation;
-use crate::engine::{Engine, State, ids};
+use crate::engine::{Engine, GroupId, ids};
 use crate::nic::{ChainId, Nic};
 
 /// The oldest operation under way of one group.
@@ -46,28 +46,21 @@ impl Group {
     }
 }
 
-impl State {
-    /// [`Group::first_lost`] of the group with this index.
-    pub(super) fn first_lost(&self, group: usize) -> u64 {
-        self.collectives.as_deref().and_then(|groups| groups.groups.get(group)).map_or(0, Group::first_lost)
-    }
-}
-
 impl<N: Nic> Engine<N> {
     /// Fills `reports` with those of groups that have operations under way, up to the length of the slice. Returns the
     /// number of such groups, and of operations under way in all of them.
     pub fn group_reports(&self, reports: &mut [GroupReport]) -> (u64, u64) {
         let Some(collectives) = self.state.collectives.as_deref() else { return (0, 0) };
         let busy = || collectives.groups.iter().filter(|(_, group)| group.runs > 0);
-        for (report, (index, group)) in reports.iter_mut().zip(busy()) {
-            *report = collectives.report(index, group, |chain| self.nic.chain_arrivals(chain));
+        for (report, (id, group)) in reports.iter_mut().zip(busy()) {
+            *report = collectives.report(id, group, |chain| self.nic.chain_arrivals(chain));
         }
         (busy().count() as u64, busy().map(|(_, group)| group.runs as u64).sum())
     }
 }
 
 impl Collectives {
-    fn report(&self, index: usize, group: &Group, arrivals: impl Fn(ChainId) -> u64) -> GroupReport {
+    fn report(&self, id: GroupId, group: &Group, arrivals: impl Fn(ChainId) -> u64) -> GroupReport {
         let mut report = GroupReport {
             number: group.number,
             rank: group.rank,
@@ -75,8 +68,8 @@ impl Collectives {
             under_way: group.runs as u64,
             ..GroupReport::default()
         };
-        let on_board = self.on_boards.iter().find(|run| run.group() == index);
-        let runs = self.runs.iter().map(|(_, run)| run).filter(|run| run.group == index);
+        let on_board = self.on_boards.iter().find(|run| run.group() == id);
+        let runs = self.runs.iter().map(|(_, run)| run).filter(|run| run.group == id);
         let by_messages = runs.min_by_key(|run| run.sequence());
         match (on_board, by_messages) {
             (Some(run), exchange) => {
