@@ -355,6 +355,13 @@ impl State {
 
     // ---- device results ----------------------------------------------------------------------
 
+    /// Whether an operation uses a link. A link that was given up reports the ends of its work until it is closed.
+    /// Another operation may have the number by then.
+    fn uses(&self, index: OpId, link: LinkId) -> bool {
+        let carried = self.links.lookup(link).and_then(|(_, peer_id)| peer_id);
+        carried.is_some_and(|peer_id| self.outgoing.op(index).is_none_or(|op| op.peer() == peer_id))
+    }
+
     fn push_done(&mut self, index: OpId, result: Result<(), LinkError>) {
         let Some(op) = self.outgoing.op_mut(index) else {
             return cannot_happen!("an operation lasts until the device has pushed its bytes");
@@ -460,12 +467,13 @@ impl Sink for State {
         Some(link)
     }
 
-    fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {
+    fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>) {
         match DeviceContext::from_number(ctx) {
-            Some(DeviceContext::Push(op)) => self.push_done(op, result),
-            Some(DeviceContext::Assist(op)) => self.assist_done(op),
+            Some(DeviceContext::Push(op)) if self.uses(op, link) => self.push_done(op, result),
+            Some(DeviceContext::Assist(op)) if self.uses(op, link) => self.assist_done(op),
             Some(DeviceContext::Transfer(token)) => self.transfer_done(token, result),
-            None => {}
+            Some(DeviceContext::Push(_) | DeviceContext::Assist(_)) => {}
+            None => cannot_happen!("a device returns the numbers that it was given"),
         }
     }
 }
