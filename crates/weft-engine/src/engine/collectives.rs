@@ -8,9 +8,7 @@
 //! transfer.
 //!
 //! A group's *number* is chosen by each member for itself and announced to the others by the join, which is an
-//! allgather. A message's tag consists of the receiver's number of the group, the operation's sequence number and the
-//! message's number in the schedule, so that every tag is unique at its receiver. The tags of a join, before any
-//! number is known, come from a hash of the members' names.
+//! allgather. The tags of messages contain the receiver's number (`tag.rs`).
 //!
 //! Faults. When a transfer fails, the run is *poisoned*. It performs the rest of its schedule with empty messages that
 //! carry the mark of the failure, and without copies and reductions. Every member's schedule therefore ends, and no
@@ -29,6 +27,7 @@ mod hosts;
 mod join;
 mod messages;
 mod report;
+mod tag;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,7 +43,7 @@ use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
 use crate::engine::ids::{self, PeerId, RunId};
 use crate::mem::{Iov, Owned};
 use crate::nic::{LinkError, Nic};
-use crate::table::{Id as _, Table};
+use crate::table::Table;
 use arenas::Arenas;
 use boards::BoardRun;
 use chains::Chain;
@@ -54,15 +53,7 @@ use hosts::Host;
 use join::Joined;
 use messages::{Arrived, Posted};
 pub use report::GroupReport;
-
-/// Bits of a tag for the message's number in its schedule.
-const NUMBER_BITS: u32 = 14;
-/// Bits of a tag for the operation's sequence number. A member cannot be as many operations ahead of another.
-const SEQUENCE_BITS: u32 = 26;
-/// Bits of a tag for the receiver's number of the group.
-const GROUP_BITS: u32 = 23;
-/// The tag belongs to a join.
-const JOIN: u64 = 1 << 63;
+use tag::{StepId, Tag};
 
 /// The sequence number of the vote that ends a join. Operations have later ones.
 const VOTE_SEQUENCE: u64 = 0;
@@ -76,9 +67,6 @@ const IDLE_RUN_LIMIT: usize = 4;
 
 /// The fault of a transfer to a member that has left the address vector.
 const NO_PEER: Fault = Fault::Refused(Error::NoSuchAddress);
-
-const _: () = assert!(NUMBER_BITS + SEQUENCE_BITS + GROUP_BITS == 63);
-const _: () = assert!(collective::MAX_TASKS <= 1 << NUMBER_BITS);
 
 /// The groups of one endpoint.
 #[derive(Default)]
@@ -103,9 +91,9 @@ pub(crate) struct Collectives {
     /// Joins so far, by the members' hash.
     joins: FxHashMap<u64, u64>,
     /// Receives without a message, by peer and tag.
-    posted: FxHashMap<(PeerId, u64), Posted>,
+    posted: FxHashMap<(PeerId, Tag), Posted>,
     /// Messages without a receive, by peer and tag.
-    arrived: FxHashMap<(PeerId, u64), Arrived>,
+    arrived: FxHashMap<(PeerId, Tag), Arrived>,
     early: Early,
     notices: Notices,
 }
@@ -113,8 +101,8 @@ pub(crate) struct Collectives {
 struct Group {
     /// This endpoint's number of the group.
     number: u32,
-    /// The tag of the join, with the number 0.
-    tag: u64,
+    /// The tag of the join.
+    tag: Tag,
     rank: u32,
     members: Arc<[Addr]>,
     /// Each member's number of the group; empty until they are known.
@@ -191,9 +179,9 @@ impl ActiveRun {
     }
 
     /// The tag of a message to a member, by its number in the schedule.
-    fn tag_at(&self, group: &Group, receiver: u32, number: u32) -> u64 {
+    fn tag_at(&self, group: &Group, receiver: u32, number: u32) -> Tag {
         match self.purpose {
-            Purpose::Join { .. } => group.tag | u64::from(number),
+            Purpose::Join { .. } => group.tag.with_number(number.into()),
             Purpose::Vote { .. } => group.tag_for(receiver, VOTE_SEQUENCE, number),
             Purpose::Operation { sequence } | Purpose::Exchange { sequence, .. } => {
                 group.tag_for(receiver, sequence, number)
@@ -202,7 +190,7 @@ impl ActiveRun {
     }
 
     /// Whether the run receives a message with this tag from a member, and has not.
-    fn expects(&self, group: &Group, rank: u32, tag: u64) -> bool {
+    fn expects(&self, group: &Group, rank: u32, tag: Tag) -> bool {
         self.run.open_transfers().any(|task| match task {
             Task::Receive { from, number, .. } => {
                 self.rank_of(group, from) == rank && self.tag_at(group, group.rank, number) == tag
@@ -214,8 +202,7 @@ impl ActiveRun {
 
 /// The end of one transfer.
 struct Ended {
-    run: RunId,
-    task: u32,
+    step: StepId,
     fault: Option<Fault>,
 }
 
@@ -223,9 +210,9 @@ struct Ended {
 #[derive(Clone, Copy)]
 struct Transfer {
     peer: Addr,
-    tag: u64,
+    tag: Tag,
     memory: Iov,
-    ctx: Context,
+    step: StepId,
     poisoned: bool,
     /// The reason for which no message is exchanged with the peer.
     cut_off: Option<Fault>,
@@ -441,7 +428,7 @@ impl Collectives {
     /// A number that no group of this endpoint has.
     fn free_number(&mut self) -> u32 {
         loop {
-            let number = self.next_number & ((1 << GROUP_BITS) - 1);
+            let number = tag::group_number(self.next_number);
             self.next_number = self.next_number.wrapping_add(1);
             if self.groups.iter().all(|(_, group)| group.number != number) {
                 return number;
@@ -459,7 +446,7 @@ impl Collectives {
             peer: group.members[peer as usize],
             tag,
             memory,
-            ctx: Context { ptr: id.place(), user: u64::from(task) },
+            step: StepId { run: id, task },
             poisoned: active.fault.is_some(),
             cut_off: group.cut_off(peer),
             taken: side == Side::Receive && group.has_taken(peer, tag),
@@ -483,11 +470,12 @@ impl Collectives {
     fn settle(&mut self) {
         let mut all = std::mem::take(&mut self.ended);
         for ended in all.drain(..) {
-            let active = &mut self.runs[ended.run];
-            active.run.complete(ended.task);
+            let StepId { run, task } = ended.step;
+            let active = &mut self.runs[run];
+            active.run.complete(task);
             active.fault = planted!(Bug::CollectivePoisonLost, active.fault.or(ended.fault), active.fault);
-            if planted!(Bug::RunForgotten, true, ended.task % 4 != 3) {
-                self.make_ready(ended.run);
+            if planted!(Bug::RunForgotten, true, task % 4 != 3) {
+                self.make_ready(run);
             }
         }
         self.ended = all; // Its memory is reused.
@@ -496,16 +484,13 @@ impl Collectives {
 
 impl Group {
     /// The tag of a message of an operation to a member.
-    fn tag_for(&self, receiver: u32, sequence: u64, number: u32) -> u64 {
-        let group = u64::from(self.numbers[receiver as usize]);
-        let sequence = planted!(Bug::SequenceLost, sequence, 1) & ((1 << SEQUENCE_BITS) - 1);
-        group << (SEQUENCE_BITS + NUMBER_BITS) | sequence << NUMBER_BITS | u64::from(number)
+    fn tag_for(&self, receiver: u32, sequence: u64, number: u32) -> Tag {
+        Tag::operation(self.numbers[receiver as usize], planted!(Bug::SequenceLost, sequence, 1), number)
     }
 
     /// Whether a message's tag has the sequence number of an operation that has begun here.
-    fn is_past(&self, tag: u64) -> bool {
-        let behind = self.next_sequence.wrapping_sub(tag >> NUMBER_BITS) & ((1 << SEQUENCE_BITS) - 1);
-        self.joined && (1..1 << (SEQUENCE_BITS - 1)).contains(&behind)
+    fn is_past(&self, tag: Tag) -> bool {
+        self.joined && tag.precedes(self.next_sequence)
     }
 
     /// Whether the join has ended.

@@ -18,7 +18,7 @@ mod shapes;
 
 use super::hosts::Host;
 use super::messages::Standing;
-use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
+use super::{ActiveRun, Collectives, Group, Purpose, Tag};
 
 use crate::amo::Reduction;
 use crate::api::{Completion, Context, Error, Fault, Kind, OpFlags};
@@ -81,8 +81,8 @@ impl BoardRun {
     }
 
     /// Whether a message's tag is one of the exchange of this operation.
-    pub(super) fn exchanges(&self, group: GroupId, tag: u64) -> bool {
-        self.group == group && (self.sequence ^ tag >> NUMBER_BITS) & ((1 << SEQUENCE_BITS) - 1) == 0
+    pub(super) fn exchanges(&self, group: GroupId, tag: Tag) -> bool {
+        self.group == group && tag.has_sequence(self.sequence)
     }
 
     const fn is_root(&self) -> bool {

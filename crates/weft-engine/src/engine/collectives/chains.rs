@@ -20,8 +20,9 @@ use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-use super::failure::{CHAIN_LEFT, is_of, signal};
-use super::{ActiveRun, Collectives, Group, NUMBER_BITS, Purpose, SEQUENCE_BITS};
+use super::failure::signal;
+use super::tag::Signal;
+use super::{ActiveRun, Collectives, Group, Purpose, Tag};
 use crate::api::OpFlags;
 use crate::broken::cannot_happen;
 use crate::collective::{self, Operation, Overlap, Request};
@@ -218,7 +219,8 @@ impl<N: Nic> Engine<N> {
         let sequence = groups.runs[run].sequence();
         let step = |step: &Step| {
             let receiver = if step.sends { chain.partners[step.end as usize] } else { group.rank };
-            ChainStep { end: step.end, sends: step.sends, tag: group.tag_for(receiver, sequence, step.number) }
+            let tag = group.tag_for(receiver, sequence, step.number).to_wire();
+            ChainStep { end: step.end, sends: step.sends, tag }
         };
         let steps: SmallVec<[ChainStep; 16]> = chain.steps.iter().map(step).collect();
         let started = self.nic.start_chain(device, &steps);
@@ -279,7 +281,7 @@ impl State {
         let Some(chain) = self.chain(id) else { return cannot_happen!("a chain that is left is there") };
         chain.stage = Stage::Leaving { tells: false };
         for rank in chain.partners.clone() {
-            let tag = self.group(id).tag | CHAIN_LEFT;
+            let tag = Signal::ChainLeft.tag(self.group(id).tag);
             self.signal_member(id, rank, tag);
         }
     }
@@ -316,7 +318,7 @@ impl State {
     }
 
     /// Sends an empty message of no run to a member, unless it is lost.
-    fn signal_member(&mut self, id: GroupId, rank: u32, tag: u64) {
+    fn signal_member(&mut self, id: GroupId, rank: u32, tag: Tag) {
         let group = self.group(id);
         if group.cut_off(rank).is_some() {
             return;
@@ -332,7 +334,7 @@ impl State {
         let Self { collectives, peers, .. } = self;
         let groups = collectives.get_or_insert_default();
         let group = &groups.groups[id];
-        let is_repeated = |&&(peer_id, tag): &&(PeerId, u64)| {
+        let is_repeated = |&&(peer_id, tag): &&(PeerId, Tag)| {
             group.rank_of(peers[peer_id].addr()).is_some_and(|rank| group.has_taken(rank, tag))
         };
         let mut keys: Vec<_> = groups.arrived.keys().filter(is_repeated).copied().collect();
@@ -447,13 +449,13 @@ impl Group {
     }
 
     /// Whether the message of a member with this tag has arrived as a frame.
-    pub(super) fn has_taken(&self, rank: u32, tag: u64) -> bool {
-        let Some(chain) = self.chain.as_deref().filter(|_| is_of(tag, self.number)) else { return false };
-        let (sequence, number) = (tag >> NUMBER_BITS & ((1 << SEQUENCE_BITS) - 1), tag & ((1 << NUMBER_BITS) - 1));
-        let same = |other: u64| other & ((1 << SEQUENCE_BITS) - 1) == sequence;
-        let Some((_, arrivals)) = chain.arrivals.iter().find(|(other, _)| same(*other)) else { return false };
+    pub(super) fn has_taken(&self, rank: u32, tag: Tag) -> bool {
+        let Some(chain) = self.chain.as_deref().filter(|_| tag.is_of(self.number)) else { return false };
+        let arrivals = chain.arrivals.iter().find(|(sequence, _)| tag.has_sequence(*sequence));
+        let Some((_, arrivals)) = arrivals else { return false };
         chain.steps.iter().enumerate().any(|(at, step)| {
-            let is_step = !step.sends && chain.partners[step.end as usize] == rank && u64::from(step.number) == number;
+            let is_step =
+                !step.sends && chain.partners[step.end as usize] == rank && u64::from(step.number) == tag.number();
             is_step && arrivals >> at & 1 != 0
         })
     }

@@ -14,9 +14,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::failure::FAILED;
 use super::messages::Arrived;
-use super::{Collectives, State};
+use super::{Collectives, State, Tag};
 use crate::api::Fault;
 use crate::engine::collective_op::GroupId;
 use crate::engine::ids::PeerId;
@@ -39,9 +38,9 @@ pub(super) struct Early {
 #[derive(Default)]
 struct OfPeer {
     /// The tags of joins whose failure the peer has reported.
-    notices: VecDeque<u64>,
+    notices: VecDeque<Tag>,
     /// The tags of messages that a stranger has sent. Some may have been taken.
-    messages: Vec<u64>,
+    messages: Vec<Tag>,
 }
 
 impl Early {
@@ -50,7 +49,7 @@ impl Early {
         self.by_peer.keys().copied()
     }
 
-    fn keep_notice(&mut self, peer_id: PeerId, tag: u64) {
+    fn keep_notice(&mut self, peer_id: PeerId, tag: Tag) {
         let notices = &mut self.by_peer.entry(peer_id).or_default().notices;
         if notices.contains(&tag) {
             return;
@@ -62,12 +61,12 @@ impl Early {
     }
 
     /// Whether the peer has reported the failure of this join.
-    pub(super) fn has_notice(&self, peer_id: PeerId, tag: u64) -> bool {
+    pub(super) fn has_notice(&self, peer_id: PeerId, tag: Tag) -> bool {
         self.by_peer.get(&peer_id).is_some_and(|of_peer| of_peer.notices.contains(&tag))
     }
 
     /// Takes a peer's notice. Returns whether there was one.
-    fn take_notice(&mut self, peer_id: PeerId, tag: u64) -> bool {
+    fn take_notice(&mut self, peer_id: PeerId, tag: Tag) -> bool {
         let Some(of_peer) = self.by_peer.get_mut(&peer_id) else { return false };
         let before = of_peer.notices.len();
         of_peer.notices.retain(|one| *one != tag);
@@ -89,7 +88,7 @@ impl Collectives {
 
 impl State {
     /// Keeps a message without a receive. A second one with its tag is a violation.
-    pub(super) fn keep_arrived(&mut self, peer_id: PeerId, tag: u64, arrived: Arrived) -> Result<(), Violation> {
+    pub(super) fn keep_arrived(&mut self, peer_id: PeerId, tag: Tag, arrived: Arrived) -> Result<(), Violation> {
         let stranger = self.is_stranger(peer_id);
         let groups = self.collectives();
         if groups.arrived.insert((peer_id, tag), arrived).is_some() {
@@ -104,9 +103,9 @@ impl State {
 
     /// Keeps the notice of a peer for a group whose join has not begun here. The peer's messages of that join are
     /// discarded: the join will fail, and the peer would wait for their acknowledgements.
-    pub(super) fn keep_notice(&mut self, peer_id: PeerId, tag: u64) {
+    pub(super) fn keep_notice(&mut self, peer_id: PeerId, tag: Tag) {
         self.collectives().early.keep_notice(peer_id, tag);
-        self.discard_arrived(|peer, arrived| peer == peer_id && arrived & !FAILED == tag);
+        self.discard_arrived(|peer, arrived| peer == peer_id && arrived.with_number(0) == tag);
         if self.is_stranger(peer_id) {
             self.account_early(peer_id);
         }
@@ -120,7 +119,7 @@ impl State {
     }
 
     /// The join of a group begins. Members may have reported its failure already.
-    pub(super) fn take_early_notices(&mut self, id: GroupId, tag: u64) {
+    pub(super) fn take_early_notices(&mut self, id: GroupId, tag: Tag) {
         let Some(groups) = self.collectives.as_deref_mut() else { return };
         if groups.early.by_peer.is_empty() {
             return;
@@ -143,7 +142,7 @@ impl State {
             if self.is_stranger(peer_id) { self.drop_early(peer_id) } else { self.lose_arrived(peer_id, why) };
         let Some(groups) = self.collectives.as_deref_mut() else { return dropped };
         let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
-        let mut theirs: Vec<(PeerId, u64)> = theirs.copied().collect();
+        let mut theirs: Vec<(PeerId, Tag)> = theirs.copied().collect();
         theirs.sort_unstable(); // Nothing happens in hash order.
         self.fail_receives(theirs, Fault::Link(why));
         self.lose_peer(peer_id, why, linked);
@@ -154,7 +153,7 @@ impl State {
     fn lose_arrived(&mut self, peer_id: PeerId, why: LinkError) -> u32 {
         let Some(groups) = self.collectives.as_deref_mut() else { return 0 };
         let lost =
-            |((peer, _), arrived): &(&(PeerId, u64), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
+            |((peer, _), arrived): &(&(PeerId, Tag), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
         let mut places = UNMATCHED_LIMIT.saturating_sub(groups.arrived.iter().filter(lost).count());
         let mut announced = 0;
         groups.arrived.retain(|(peer, _), arrived| match arrived {
@@ -194,7 +193,7 @@ impl State {
     pub(crate) fn drop_all_early(&mut self, peer_id: PeerId) {
         let Some(groups) = self.collectives.as_deref_mut() else { return };
         let theirs = groups.arrived.keys().filter(|(peer, _)| *peer == peer_id);
-        let mut theirs: Vec<u64> = theirs.map(|(_, tag)| *tag).collect();
+        let mut theirs: Vec<Tag> = theirs.map(|(_, tag)| *tag).collect();
         theirs.sort_unstable(); // Nothing happens in hash order.
         groups.early.by_peer.entry(peer_id).or_default().messages = theirs;
         self.drop_early(peer_id);

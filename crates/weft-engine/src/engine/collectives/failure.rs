@@ -7,7 +7,7 @@
 //! One member notices a failure, and the others may wait for that member, in the same operation or in a later one.
 //! Each member that learns of the failure therefore tells all others, once. All its operations in the group end with
 //! an error, those under way and those that are started later. A notice is an empty message whose tag is that of the
-//! join, with the number [`FAILED`]. It leaves at once if there is a link, and otherwise with the next link: a member
+//! join, as [`Signal::Failed`]. It leaves at once if there is a link, and otherwise with the next link: a member
 //! that waits for a message makes one. A receiver that has not begun the join keeps the notice until then.
 //!
 //! The end of a link alone is no failure, because a member that has completed its operations may go. The group fails
@@ -23,27 +23,21 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::messages::{Arrived, Standing};
-use super::{ActiveRun, Collectives, Group, JOIN, NUMBER_BITS, SEQUENCE_BITS};
-use crate::api::{Addr, Context, Fault, OpFlags};
+use super::tag::{NO_STEP, Signal, StepId};
+use super::{ActiveRun, Collectives, Group, Tag};
+use crate::api::{Addr, Fault, OpFlags};
 use crate::bugs::planted;
 use crate::collective::Task;
 use crate::engine::State;
 use crate::engine::collective_op::GroupId;
-use crate::engine::ids::{self, PeerId, RunId};
+use crate::engine::ids::{self, PeerId};
 use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::Deferred;
 use crate::engine::peers::Peers;
 use crate::engine::state::Violation;
 use crate::mem::{Iov, IovList};
 use crate::nic::LinkError;
-use crate::table::Id as _;
 
-/// The number of a notice among the messages of a join, whose schedule has far fewer.
-pub(super) const FAILED: u64 = (1 << NUMBER_BITS) - 1;
-/// The number by which a member tells its partners that it leaves the group's chain (`chains.rs`).
-pub(super) const CHAIN_LEFT: u64 = FAILED - 1;
-/// The context of a signal, which is no transfer of a run.
-pub(super) const NO_RUN: Context = Context { ptr: usize::MAX, user: 0 };
 /// Notices for one member that are kept. The oldest are dropped.
 const MADE_LIMIT: usize = 4096;
 
@@ -56,13 +50,13 @@ pub(super) struct Notices {
 /// A notice of this endpoint to one member.
 struct Notice {
     /// The tag of the group's join.
-    tag: u64,
+    tag: Tag,
     /// Whether the message has been sent over the present link, or the member knows otherwise.
     told: bool,
 }
 
 impl Notices {
-    fn make(&mut self, tag: u64, addr: Addr) {
+    fn make(&mut self, tag: Tag, addr: Addr) {
         let made = self.made.entry(addr).or_default();
         if made.iter().any(|one| one.tag == tag) {
             return;
@@ -73,12 +67,12 @@ impl Notices {
         made.push_back(Notice { tag, told: planted!(Bug::FailureUntold, false, true) });
     }
 
-    pub(super) fn is_made(&self, tag: u64, addr: Addr) -> bool {
+    pub(super) fn is_made(&self, tag: Tag, addr: Addr) -> bool {
         self.made.get(&addr).is_some_and(|made| made.iter().any(|one| one.tag == tag))
     }
 
     /// A member knows that the group has failed.
-    fn is_known(&mut self, tag: u64, addr: Addr) {
+    fn is_known(&mut self, tag: Tag, addr: Addr) {
         let made = self.made.get_mut(&addr).into_iter().flatten();
         made.filter(|one| one.tag == tag).for_each(|one| one.told = true);
     }
@@ -105,7 +99,7 @@ impl Group {
 
 impl Collectives {
     /// The index of the group whose join has this tag.
-    pub(super) fn joined_by(&self, tag: u64) -> Option<GroupId> {
+    pub(super) fn joined_by(&self, tag: Tag) -> Option<GroupId> {
         self.groups.iter().find(|(_, group)| group.tag == tag).map(|(index, _)| index)
     }
 
@@ -132,12 +126,12 @@ impl State {
         let groups = self.collectives();
         let others = members.iter().enumerate().filter(|(at, _)| ids::number(*at) != rank).map(|(_, addr)| *addr);
         others.clone().for_each(|addr| groups.notices.make(tag, addr));
-        let of_group = |ctx: Context| groups.runs[RunId::at(ctx.ptr)].group == index;
-        let posted = groups.posted.iter().filter(|(_, posted)| of_group(posted.ctx));
-        let mut posted: Vec<(PeerId, u64)> = posted.map(|(key, _)| *key).collect();
+        let of_group = |step: StepId| groups.runs[step.run].group == index;
+        let posted = groups.posted.iter().filter(|(_, posted)| of_group(posted.step));
+        let mut posted: Vec<(PeerId, Tag)> = posted.map(|(key, _)| *key).collect();
         posted.sort_unstable(); // Nothing happens in hash order.
         self.fail_receives(posted, why);
-        self.discard_arrived(|_, arrived| arrived & !FAILED == tag || is_of(arrived, number));
+        self.discard_arrived(|_, arrived| arrived.with_number(0) == tag || arrived.is_of(number));
         for addr in others {
             if let Some(peer_id) = self.member_peer(addr) {
                 self.tell_failures(peer_id);
@@ -151,18 +145,18 @@ impl State {
     }
 
     /// Fails receives that wait for their messages.
-    pub(super) fn fail_receives(&mut self, keys: Vec<(PeerId, u64)>, why: Fault) {
+    pub(super) fn fail_receives(&mut self, keys: Vec<(PeerId, Tag)>, why: Fault) {
         for key in keys {
             // The end of an earlier one may have failed the group, and all of its receives.
             if let Some(posted) = self.collectives().posted.remove(&key) {
-                self.end_transfer(posted.ctx, Some(why));
+                self.end_step(posted.step, Some(why));
             }
         }
     }
 
-    /// Fails the group of a transfer.
-    pub(super) fn fail_group_of(&mut self, ctx: Context, why: Fault) {
-        let group = self.collectives().runs[RunId::at(ctx.ptr)].group;
+    /// Fails the group of a step.
+    pub(super) fn fail_group_of(&mut self, step: StepId, why: Fault) {
+        let group = self.collectives().runs[step.run].group;
         self.fail_group(group, why);
     }
 
@@ -239,16 +233,15 @@ impl State {
             one.told = true;
             let mut flags = OpFlags::TAGGED;
             flags.set(OpFlags::DATA, true);
-            signal(peers, outgoing, peer_id, flags, one.tag | FAILED);
+            signal(peers, outgoing, peer_id, flags, Signal::Failed.tag(one.tag));
         }
     }
 
     /// A peer reports the failure of a group, or has left its chain. The group's members alone may.
-    pub(super) fn on_signal(&mut self, peer_id: PeerId, tag: u64) -> Result<(), Violation> {
-        let (join, number) = (tag & !FAILED, tag & FAILED);
+    pub(super) fn on_signal(&mut self, peer_id: PeerId, signal: Signal, join: Tag) -> Result<(), Violation> {
         let groups = self.collectives();
         let Some(index) = groups.joined_by(join) else {
-            if number == FAILED {
+            if signal == Signal::Failed {
                 self.keep_notice(peer_id, join);
             }
             return Ok(());
@@ -256,7 +249,7 @@ impl State {
         match self.standing(index, peer_id) {
             Standing::Outsider => Err(Violation),
             Standing::Unclear => Ok(()),
-            Standing::Member(_) if number == FAILED => {
+            Standing::Member(_) if signal == Signal::Failed => {
                 self.on_notice(index, peer_id);
                 Ok(())
             }
@@ -275,29 +268,19 @@ impl State {
     }
 
     /// A join is complete: there are no receives for its messages any more.
-    pub(super) fn discard_join(&mut self, tag: u64) {
-        self.discard_arrived(|_, arrived| arrived & !FAILED == tag);
+    pub(super) fn discard_join(&mut self, tag: Tag) {
+        self.discard_arrived(|_, arrived| arrived.with_number(0) == tag);
     }
 
     /// A group was left: there are no receives for its messages any more.
     pub(super) fn discard_group(&mut self, number: u32) {
-        self.discard_arrived(|_, tag| is_of(tag, number));
+        self.discard_arrived(|_, tag| tag.is_of(number));
     }
 }
 
-/// Whether a message with this tag belongs to no transfer, but concerns a whole group.
-pub(super) fn is_signal(tag: u64) -> bool {
-    tag & JOIN != 0 && tag & FAILED >= CHAIN_LEFT
-}
-
 /// Sends an empty message that belongs to no run.
-pub(super) fn signal(peers: &mut Peers, outgoing: &mut Outgoing, peer_id: PeerId, flags: OpFlags, tag: u64) {
-    let send = || TxOp::collective(peer_id, NO_RUN, flags, IovList::from_slice(&[Iov::EMPTY]), tag);
+pub(super) fn signal(peers: &mut Peers, outgoing: &mut Outgoing, peer_id: PeerId, flags: OpFlags, tag: Tag) {
+    let send = || TxOp::collective(peer_id, NO_STEP, flags, IovList::from_slice(&[Iov::EMPTY]), tag.to_wire());
     let index = outgoing.push(&mut peers[peer_id], send);
     peers.defer(peer_id, Deferred::Collective(index));
-}
-
-/// Whether a message's tag has this number of a group.
-pub(super) fn is_of(tag: u64, number: u32) -> bool {
-    tag & JOIN == 0 && tag >> (SEQUENCE_BITS + NUMBER_BITS) == u64::from(number)
 }

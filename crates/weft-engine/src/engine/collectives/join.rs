@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use super::arenas::{ArenaId, Circle, Site};
 use super::hosts::{Host, Places, Seat};
-use super::{ActiveRun, Collectives, Group, JOIN, NUMBER_BITS, Purpose, RUN_LIMIT, VOTE_SEQUENCE};
+use super::{ActiveRun, Collectives, Group, Purpose, RUN_LIMIT, Tag, VOTE_SEQUENCE};
 use crate::api::{Addr, Completion, Context, Error, Fault, Kind, OpFlags};
 use crate::broken::cannot_happen;
 use crate::collective::{self, Operation, Overlap, Request, Run};
@@ -88,7 +88,7 @@ impl<N: Nic> Engine<N> {
         let groups = self.state.collectives();
         let joins = if key.is_empty() { groups.count_join(&names) } else { 0 };
         let (hash, digest) = hashes(&names, key, joins);
-        let tag = JOIN | hash << NUMBER_BITS;
+        let tag = Tag::join(hash);
         if groups.joined_by(tag).is_some() {
             return Err(Error::Invalid);
         }

@@ -9,12 +9,12 @@
 
 use zerocopy::little_endian::U64;
 
-use super::failure::{FAILED, NO_RUN, is_signal};
-use super::{Collectives, Ended, JOIN, NO_PEER, NUMBER_BITS, Purpose, SEQUENCE_BITS, Transfer};
+use super::tag::Signal;
+use super::{Collectives, Ended, NO_PEER, Purpose, StepId, Tag, Transfer};
 use crate::api::{Context, Error, Fault, OpFlags};
 use crate::bugs::planted;
 use crate::engine::collective_op::GroupId;
-use crate::engine::ids::{self, PeerId, RunId};
+use crate::engine::ids::{self, PeerId};
 use crate::engine::ops::TxOp;
 use crate::engine::peer::{Deferred, PeerState};
 use crate::engine::receives::RecvInfo;
@@ -22,13 +22,12 @@ use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::mem::{Iov, IovList};
 use crate::nic::{LinkError, Nic, RemoteIov};
-use crate::table::Id as _;
 use crate::wire::{F_ACK, F_DATA, Reader, Rts};
 
 /// A receive that waits for its message, which must be exactly as long.
 pub(super) struct Posted {
     memory: Iov,
-    pub(super) ctx: Context,
+    pub(super) step: StepId,
 }
 
 /// A message that waits for its receive.
@@ -60,14 +59,15 @@ pub(super) enum Reception {
 
 impl<N: Nic> Engine<N> {
     pub(super) fn send_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, poisoned, cut_off, .. } = *transfer;
+        let Transfer { peer, tag, memory, step, poisoned, cut_off, .. } = *transfer;
         if cut_off.is_some() {
-            return self.state.end_transfer(ctx, cut_off);
+            return self.state.end_step(step, cut_off);
         }
-        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
+        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_step(step, Some(NO_PEER)) };
         let mut flags = OpFlags::TAGGED;
         flags.set(OpFlags::DATA, poisoned);
         let State { peers, outgoing, .. } = &mut self.state;
+        let (ctx, tag) = (step.to_context(), tag.to_wire());
         let send = || TxOp::collective(peer_id, ctx, flags, IovList::from_slice(&[memory]), tag);
         let index = outgoing.push(&mut peers[peer_id], send);
         self.state.peers.defer(peer_id, Deferred::Collective(index));
@@ -75,18 +75,18 @@ impl<N: Nic> Engine<N> {
     }
 
     pub(super) fn receive_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, ctx, cut_off, taken, .. } = *transfer;
+        let Transfer { peer, tag, memory, step, cut_off, taken, .. } = *transfer;
         if taken {
-            return self.state.end_transfer(ctx, None);
+            return self.state.end_step(step, None);
         }
-        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_transfer(ctx, Some(NO_PEER)) };
+        let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_step(step, Some(NO_PEER)) };
         if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
-            return self.state.deliver_arrived(peer_id, &memory, ctx, arrived);
+            return self.state.deliver_arrived(peer_id, &memory, step, arrived);
         }
         if cut_off.is_some() {
-            return self.state.end_transfer(ctx, cut_off);
+            return self.state.end_step(step, cut_off);
         }
-        self.state.collectives().posted.insert((peer_id, tag), Posted { memory, ctx });
+        self.state.collectives().posted.insert((peer_id, tag), Posted { memory, step });
         self.dial_for_receives(peer_id);
     }
 
@@ -113,7 +113,7 @@ impl State {
         flags: u8,
         mut r: Reader<'_>,
     ) -> Result<(), Violation> {
-        let tag = r.take::<U64>().ok_or(Violation)?.get();
+        let tag = Tag::from_wire(r.take::<U64>().ok_or(Violation)?.get());
         let poisoned = flags & F_DATA != 0;
         if poisoned {
             r.take::<U64>().ok_or(Violation)?;
@@ -123,18 +123,18 @@ impl State {
         }
         let payload = r.rest();
         self.admit_eager(peer_id, payload.len())?;
-        if is_signal(tag) {
+        if let Some((signal, join)) = Signal::of(tag) {
             self.return_window(peer_id, payload.len());
-            return self.on_signal(peer_id, tag);
+            return self.on_signal(peer_id, signal, join);
         }
         let groups = self.collectives();
-        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
+        if let Some(Posted { memory, step }) = groups.posted.remove(&(peer_id, tag)) {
             let fault = fault_of(payload.len() as u64, &memory, poisoned);
             if fault.is_none() {
                 memory.write(payload);
             }
             self.return_window(peer_id, payload.len());
-            self.end_transfer(ctx, fault);
+            self.end_step(step, fault);
             return Ok(());
         }
         if self.receive_later(peer_id, tag)? == Reception::Discarded {
@@ -155,17 +155,17 @@ impl State {
         rts: &Rts,
         mut source: Vec<RemoteIov>,
     ) -> Result<(), Violation> {
-        let (tag, op, len) = (rts.tag.get(), rts.op.get(), rts.len.get());
+        let (tag, op, len) = (Tag::from_wire(rts.tag.get()), rts.op.get(), rts.len.get());
         let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
         self.admit_announcement(peer_id, &mut source)?;
         let arrived = Arrived::Announced { op, len, source, ack, poisoned };
-        if is_signal(tag) {
+        if let Some((signal, join)) = Signal::of(tag) {
             self.discard_one(peer_id, arrived);
-            return self.on_signal(peer_id, tag);
+            return self.on_signal(peer_id, signal, join);
         }
         let groups = self.collectives();
-        if let Some(Posted { memory, ctx }) = groups.posted.remove(&(peer_id, tag)) {
-            self.deliver_arrived(peer_id, &memory, ctx, arrived);
+        if let Some(Posted { memory, step }) = groups.posted.remove(&(peer_id, tag)) {
+            self.deliver_arrived(peer_id, &memory, step, arrived);
         } else if self.receive_later(peer_id, tag)? == Reception::Discarded {
             self.discard_one(peer_id, arrived);
             self.tell_failures(peer_id);
@@ -176,7 +176,7 @@ impl State {
     }
 
     /// A message and its receive have found each other.
-    pub(super) fn deliver_arrived(&mut self, peer_id: PeerId, memory: &Iov, ctx: Context, arrived: Arrived) {
+    pub(super) fn deliver_arrived(&mut self, peer_id: PeerId, memory: &Iov, step: StepId, arrived: Arrived) {
         match arrived {
             Arrived::Eager { bytes, poisoned, orphan } => {
                 let fault = fault_of(bytes.len() as u64, memory, poisoned);
@@ -186,35 +186,39 @@ impl State {
                 if planted!(Bug::CollectiveCreditLost, true, false) {
                     self.eager_taken(peer_id, bytes.len(), orphan);
                 }
-                self.end_transfer(ctx, fault);
+                self.end_step(step, fault);
             }
             Arrived::Announced { op, len, source, ack, poisoned } => {
                 self.announcement_taken(peer_id);
                 let fault = fault_of(len, memory, poisoned);
                 if fault.is_some() {
                     self.queue_ack(peer_id, op);
-                    return self.end_transfer(ctx, fault);
+                    return self.end_step(step, fault);
                 }
-                let mut info = RecvInfo::collective(ctx);
+                let mut info = RecvInfo::collective(step.to_context());
                 info.fit(&[*memory], memory.len() as u64);
                 self.start_rendezvous(peer_id, IovList::from_slice(&[*memory]), info, op, source, ack);
             }
-            Arrived::Lost(why) => self.end_transfer(ctx, Some(Fault::Link(why))),
+            Arrived::Lost(why) => self.end_step(step, Some(Fault::Link(why))),
         }
     }
 
     /// Records the end of a run's send or receive, which `ctx` names.
     #[cold]
     pub(crate) fn end_transfer(&mut self, ctx: Context, fault: Option<Fault>) {
-        if ctx == NO_RUN {
-            return;
+        if let Some(step) = StepId::from_context(ctx) {
+            self.end_step(step, fault);
         }
+    }
+
+    /// Records the end of a step.
+    #[cold]
+    pub(super) fn end_step(&mut self, step: StepId, fault: Option<Fault>) {
         if let Some(why) = fault.filter(|why| matches!(why, Fault::Link(_)) || *why == NO_PEER) {
-            self.fail_group_of(ctx, why);
+            self.fail_group_of(step, why);
         }
-        let (run, task) = (RunId::at(ctx.ptr), u32::try_from(ctx.user).unwrap_or(u32::MAX));
         let groups = self.collectives();
-        groups.ended.push(Ended { run, task, fault });
+        groups.ended.push(Ended { step, fault });
         if groups.ended.len() == 1 {
             // The next round of progress works off the links' queue, and collectives with it.
             self.links.queue_query();
@@ -238,14 +242,12 @@ impl State {
     }
 
     /// The treatment of a message that has no receive. An error: its sender may not send it.
-    pub(super) fn receive_later(&self, peer_id: PeerId, tag: u64) -> Result<Reception, Violation> {
+    pub(super) fn receive_later(&self, peer_id: PeerId, tag: Tag) -> Result<Reception, Violation> {
         let Some(groups) = self.collectives.as_deref() else { return Ok(Reception::Discarded) };
-        let is_join = tag & JOIN != 0;
-        let number = tag >> (SEQUENCE_BITS + NUMBER_BITS);
-        let id = if is_join { groups.joined_by(tag & !FAILED) } else { groups.numbered(number) };
+        let (is_join, join) = (tag.is_join(), tag.with_number(0));
+        let id = if is_join { groups.joined_by(join) } else { groups.numbered(tag.group()) };
         let Some(id) = id else {
             // The join has not begun here, or the group was left.
-            let join = tag & !FAILED;
             let failed =
                 || groups.notices.is_made(join, self.peers[peer_id].addr()) || groups.early.has_notice(peer_id, join);
             return Ok(if is_join && !failed() { Reception::Kept } else { Reception::Discarded });
@@ -271,7 +273,7 @@ impl State {
     }
 
     /// Discards messages that wait for their receives: those with such senders and tags.
-    pub(super) fn discard_arrived(&mut self, unwanted: impl Fn(PeerId, u64) -> bool) {
+    pub(super) fn discard_arrived(&mut self, unwanted: impl Fn(PeerId, Tag) -> bool) {
         let Some(groups) = self.collectives.as_deref() else { return };
         let mut keys: Vec<_> = groups.arrived.keys().filter(|(peer, tag)| unwanted(*peer, *tag)).copied().collect();
         keys.sort_unstable(); // Nothing happens in hash order.
