@@ -98,7 +98,7 @@ impl NicCaps {
     }
 }
 
-/// Number of a chain ([`Nic::open_chain`]). The device chooses it.
+/// Number of a chain ([`Chaining::open_chain`]). The device chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainId(pub u32);
 
@@ -475,10 +475,54 @@ pub trait Registrar {
     }
 }
 
+/// Chains of a device: exchanges of small frames with several peers, step by step, which the system may perform. A device
+/// without chains has the defaults.
+pub trait Chaining {
+    /// Whether the device has chains. `try_it`: if that is not known, finds out; otherwise the answer may be wrong.
+    fn offers_chains(&mut self, _try_it: bool) -> bool {
+        false
+    }
+
+    /// Opens a chain over these ends. The peers do the same. It is usable when [`Chaining::poll_chain`] finds it ready.
+    /// `None`: the device has no chains over such links, or no room.
+    fn open_chain(&mut self, _ends: &[ChainEnd]) -> Option<ChainId> {
+        None
+    }
+
+    /// Starts the steps of a chain that is ready, of which there are at most [`CHAIN_STEPS`]. The last one awaits a
+    /// frame. False: the chain is broken.
+    fn start_chain(&mut self, _chain: ChainId, _steps: &[ChainStep]) -> bool {
+        false
+    }
+
+    /// The state of a chain. If the system performs no steps, this call performs those that can be performed.
+    fn poll_chain(&mut self, _chain: ChainId) -> ChainState {
+        ChainState::Broken
+    }
+
+    /// Whether a chain that was busy is ready or broken. [`Chaining::poll_chain`] must be called to learn which.
+    fn has_ended_chain(&self, _chain: ChainId) -> bool {
+        false
+    }
+
+    /// A bit for each awaited frame that has arrived, by the index of its step among those that were started last.
+    fn chain_arrivals(&self, _chain: ChainId) -> u64 {
+        0
+    }
+
+    /// Breaks a chain. Steps that are under way end soon.
+    fn break_chain(&mut self, _chain: ChainId) {}
+
+    /// Closes a chain of which no step is under way. Returns [`Chaining::chain_arrivals`], after a last look.
+    fn close_chain(&mut self, _chain: ChainId) -> u64 {
+        0
+    }
+}
+
 /// A communication device. Implementations: shm and tcp (weft-nic), and a simulated one (weft-sim). All calls
 /// come from one thread at a time. No call blocks, and only `poll` calls back. A device names the features that it does
 /// not have ([`decline!`](crate::decline)).
-pub trait Nic: Registrar {
+pub trait Nic: Registrar + Chaining {
     /// The name under which peers reach the endpoint of this device.
     fn name(&self) -> EpName;
 
@@ -550,47 +594,6 @@ pub trait Nic: Registrar {
 
     /// Wakes the peer of a link if it sleeps, because a word of a board has changed.
     fn wake_peer(&mut self, link: LinkId);
-
-    /// Whether the device has chains: exchanges of small frames with several peers, step by step. `try_it`: if that is
-    /// not known, finds out; otherwise the answer may be wrong.
-    fn offers_chains(&mut self, _try_it: bool) -> bool {
-        false
-    }
-
-    /// Opens a chain over these ends. The peers do the same. It is usable when [`Nic::poll_chain`] finds it ready.
-    /// `None`: the device has no chains over such links, or no room.
-    fn open_chain(&mut self, _ends: &[ChainEnd]) -> Option<ChainId> {
-        None
-    }
-
-    /// Starts the steps of a chain that is ready, of which there are at most [`CHAIN_STEPS`]. The last one awaits a
-    /// frame. False: the chain is broken.
-    fn start_chain(&mut self, _chain: ChainId, _steps: &[ChainStep]) -> bool {
-        false
-    }
-
-    /// The state of a chain. If the system performs no steps, this call performs those that can be performed.
-    fn poll_chain(&mut self, _chain: ChainId) -> ChainState {
-        ChainState::Broken
-    }
-
-    /// Whether a chain that was busy is ready or broken. [`Nic::poll_chain`] must be called to learn which.
-    fn has_ended_chain(&self, _chain: ChainId) -> bool {
-        false
-    }
-
-    /// A bit for each awaited frame that has arrived, by the index of its step among those that were started last.
-    fn chain_arrivals(&self, _chain: ChainId) -> u64 {
-        0
-    }
-
-    /// Breaks a chain. Steps that are under way end soon.
-    fn break_chain(&mut self, _chain: ChainId) {}
-
-    /// Closes a chain of which no step is under way. Returns [`Nic::chain_arrivals`], after a last look.
-    fn close_chain(&mut self, _chain: ChainId) -> u64 {
-        0
-    }
 
     /// Logs an act of the engine towards a peer. The engine reports the first, second, fourth, eighth, … act of a kind,
     /// so that peers cannot fill the log.

@@ -11,7 +11,9 @@ use weft_engine::Engine;
 use weft_engine::api::{ADDR_NONE, Access, Config, Context, RecvFlags, RecvOp, Region};
 use weft_engine::mem::{self, Iov, Owned};
 use weft_engine::name::{EpName, NameParts, address_bytes, endpoint_id};
-use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Part, Registrar, Share, Sink};
+use weft_engine::nic::{
+    Chaining, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Part, Registrar, Share, Sink,
+};
 use weft_fuzz::{Reader, fuzz, hash};
 
 use scripted::name;
@@ -71,6 +73,8 @@ enum Event {
 const LINK: LinkId = LinkId(0);
 
 impl Registrar for ScriptedDevice {}
+
+impl Chaining for ScriptedDevice {}
 
 impl Nic for ScriptedDevice {
     weft_engine::decline!(confirm, held_bytes, boards, notice);

@@ -28,8 +28,8 @@ use weft_engine::mapped::{Guard, PeerRegion, RegionOffer};
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, Notice, Registrar,
-    Share, Sink,
+    ChainEnd, ChainId, ChainState, ChainStep, Chaining, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, Notice,
+    Registrar, Share, Sink,
 };
 use weft_os::{Checker, ForkClosedFd};
 
@@ -356,6 +356,47 @@ impl Devices {
 /// Shared memory and TCP reach any memory.
 impl Registrar for Devices {}
 
+impl Chaining for Devices {
+    fn offers_chains(&mut self, try_it: bool) -> bool {
+        self.tcp.as_mut().is_some_and(|tcp| tcp.offers_chains(try_it))
+    }
+
+    fn open_chain(&mut self, ends: &[ChainEnd]) -> Option<ChainId> {
+        let theirs = |end: &ChainEnd| match self.table.way(end.link) {
+            (Via::Tcp, link) => Some(ChainEnd { link, ..*end }),
+            _ => None,
+        };
+        let ends = ends.iter().map(theirs).collect::<Option<Vec<_>>>()?;
+        self.tcp.as_mut()?.open_chain(ends)
+    }
+
+    fn start_chain(&mut self, chain: ChainId, steps: &[ChainStep]) -> bool {
+        self.tcp.as_mut().is_some_and(|tcp| tcp.start_chain(chain, steps))
+    }
+
+    fn poll_chain(&mut self, chain: ChainId) -> ChainState {
+        self.tcp.as_mut().map_or(ChainState::Broken, |tcp| tcp.poll_chain(chain))
+    }
+
+    fn has_ended_chain(&self, chain: ChainId) -> bool {
+        self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended_chain(chain))
+    }
+
+    fn chain_arrivals(&self, chain: ChainId) -> u64 {
+        self.tcp.as_ref().map_or(0, |tcp| tcp.chain_arrivals(chain))
+    }
+
+    fn break_chain(&mut self, chain: ChainId) {
+        if let Some(tcp) = &mut self.tcp {
+            tcp.break_chain(chain);
+        }
+    }
+
+    fn close_chain(&mut self, chain: ChainId) -> u64 {
+        self.tcp.as_mut().map_or(0, |tcp| tcp.close_chain(chain))
+    }
+}
+
 impl Nic for Devices {
     fn name(&self) -> EpName {
         self.name
@@ -511,45 +552,6 @@ impl Nic for Devices {
         if let Some(shm) = self.shm.as_mut().filter(|_| via == Via::Shm) {
             shm.wake_peer(inner);
         }
-    }
-
-    fn offers_chains(&mut self, try_it: bool) -> bool {
-        self.tcp.as_mut().is_some_and(|tcp| tcp.offers_chains(try_it))
-    }
-
-    fn open_chain(&mut self, ends: &[ChainEnd]) -> Option<ChainId> {
-        let theirs = |end: &ChainEnd| match self.table.way(end.link) {
-            (Via::Tcp, link) => Some(ChainEnd { link, ..*end }),
-            _ => None,
-        };
-        let ends = ends.iter().map(theirs).collect::<Option<Vec<_>>>()?;
-        self.tcp.as_mut()?.open_chain(ends)
-    }
-
-    fn start_chain(&mut self, chain: ChainId, steps: &[ChainStep]) -> bool {
-        self.tcp.as_mut().is_some_and(|tcp| tcp.start_chain(chain, steps))
-    }
-
-    fn poll_chain(&mut self, chain: ChainId) -> ChainState {
-        self.tcp.as_mut().map_or(ChainState::Broken, |tcp| tcp.poll_chain(chain))
-    }
-
-    fn has_ended_chain(&self, chain: ChainId) -> bool {
-        self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended_chain(chain))
-    }
-
-    fn chain_arrivals(&self, chain: ChainId) -> u64 {
-        self.tcp.as_ref().map_or(0, |tcp| tcp.chain_arrivals(chain))
-    }
-
-    fn break_chain(&mut self, chain: ChainId) {
-        if let Some(tcp) = &mut self.tcp {
-            tcp.break_chain(chain);
-        }
-    }
-
-    fn close_chain(&mut self, chain: ChainId) -> u64 {
-        self.tcp.as_mut().map_or(0, |tcp| tcp.close_chain(chain))
     }
 
     fn close(&mut self, link: LinkId) {

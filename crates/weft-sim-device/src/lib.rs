@@ -19,7 +19,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{
-    Demands, DirectCopy, Full, LinkError, LinkId, Nic, Notice, Refused, Registrar, RemoteIov, Share, Sink, Span,
+    Chaining, Demands, DirectCopy, Full, LinkError, LinkId, Nic, Notice, Refused, Registrar, RemoteIov, Share, Sink,
+    Span,
 };
 use weft_nic::{Config, Device, NicError, Stats, Unsent};
 use weft_os::UnmapWatch;
@@ -216,6 +217,8 @@ impl Device for SimDevice {
         Stats::default()
     }
 }
+
+impl Chaining for SimDevice {}
 
 impl Nic for SimDevice {
     // Without boards, the conformance suite tries collectives by messages.

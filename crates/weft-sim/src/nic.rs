@@ -17,8 +17,8 @@ use weft_engine::mapped::{Guard, Mappable, PeerRegion, RegionOffer};
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
 use weft_engine::nic::{
-    ChainEnd, ChainId, ChainState, ChainStep, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, Notice, Part, Share,
-    Sink,
+    ChainEnd, ChainId, ChainState, ChainStep, Chaining, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, Notice, Part,
+    Share, Sink,
 };
 
 use crate::event::Event;
@@ -205,6 +205,36 @@ impl Drop for SimNic {
     }
 }
 
+impl Chaining for SimNic {
+    fn offers_chains(&mut self, _try_it: bool) -> bool {
+        self.state.borrow().config.chains.is_some()
+    }
+
+    fn open_chain(&mut self, ends: &[ChainEnd]) -> Option<ChainId> {
+        self.state.borrow_mut().open_chain(self.ep, ends)
+    }
+
+    fn start_chain(&mut self, chain: ChainId, steps: &[ChainStep]) -> bool {
+        self.state.borrow_mut().start_chain(chain, steps)
+    }
+
+    fn poll_chain(&mut self, chain: ChainId) -> ChainState {
+        self.state.borrow_mut().poll_chain(chain)
+    }
+
+    fn chain_arrivals(&self, chain: ChainId) -> u64 {
+        self.state.borrow().chain_arrivals(chain)
+    }
+
+    fn break_chain(&mut self, chain: ChainId) {
+        self.state.borrow_mut().break_chain(chain);
+    }
+
+    fn close_chain(&mut self, chain: ChainId) -> u64 {
+        self.state.borrow_mut().close_chain(chain)
+    }
+}
+
 impl Nic for SimNic {
     weft_engine::decline!(held_bytes);
 
@@ -373,34 +403,6 @@ impl Nic for SimNic {
         if let Some(id) = state.lookup(self.ep, link) {
             state.notify(id, Event::WakeUp { to: id.other() });
         }
-    }
-
-    fn offers_chains(&mut self, _try_it: bool) -> bool {
-        self.state.borrow().config.chains.is_some()
-    }
-
-    fn open_chain(&mut self, ends: &[ChainEnd]) -> Option<ChainId> {
-        self.state.borrow_mut().open_chain(self.ep, ends)
-    }
-
-    fn start_chain(&mut self, chain: ChainId, steps: &[ChainStep]) -> bool {
-        self.state.borrow_mut().start_chain(chain, steps)
-    }
-
-    fn poll_chain(&mut self, chain: ChainId) -> ChainState {
-        self.state.borrow_mut().poll_chain(chain)
-    }
-
-    fn chain_arrivals(&self, chain: ChainId) -> u64 {
-        self.state.borrow().chain_arrivals(chain)
-    }
-
-    fn break_chain(&mut self, chain: ChainId) {
-        self.state.borrow_mut().break_chain(chain);
-    }
-
-    fn close_chain(&mut self, chain: ChainId) -> u64 {
-        self.state.borrow_mut().close_chain(chain)
     }
 
     fn notice(&mut self, _: &EpName, notice: Notice) {

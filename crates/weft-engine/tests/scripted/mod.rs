@@ -10,7 +10,9 @@ use weft_engine::api::{Addr, AddressBook, Completion, Config};
 use weft_engine::board::Board;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Notice, Registrar, Share, Sink};
+use weft_engine::nic::{
+    Chaining, DirectCopy, Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Notice, Registrar, Share, Sink,
+};
 
 /// The name of an endpoint. A greater byte gives a greater name, at the same host and port.
 pub fn name(byte: u8) -> EpName {
@@ -152,6 +154,8 @@ impl ScriptedDevice {
 }
 
 impl Registrar for ScriptedDevice {}
+
+impl Chaining for ScriptedDevice {}
 
 impl Nic for ScriptedDevice {
     weft_engine::decline!(held_bytes, boards);

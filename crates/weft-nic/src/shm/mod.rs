@@ -74,7 +74,9 @@ use weft_engine::growth;
 use weft_engine::mapped::{Guard, PeerRegion, RegionOffer};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
-use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Part, Registrar, Share, Sharing, Sink};
+use weft_engine::nic::{
+    Chaining, DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Part, Registrar, Share, Sharing, Sink,
+};
 
 use cma::Span;
 use doorbell::{Barriers, Door};
@@ -461,6 +463,8 @@ impl Shm {
 
 /// The device reaches any memory.
 impl Registrar for Shm {}
+
+impl Chaining for Shm {}
 
 impl Nic for Shm {
     weft_engine::decline!(notice);

@@ -39,7 +39,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Registrar, Share, Sink};
+use weft_engine::nic::{Chaining, DirectCopy, Full, LinkError, LinkId, Nic, NicCaps, Registrar, Share, Sink};
 use weft_os::ForkClosedFd;
 
 use crate::error::shortage;
@@ -553,6 +553,8 @@ impl Tcp {
 
 /// TCP reaches any memory.
 impl Registrar for Tcp {}
+
+impl Chaining for Tcp {}
 
 impl Nic for Tcp {
     weft_engine::decline!(confirm, boards, notice);

@@ -1,4 +1,4 @@
-//! Chains: connections on which the kernel performs steps. What a peer may do to them, and that links are unaffected.
+//! Chaining: connections on which the kernel performs steps. What a peer may do to them, and that links are unaffected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use weft_engine::name::EpName;
-use weft_engine::nic::{ChainEnd, ChainId, ChainState, ChainStep, LinkId, Nic};
+use weft_engine::nic::{ChainEnd, ChainId, ChainState, ChainStep, Chaining, LinkId};
 use weft_nic::handshake::Key;
 use weft_nic::{Config, Device, Devices, Uring};
 

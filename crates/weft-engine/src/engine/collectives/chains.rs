@@ -1,4 +1,4 @@
-//! Barriers between hosts as chains, which the system performs while the client computes ([`Nic::open_chain`]).
+//! Barriers between hosts as chains, which the system performs while the client computes ([`crate::nic::Chaining`]).
 //!
 //! Place in the data flow: the join opens a chain where all members can, and they vote for it (`join.rs`).
 //! [`Collectives::queue_on_chain`] takes the barriers of the group, and [`Engine::poll_chains`] starts one after the

@@ -1,7 +1,8 @@
 //! Chains: frames that are exchanged with several peers, step by step.
 //!
 //! Place in the data flow: the engine opens a chain over links that are up, and starts its steps
-//! ([`Nic::start_chain`](weft_engine::nic::Nic::start_chain)). The executor is that of the configuration ([`Uring`]):
+//! ([`Chaining::start_chain`](weft_engine::nic::Chaining::start_chain)). The executor is that of the configuration
+//! ([`Uring`]):
 //!
 //! - The system performs the steps while this process computes. [`ring`] submits them as linked requests. The engine
 //!   looks for their end in each round of progress, and a sleeper is woken by the ring's descriptor.
@@ -267,7 +268,7 @@ impl Chains {
 }
 
 impl Tcp {
-    /// See [`Nic::offers_chains`](weft_engine::nic::Nic::offers_chains).
+    /// See [`Chaining::offers_chains`](weft_engine::nic::Chaining::offers_chains).
     pub(crate) fn offers_chains(&mut self, try_it: bool) -> bool {
         if try_it && self.chains.uring == Uring::Yes && self.chains.ring.is_none() {
             let opened = Ring::open().and_then(|ring| {
@@ -290,7 +291,7 @@ impl Tcp {
         self.chains.may_open()
     }
 
-    /// See [`Nic::open_chain`](weft_engine::nic::Nic::open_chain).
+    /// See [`Chaining::open_chain`](weft_engine::nic::Chaining::open_chain).
     pub(crate) fn open_chain(&mut self, ends: Vec<ChainEnd>) -> Option<ChainId> {
         if ends.is_empty() || self.chains.chains.len() >= CHAINS_MAX || !self.offers_chains(true) {
             return None;
@@ -404,7 +405,7 @@ impl Tcp {
         }
     }
 
-    /// See [`Nic::start_chain`](weft_engine::nic::Nic::start_chain).
+    /// See [`Chaining::start_chain`](weft_engine::nic::Chaining::start_chain).
     pub(crate) fn start_chain(&mut self, id: ChainId, steps: &[ChainStep]) -> bool {
         let Chains { ring, chains, uring, .. } = &mut *self.chains;
         let Some(chain) = chains.get_mut(id.0 as usize).filter(|chain| chain.phase == Phase::Ready) else {
@@ -446,7 +447,7 @@ impl Tcp {
         true
     }
 
-    /// See [`Nic::poll_chain`](weft_engine::nic::Nic::poll_chain).
+    /// See [`Chaining::poll_chain`](weft_engine::nic::Chaining::poll_chain).
     pub(crate) fn poll_chain(&mut self, id: ChainId) -> ChainState {
         self.chains.reap();
         self.chains.perform(id);
@@ -457,18 +458,18 @@ impl Tcp {
         }
     }
 
-    /// See [`Nic::has_ended_chain`](weft_engine::nic::Nic::has_ended_chain).
+    /// See [`Chaining::has_ended_chain`](weft_engine::nic::Chaining::has_ended_chain).
     pub(crate) fn has_ended_chain(&self, id: ChainId) -> bool {
         let phase = self.chains.chains.get(id.0 as usize).map(|chain| chain.phase);
         !matches!(phase, Some(Phase::Opening(_) | Phase::Running | Phase::Polled(_)))
     }
 
-    /// See [`Nic::chain_arrivals`](weft_engine::nic::Nic::chain_arrivals).
+    /// See [`Chaining::chain_arrivals`](weft_engine::nic::Chaining::chain_arrivals).
     pub(crate) fn chain_arrivals(&self, id: ChainId) -> u64 {
         self.chains.chains.get(id.0 as usize).map_or(0, Chain::arrivals)
     }
 
-    /// See [`Nic::break_chain`](weft_engine::nic::Nic::break_chain).
+    /// See [`Chaining::break_chain`](weft_engine::nic::Chaining::break_chain).
     pub(crate) fn break_chain(&mut self, id: ChainId) {
         let Some(chain) = self.chains.chains.get_mut(id.0 as usize) else { return };
         chain.shut();
@@ -482,7 +483,7 @@ impl Tcp {
         }
     }
 
-    /// See [`Nic::close_chain`](weft_engine::nic::Nic::close_chain).
+    /// See [`Chaining::close_chain`](weft_engine::nic::Chaining::close_chain).
     pub(crate) fn close_chain(&mut self, id: ChainId) -> u64 {
         let Some(chain) = self.chains.chains.get_mut(id.0 as usize) else { return 0 };
         if chain.phase == Phase::Running {
