@@ -1,8 +1,8 @@
 //! A table whose entries are found by ids of their own type. An id that the table has given out has its entry until the
 //! entry is removed, so that indexing cannot miss.
 //!
-//! Place in the data flow: [`crate::engine`] keeps groups and runs of collectives here. Ids that come from outside, from
-//! the client or a peer, are looked up by [`Table::get`].
+//! Place in the data flow: [`crate::engine`] keeps groups and runs of collectives here. Ids that the client names are
+//! looked up by [`Table::get`].
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};

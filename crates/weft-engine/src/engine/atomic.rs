@@ -277,10 +277,7 @@ impl<N: Nic> Engine<N> {
     /// Sends the next part of the operation at the front of the TX queue.
     #[inline(never)] // For the reason given at `run_peer`.
     pub(crate) fn start_atomic(&mut self, index: OpId) -> Started {
-        let Some(op) = self.state.outgoing.op_mut(index) else {
-            cannot_happen!("a queued operation is in the table");
-            return Started::Blocked;
-        };
+        let Some(op) = self.state.outgoing.queued(index) else { return Started::Blocked };
         let Some(amo) = op.amo() else {
             cannot_happen!("an atomic has an operation");
             return Started::Blocked;

@@ -636,6 +636,16 @@ impl Outgoing {
         self.ops.get_mut(id.get())
     }
 
+    /// An operation that a peer's TX queue names, which is in the table until it has left the queue.
+    #[inline(always)]
+    pub(crate) fn queued(&mut self, id: OpId) -> Option<&mut TxOp> {
+        let op = self.op_mut(id);
+        if op.is_none() {
+            cannot_happen!("a queued operation is in the table");
+        }
+        op
+    }
+
     pub(crate) fn remove(&mut self, peer: &mut Peer, id: OpId) -> Option<TxOp> {
         self.ops.remove(peer.ops_mut(), id.get())
     }

@@ -351,10 +351,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn start_rma(&mut self, index: OpId) -> Started {
         loop {
             let limit = self.state.outgoing.request_limit();
-            let Some(op) = self.state.outgoing.op_mut(index) else {
-                cannot_happen!("a queued operation is in the table");
-                return Started::Sent;
-            };
+            let Some(op) = self.state.outgoing.queued(index) else { return Started::Sent };
             if op.fault().is_some() {
                 op.skip_parts();
             }
@@ -385,10 +382,7 @@ impl<N: Nic> Engine<N> {
     }
 
     fn start_write(&mut self, index: OpId, last: bool) -> Started {
-        let Some(op) = self.state.outgoing.op(index) else {
-            cannot_happen!("a queued operation is in the table");
-            return Started::Blocked;
-        };
+        let Some(op) = self.state.outgoing.queued(index) else { return Started::Blocked };
         let peer = &self.state.peers[op.peer()];
         let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {
             return Started::Blocked;
@@ -426,10 +420,7 @@ impl<N: Nic> Engine<N> {
 
     #[inline(never)] // For the reason given at `run_peer`.
     fn start_read(&mut self, index: OpId, last: bool) -> Started {
-        let Some(op) = self.state.outgoing.op(index) else {
-            cannot_happen!("a queued operation is in the table");
-            return Started::Blocked;
-        };
+        let Some(op) = self.state.outgoing.queued(index) else { return Started::Blocked };
         let peer_id = op.peer();
         let peer = &self.state.peers[peer_id];
         let (Some(link), Some(remote)) = (peer.link(), op.remote().get(op.next_part() as usize)) else {

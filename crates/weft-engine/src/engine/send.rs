@@ -13,7 +13,6 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{Addr, Completion, CompletionFlags, Error, Fault, Kind, OpFlags, SendOp};
-use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::connection::Role;
@@ -182,10 +181,7 @@ impl<N: Nic> Engine<N> {
     #[inline(always)] // The data path has one call.
     pub(crate) fn start_send(&mut self, index: OpId) -> Started {
         let limit = self.state.outgoing.request_limit();
-        let Some(op) = self.state.outgoing.op_mut(index) else {
-            cannot_happen!("a queued operation is in the table");
-            return Started::Sent;
-        };
+        let Some(op) = self.state.outgoing.queued(index) else { return Started::Sent };
         let peer = &mut self.state.peers[op.peer()];
         let cost = op.len() + EAGER_COST;
         let ack = match peer.answer_to(op.flags()) {
@@ -260,10 +256,7 @@ impl<N: Nic> Engine<N> {
     /// show that they have arrived: higher levels need an answer.
     #[inline(never)] // See `run_peer`.
     fn send_followed(&mut self, index: OpId, peer_id: PeerId, link: LinkId, ack: bool) -> Started {
-        let Some(op) = self.state.outgoing.op(index) else {
-            cannot_happen!("a queued operation is in the table");
-            return Started::Sent;
-        };
+        let Some(op) = self.state.outgoing.queued(index) else { return Started::Sent };
         let (len, iov) = (op.len(), IovList::from_slice(op.iov()));
         let mut head = rts_head::<SHORT_ROOM>(index, op, ack, None);
         head.add_flags(F_FOLLOWS);
