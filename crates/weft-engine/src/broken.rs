@@ -33,7 +33,9 @@ pub(crate) use less;
 #[cold]
 #[inline(never)]
 pub(crate) fn report(invariant: &'static str) {
-    assert!(!cfg!(debug_assertions), "a broken invariant: {invariant}");
+    if cfg!(debug_assertions) {
+        panic!("a broken invariant: {invariant}");
+    }
     static REPORTED: AtomicBool = AtomicBool::new(false);
     if !REPORTED.swap(true, Relaxed) {
         log::error!("a fault in weft ({invariant}), operations may fail; report this line with the version of weft");

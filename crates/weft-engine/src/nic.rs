@@ -475,8 +475,8 @@ pub trait Registrar {
     }
 }
 
-/// Chains of a device: exchanges of small frames with several peers, step by step, which the system may perform. A device
-/// without chains has the defaults.
+/// Chains of a device: exchanges of small frames with several peers, step by step, which the system may perform. A
+/// device without chains has the defaults.
 pub trait Chaining {
     /// Whether the device has chains. `try_it`: if that is not known, finds out; otherwise the answer may be wrong.
     fn offers_chains(&mut self, _try_it: bool) -> bool {

@@ -446,7 +446,7 @@ impl Collectives {
             peer: group.members[peer as usize],
             tag,
             memory,
-            step: StepId { run: id, task },
+            step: StepId::new(id, task),
             poisoned: active.fault.is_some(),
             cut_off: group.cut_off(peer),
             taken: side == Side::Receive && group.has_taken(peer, tag),
@@ -470,7 +470,7 @@ impl Collectives {
     fn settle(&mut self) {
         let mut all = std::mem::take(&mut self.ended);
         for ended in all.drain(..) {
-            let StepId { run, task } = ended.step;
+            let (run, task) = (ended.step.run(), ended.step.task());
             let active = &mut self.runs[run];
             active.run.complete(task);
             active.fault = planted!(Bug::CollectivePoisonLost, active.fault.or(ended.fault), active.fault);

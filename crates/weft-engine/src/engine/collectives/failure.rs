@@ -126,7 +126,7 @@ impl State {
         let groups = self.collectives();
         let others = members.iter().enumerate().filter(|(at, _)| ids::number(*at) != rank).map(|(_, addr)| *addr);
         others.clone().for_each(|addr| groups.notices.make(tag, addr));
-        let of_group = |step: StepId| groups.runs[step.run].group == index;
+        let of_group = |step: StepId| groups.runs[step.run()].group == index;
         let posted = groups.posted.iter().filter(|(_, posted)| of_group(posted.step));
         let mut posted: Vec<(PeerId, Tag)> = posted.map(|(key, _)| *key).collect();
         posted.sort_unstable(); // Nothing happens in hash order.
@@ -156,7 +156,7 @@ impl State {
 
     /// Fails the group of a step.
     pub(super) fn fail_group_of(&mut self, step: StepId, why: Fault) {
-        let group = self.collectives().runs[step.run].group;
+        let group = self.collectives().runs[step.run()].group;
         self.fail_group(group, why);
     }
 

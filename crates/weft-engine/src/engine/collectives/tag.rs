@@ -3,9 +3,9 @@
 //! Place in the data flow: a message's tag leads its receiver to the step of a run (`messages.rs`). A [`StepId`] leads
 //! the end of a send or receive back to its run, by way of the operation's context.
 //!
-//! A tag consists of the receiver's number of the group, the operation's sequence number and the message's number in the
-//! schedule, so that every tag is unique at its receiver. The tags of a join, before any number is known, have a hash of
-//! the members' names in place of the first two. Sequence numbers wrap around.
+//! A tag consists of the receiver's number of the group, the operation's sequence number and the message's number in
+//! the schedule, so that every tag is unique at its receiver. The tags of a join, before any number is known, have a
+//! hash of the members' names in place of the first two. Sequence numbers wrap around.
 
 use crate::api::Context;
 use crate::collective;
@@ -123,14 +123,26 @@ impl Signal {
 /// A step of a run that waits for the end of its send or receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StepId {
-    pub(super) run: RunId,
-    pub(super) task: u32,
+    run: RunId,
+    task: u32,
 }
 
 /// The context of a signal, which is no step of a run.
 pub(super) const NO_STEP: Context = Context { ptr: usize::MAX, user: 0 };
 
 impl StepId {
+    pub(super) const fn new(run: RunId, task: u32) -> Self {
+        Self { run, task }
+    }
+
+    pub(super) const fn run(self) -> RunId {
+        self.run
+    }
+
+    pub(super) const fn task(self) -> u32 {
+        self.task
+    }
+
     pub(super) fn to_context(self) -> Context {
         Context { ptr: self.run.place(), user: u64::from(self.task) }
     }
