@@ -27,6 +27,7 @@ mod prefetch;
 mod probe;
 mod receives;
 mod recv;
+mod regions;
 mod registrations;
 mod remote_events;
 mod rma;

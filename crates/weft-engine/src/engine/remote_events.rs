@@ -17,7 +17,7 @@ use crate::bugs::planted;
 use crate::engine::State;
 use crate::engine::ids::PeerId;
 use crate::engine::probe::Probe;
-use crate::engine::rma::Regions;
+use crate::engine::regions::Regions;
 use crate::mapped::{RegionOffer, Span};
 use crate::mem::Iov;
 use crate::wire::Op;

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow, at the initiator: `Engine::write`/`read` → parts (one per remote piece) → WRITE,
 //! WRITE_RTS, READ or READ_BULK → ACK, FIN, READ_DATA, or bytes in a window → completion. At the target, every
-//! request is checked against [`Regions`] (key, access, range) before a byte moves.
+//! request is checked against [`Regions`](crate::engine::regions::Regions) (key, access, range) before a byte moves.
 //!
 //! A write is complete when the target has stored it, so delivery complete costs nothing extra. A short one whose
 //! client names inject or transmit complete is complete when it has left. The target executes a short write when it
@@ -10,13 +10,11 @@
 //! are stored ([`crate::engine::remote_events`]). A write to this endpoint itself sends nothing
 //! ([`crate::engine::own`]).
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Completion, Error, Fault, Kind, OpFlags, Region, RmaIov, RmaOp};
-use crate::broken::{cannot_happen, less};
-use crate::bugs::planted;
+use crate::broken::cannot_happen;
 use crate::engine::State;
 use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Transfer, TransferKind, TxOp};
@@ -24,14 +22,13 @@ use crate::engine::peer::{
     BulkOp, Deferred, Direction, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, Quota, REPLY_WINDOW_BYTES, REQUEST_LIMIT,
     reply_cost,
 };
-use crate::engine::probe::{AccessibleSpans, Probe};
 use crate::engine::registrations::Holder;
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
 use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
-use crate::mem::{self, Iov, IovList};
+use crate::mem::{self, IovList};
 use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
 
@@ -42,119 +39,13 @@ const READ: Access = Access { read: true, write: false };
 /// Size of a READ.
 const READ_ROOM: usize = size_of::<wire::Head>() + size_of::<RmaHead>();
 
-struct RegionEntry {
-    region: Region,
-    /// Number of transfers that use the memory.
-    busy: u32,
-    /// Spans of the memory that were found to be accessible.
-    accessible: AccessibleSpans,
-}
-
-/// The regions that peers may access through this endpoint.
-#[derive(Default)]
-pub(crate) struct Regions {
-    by_key: FxHashMap<u64, RegionEntry>,
-    /// Number of transfers of regions that were removed while in use, by key.
-    removed_busy: FxHashMap<u64, u32>,
-    probe: Option<Probe>,
-}
-
-impl Regions {
-    /// Makes an empty table. `probe` checks memory that is not known to be accessible.
-    pub(crate) fn new(probe: Option<Probe>) -> Self {
-        Self { probe, ..Self::default() }
-    }
-
-    /// Checks an access that needs these rights. Returns its memory.
-    pub(crate) fn check(&mut self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
-        let RegionEntry { region, accessible, .. } = self.by_key.get_mut(&key).ok_or(Status::BadKey)?;
-        let allowed = (region.access.write || !need.write) && (region.access.read || !need.read);
-        if planted!(Bug::AccessIgnored, !allowed, false) {
-            return Err(Status::BadKey);
-        }
-        let size = match region.iov.as_slice() {
-            [one] => one.len() as u64,
-            several => several.iter().map(|piece| piece.len() as u64).fold(0, u64::saturating_add),
-        };
-        let offset = addr.checked_sub(region.base).ok_or(Status::BadRange)?;
-        let end = offset.checked_add(len).ok_or(Status::BadRange)?;
-        if end > planted!(Bug::RangeOffByOne, size, size + 1) {
-            return Err(Status::BadRange);
-        }
-        let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {
-            return Err(Status::BadRange);
-        };
-        let memory = match region.iov.as_slice() {
-            [one] if len > 0 => IovList::from_slice(&[one.slice(offset, len)]),
-            several => mem::slice(several, offset, len),
-        };
-        match self.probe {
-            Some(probe) if !memory.iter().all(|piece| accessible.covers(probe, piece.into(), need.write)) => {
-                Err(Status::NoMemory)
-            }
-            _ => Ok(memory),
-        }
-    }
-
-    /// Whether memory of a receive is inaccessible, after a device could not write to it.
-    pub(crate) fn is_no_memory(&self, memory: &[Iov]) -> bool {
-        self.probe.is_some_and(|probe| memory.iter().any(|piece| probe(piece.into(), true, false).is_none()))
-    }
-
-    /// The region with this key.
-    #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<&Region> {
-        self.by_key.get(&key).map(|entry| &entry.region)
-    }
-
-    /// The key of a region that can be mapped and read, and that contains a piece of memory.
-    pub(crate) fn key_of_source(&self, source: &Iov) -> Option<u64> {
-        let contains = |region: &Region| {
-            let offset = region.iov.first().and_then(|piece| source.addr().checked_sub(piece.addr()).zip(Some(piece)));
-            region.mapping.is_some()
-                && region.access.read
-                && offset.is_some_and(|(offset, piece)| offset + source.len() as u64 <= piece.len() as u64)
-        };
-        self.by_key.iter().find(|(_, entry)| contains(&entry.region)).map(|(key, _)| *key)
-    }
-
-    /// Ends the access of peers by mappings, and leaves the regions accessible by messages.
-    pub(crate) fn end_mappings(&mut self) {
-        self.by_key.values().filter_map(|entry| entry.region.mapping.as_ref()).for_each(|mapping| mapping.revoke());
-    }
-
-    fn acquire(&mut self, key: u64) {
-        if let Some(entry) = self.by_key.get_mut(&key) {
-            entry.busy += 1;
-        }
-    }
-
-    pub(crate) fn release(&mut self, key: u64) {
-        if let Some(busy) = self.removed_busy.get_mut(&key) {
-            *busy = less!(*busy, 1, "a transfer acquires its region before it releases it");
-        } else if let Some(entry) = self.by_key.get_mut(&key) {
-            entry.busy = less!(entry.busy, 1, "a transfer acquires its region before it releases it");
-        } else {
-            cannot_happen!("a region in use is known");
-        }
-    }
-}
-
 impl<N: Nic> Engine<N> {
     /// Lets peers access `region`. Errors: `KeyInUse`.
     pub fn add_region(&mut self, region: Region) -> Result<(), Error> {
-        let key = region.key;
-        if self.state.target.regions().by_key.contains_key(&key)
-            || self.state.target.regions().removed_busy.contains_key(&key)
-        {
+        let can_be_mapped = region.mapping.is_some() && self.state.config.offers_regions;
+        if !self.state.target.regions().insert(region) {
             return Err(Error::KeyInUse);
         }
-        let can_be_mapped = region.mapping.is_some() && self.state.config.offers_regions;
-        self.state
-            .target
-            .regions()
-            .by_key
-            .insert(key, RegionEntry { region, busy: 0, accessible: AccessibleSpans::default() });
         if can_be_mapped {
             self.state.offer_regions();
         }
@@ -166,13 +57,10 @@ impl<N: Nic> Engine<N> {
     pub fn remove_region(&mut self, key: u64) {
         /// Rounds of progress that pending transfers get: about a tenth of a second.
         const PATIENCE_ROUNDS: u32 = 100_000;
-        let Some(entry) = self.state.target.regions().by_key.remove(&key) else { return };
-        if entry.busy > 0 {
-            self.state.target.regions().removed_busy.insert(key, entry.busy);
-        }
+        let Some(region) = self.state.target.regions().remove(key) else { return };
         self.state.revoke_replies(key);
         for _ in 0..PATIENCE_ROUNDS {
-            if self.state.target.regions().removed_busy.get(&key).is_none_or(|busy| *busy == 0) {
+            if !self.state.target.regions().is_busy(key) {
                 break;
             }
             self.progress();
@@ -186,19 +74,17 @@ impl<N: Nic> Engine<N> {
                 self.state.fail_peer(peer_id, LinkError::Access);
             }
         }
-        if let Some(mapping) = &entry.region.mapping {
+        if let Some(mapping) = &region.mapping {
             mapping.revoke();
         }
         self.run_links();
         self.settle();
-        self.state.target.regions().removed_busy.remove(&key);
+        self.state.target.regions().forget(key);
     }
 
     /// Lets each access to a region be reported. Peers therefore cannot map it any longer.
     pub fn watch_region(&mut self, key: u64) {
-        if let Some(mapping) =
-            self.state.target.regions().by_key.get_mut(&key).and_then(|entry| entry.region.mapping.take())
-        {
+        if let Some(mapping) = self.state.target.regions().take_mapping(key) {
             mapping.revoke();
         }
     }

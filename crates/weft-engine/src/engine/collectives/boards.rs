@@ -156,29 +156,29 @@ impl BoardRun {
     /// that combines, one that has not arrived, or the leader that exchanges. A turn that is released ends
     /// well all the same.
     fn needs_lost(&self, host: &Host, board: &HostBoard) -> Option<LinkError> {
-        if !host.any_lost {
+        if !host.any_lost() {
             return None;
         }
         let source = host.place_here(self.request.root);
-        host.lost.iter().enumerate().find_map(|(place, lost)| {
+        host.lost().enumerate().find_map(|(place, lost)| {
             let needed = match self.has_source() {
                 true => source == Some(place),
                 false => !board.has_entered(self.turn, place) || board.has_claimed(self.turn, place),
             };
-            (needed || (host.spans_hosts() && place == 0)).then_some(*lost).flatten()
+            (needed || (host.spans_hosts() && place == 0)).then_some(lost).flatten()
         })
     }
 
     /// [`BoardRun::needs_lost`] for a member that has not entered. A bank that a lost member occupies never
     /// becomes free.
     fn entry_needs_lost(&self, host: &Host, board: &HostBoard) -> Option<LinkError> {
-        if !host.any_lost || board.is_released(self.turn) {
+        if !host.any_lost() || board.is_released(self.turn) {
             return None;
         }
         if board.is_free(self.turn) {
             return self.needs_lost(host, board);
         }
-        let mut lost = host.lost.iter().enumerate();
+        let mut lost = host.lost().enumerate();
         lost.find_map(|(place, lost)| lost.filter(|_| !board.has_entered(self.turn, place)))
     }
 
@@ -515,7 +515,7 @@ impl Advance<'_> {
             self.prepare_parts();
             return Outcome::Exchanges;
         }
-        if self.host.any_lost && !self.host.spans_hosts() && !self.run.has_source() && self.board.is_full(turn) {
+        if self.host.any_lost() && !self.host.spans_hosts() && !self.run.has_source() && self.board.is_full(turn) {
             // The member that arrived last may be the one that is lost.
             if self.run.differs(self.host, self.board) {
                 self.release_without_result();

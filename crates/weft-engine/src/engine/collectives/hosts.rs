@@ -116,8 +116,8 @@ pub(super) struct Host {
     /// The members on this host by place; `None`: this member, or not known yet.
     peers: Vec<Option<PeerId>>,
     /// Members that have been lost, and whether there are any.
-    pub(super) lost: Vec<Option<LinkError>>,
-    pub(super) any_lost: bool,
+    lost: Vec<Option<LinkError>>,
+    any_lost: bool,
     /// The failure of the group.
     pub(super) failed: Option<Fault>,
     /// By place: whether the member needs no frame with the board, since it has the arena or the frame.
@@ -198,6 +198,16 @@ impl Host {
 
     pub(super) fn peers(&self) -> impl Iterator<Item = PeerId> {
         self.peers.iter().flatten().copied()
+    }
+
+    /// Whether a member of this host is lost.
+    pub(super) fn any_lost(&self) -> bool {
+        self.any_lost
+    }
+
+    /// The lost members by place, and why.
+    pub(super) fn lost(&self) -> impl Iterator<Item = Option<LinkError>> {
+        self.lost.iter().copied()
     }
 
     pub(super) fn has_lost(&self, place: usize) -> bool {
