@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import harness
 import jobs
 import pytest
@@ -14,5 +16,24 @@ def test_mapped_memory(runner: harness.Runner, way: str) -> None:
         pytest.skip("an extension of weft")
     program = harness.compile_c("mapped", "-lfabric")
     env = jobs.environment("weft", FI_WEFT_MAP="no" if way == "messages" else "yes")
-    output = runner.run([str(program), way], env, 60).check().output
+    output = runner.run([str(program), way, str(jobs.DIST / "weft")], env, 60).check().output
     assert "mapped: good" in output, output
+    if way == "mapped":
+        owner, initiator = endpoints(output)
+        assert owner["mapped_bytes"] > 0 and initiator["mapped_bytes"] == 0, (owner, initiator)
+        (granted,), (reached,) = owner["peer_list"], initiator["peer_list"]
+        assert (granted["regions_mapped"], granted["regions_shared"], granted["accesses_mapped"]) == (0, 1, 0), granted
+        assert (reached["regions_mapped"], reached["regions_shared"]) == (1, 0), reached
+        assert reached["accesses_mapped"] > 10_000, reached
+
+
+def endpoints(output: str) -> list[dict]:
+    """The only endpoint of each process in outputs of `weft stat --json`."""
+    decoder, found = json.JSONDecoder(), []
+    while "{" in output:
+        output = output[output.index("{") :]
+        look, end = decoder.raw_decode(output)
+        (endpoint,) = look["endpoints"]
+        found.append(endpoint)
+        output = output[end:]
+    return found

@@ -3,7 +3,7 @@
  * The owner registers memory of the extension weft_memory and exchanges addresses by a pipe. It then makes no call of
  * libfabric while the initiator writes, reads and adds: the accesses are complete without it. Then the owner closes the
  * region. The initiator must get an error, and nothing that it writes may appear. `mapped messages` expects that none
- * is mapped (FI_WEFT_MAP=no): the owner must make progress.
+ * is mapped (FI_WEFT_MAP=no): the owner must make progress. `mapped mapped WEFT` prints the counters of both (weft stat).
  */
 #include <rdma/fabric.h>
 #include <rdma/fi_atomic.h>
@@ -25,6 +25,8 @@
 
 #define LEN (1 << 20)
 #define ADDS 10000
+/* Seconds of progress after which the counters are published. */
+#define PUBLISHED_S 0.3
 #define OK(call)                                                                          \
     do {                                                                                  \
         long long r_ = (call);                                                            \
@@ -138,6 +140,7 @@ static void initiator(int in, int out, int mapped) {
         OK(fi_read(s.ep, buffer, LEN, NULL, owner, 0, 7, NULL));
         EXPECT(finish(&s, 0.3) == 0);
         EXPECT(buffer[0] == 77 && buffer[1] >= 1 + ADDS && buffer[LEN / 8 - 1] == LEN / 8 - 1);
+        progress(&s, PUBLISHED_S);
     }
     tell(out, &byte, 1);
     hear(in, &byte, 1); /* The region is closed. */
@@ -189,6 +192,12 @@ int main(int argc, char **argv) {
         for (int i = 0; i < ADDS; i++) __atomic_fetch_add(&memory[2], 1, __ATOMIC_SEQ_CST);
     }
     hear(back[0], &byte, 1);
+    if (mapped && argc > 2) {
+        char line[512];
+        progress(&s, PUBLISHED_S);
+        snprintf(line, sizeof line, "%s stat --json %d && %s stat --json %d", argv[2], getpid(), argv[2], child);
+        EXPECT(system(line) == 0);
+    }
     uint64_t before = memory[0];
     EXPECT(!mapped || (before == 77 && memory[1] == 1 + ADDS && memory[LEN / 8 - 1] == LEN / 8 - 1));
     OK(fi_close(&mr->fid));

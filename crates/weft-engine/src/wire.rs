@@ -33,7 +33,7 @@ pub(crate) mod kind {
     pub(crate) const EAGER: u8 = 8;
     /// Request to send: [`super::Rts`] and the source addresses.
     pub(crate) const RTS: u8 = 9;
-    /// Clear to send: [`super::Cts`].
+    /// Clear to send: [`super::Cts`], and with [`super::F_PLACE`] the U64 address of the receive's memory.
     pub(crate) const CTS: u8 = 10;
     /// One operation has ended: [`super::Fin`].
     pub(crate) const FIN: u8 = 11;
@@ -65,15 +65,19 @@ pub(crate) mod kind {
     /// Asks for a region: U64 key. The device passes it, or reports that there is none
     /// ([`crate::nic::Nic::share_region`]).
     pub(crate) const MAP_ASK: u8 = 23;
-    /// Names a region that long messages come from: U64 key. The receiver may ask for it.
-    pub(crate) const MAP_SOURCE: u8 = 24;
+    /// Names a region that long messages come from or go to: U64 key. The receiver may ask for it.
+    pub(crate) const MAP_NAME: u8 = 24;
+    /// The sender of a message has copied it to the place that CTS named: U64 window.
+    pub(crate) const PLACED: u8 = 25;
 }
 
 /// The first kind of the numbered stream (see [`kind`]).
 pub(crate) const FIRST_SEQUENCED: u8 = kind::EAGER;
 /// The highest kind; any higher one is a violation.
-pub(crate) const LAST_KIND: u8 = kind::MAP_SOURCE;
+pub(crate) const LAST_KIND: u8 = kind::PLACED;
 
+/// `Head::flags` of CTS: the receive's memory is in a region that the sender of the message may map.
+pub(crate) const F_PLACE: u8 = 1;
 /// `Head::flags`: the message has a tag.
 pub(crate) const F_TAGGED: u8 = 1;
 /// `Head::flags`: the message has 64 bits of immediate data.

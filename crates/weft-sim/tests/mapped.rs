@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
-use weft_engine::api::{Access, AtomicOp, Completion, Config, Context, Fault, OpFlags, Region, RmaIov, RmaOp};
+use weft_engine::api::{
+    Access, AtomicOp, Completion, Config, Context, Fault, OpFlags, RecvFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
+};
 use weft_engine::mem::{Iov, IovList};
 use weft_sim::{Buffer, Cluster, FabricConfig, SimMemory};
 
@@ -20,7 +22,10 @@ struct Case {
 impl Case {
     /// Rank 0 owns the region of key 7. All other ranks have a link to it.
     fn new(ranks: usize, events: bool, access: Access) -> Self {
-        let mut config = FabricConfig::new(1);
+        Self::on(FabricConfig::new(1), ranks, events, access)
+    }
+
+    fn on(mut config: FabricConfig, ranks: usize, events: bool, access: Access) -> Self {
         (config.caps.maps, config.poll_ns) = (true, 20);
         let cluster = Cluster::new(config, Config::default(), ranks);
         let memory = cluster.fabric().clone().alloc(0, LEN);
@@ -89,10 +94,71 @@ impl Case {
         self.cluster.take_completions(rank)
     }
 
+    /// Sends a long message from rank `from` to the other one. Returns the pushes of the device.
+    fn send(&mut self, from: usize, source: Iov, target: Iov) -> u64 {
+        let to = 1 - from;
+        let before = self.cluster.fabric().stats().pushes;
+        let (src, dest) = (self.cluster.addr(to, from), self.cluster.addr(from, to));
+        let ctx = Context { ptr: 1, user: 0 };
+        let receive = RecvOp { src, iov: &[target], tag: 0, ignore: 0, ctx, flags: RecvFlags::empty() };
+        self.cluster.engine(to).unwrap().recv(&receive).unwrap();
+        let send = SendOp { dest, iov: &[source], tag: 0, data: 0, ctx, flags: OpFlags::empty() };
+        self.cluster.engine(from).unwrap().send(&send).unwrap();
+        let mut received = 0;
+        for _ in 0..4000 {
+            self.cluster.turn(|cluster, turn| {
+                let ends = cluster.take_completions(turn);
+                assert!(ends.iter().all(|end| end.fault.is_none()), "{ends:?}");
+                received += if turn == to { ends.len() } else { 0 };
+            });
+        }
+        assert_eq!((received, bytes(source)), (1, bytes(target)));
+        self.cluster.fabric().stats().pushes - before
+    }
+
     fn word(&self, at: usize) -> u64 {
         let mut bytes = [0; 8];
         self.memory.iov().slice(at, 8).read(&mut bytes);
         u64::from_le_bytes(bytes)
+    }
+}
+
+fn bytes(memory: Iov) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(&mut bytes);
+    bytes
+}
+
+/// A device that pushes the bytes of long messages.
+fn pushes() -> FabricConfig {
+    let mut config = FabricConfig::new(1);
+    (config.caps.get, config.caps.put, config.caps.eager_bytes) = (false, false, 1024);
+    // Bytes that follow the announcement would need no answer, and no region.
+    config.caps.push_follows = false;
+    config
+}
+
+/// The first message names the region, which later ones use.
+#[test]
+fn long_messages_are_copied_from_and_to_regions() {
+    for (from, access, uses) in [
+        (1, BOTH, true),
+        (1, Access { read: true, write: false }, false),
+        (0, BOTH, true),
+        (0, Access { read: false, write: true }, false),
+    ] {
+        let mut case = Case::on(pushes(), 2, false, access);
+        let region = case.memory.iov().slice(8, LEN - 16);
+        let other = case.cluster.fabric().clone().alloc(1, LEN - 16);
+        let (source, target) = if from == 0 { (region, other.iov()) } else { (other.iov(), region) };
+        let transfers: Vec<u64> = (1..4u8)
+            .map(|round| {
+                source.write(&vec![round; LEN - 16]);
+                case.send(from, source, target)
+            })
+            .collect();
+        assert_eq!(transfers[2] == 0, uses, "{transfers:?} from rank {from} with {access:?}");
+        assert!(uses || transfers.iter().all(|&number| number > 0), "{transfers:?}");
     }
 }
 

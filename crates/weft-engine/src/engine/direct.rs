@@ -4,9 +4,10 @@
 //! Place in the data flow, at the initiator: `Engine::write`, `read` and `atomic` → here → the peer's memory →
 //! completion. No message is sent, and the peer's engine does nothing. An endpoint with such regions tells its peers
 //! (MAP_OFFER). A peer asks for the region of a key at its first access (MAP_ASK), and the device passes it
-//! ([`crate::mapped`]). The sender of a long message names the region that has its bytes (MAP_SOURCE). The receiver
-//! takes the bytes of later ones from there, without a system call or the sender. Other regions are reached by messages
-//! (`rma.rs`), as are all before the answer.
+//! ([`crate::mapped`]). The sender of a long message names the region that has its bytes (MAP_NAME). The receiver
+//! takes the bytes of later ones from there, without a system call or the sender. Where a message would be pushed, the
+//! receiver names the region of its receive, and the sender copies later ones there (PLACED). Other regions are reached
+//! by messages (`rma.rs`), as are all before the answer.
 //!
 //! Invariants:
 //! - Order. An access is performed here only if all earlier accesses to the peer are complete. It is complete when the
@@ -24,9 +25,10 @@ use zerocopy::little_endian::U64;
 
 use crate::api::{Access, AtomicOp, Completion, Kind, OpFlags, RmaIov, RmaOp};
 use crate::bugs::planted;
-use crate::engine::ids::{PeerId, TransferId};
+use crate::engine::ids::{OpId, PeerId, TransferId};
 use crate::engine::ops::TransferKind;
 use crate::engine::peer::{Deferred, Direction, PathFlags};
+use crate::engine::rma::{READ, WRITE};
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::mapped::{Guard, PeerRegion};
@@ -52,8 +54,8 @@ pub(crate) struct PeerRegions {
     /// The place of the last access.
     recent: usize,
     granted: Vec<Guard>,
-    /// Regions of this endpoint that were named to the peer as sources of messages.
-    sources: Vec<u64>,
+    /// Regions of this endpoint that were named to the peer for messages.
+    named: Vec<u64>,
     counts: MappedCounts,
 }
 
@@ -108,19 +110,19 @@ impl PeerRegions {
         }
     }
 
-    /// Whether a region was not named to the peer as a source of messages. It counts as named from then on.
-    pub(crate) fn is_new_source(&mut self, key: u64) -> bool {
-        let new = self.sources.len() < MOST_REGIONS && !self.sources.contains(&key);
+    /// Whether a region was not named to the peer for messages. It counts as named from then on.
+    pub(crate) fn is_unnamed(&mut self, key: u64) -> bool {
+        let new = self.named.len() < MOST_REGIONS && !self.named.contains(&key);
         if new {
-            self.sources.push(key);
+            self.named.push(key);
         }
         new
     }
 
     /// The region in which the owner has `len` bytes at an address of its own, with these bytes.
-    fn source(&self, address: u64, len: u64) -> Option<(&PeerRegion, Iov)> {
+    fn owned(&self, address: u64, len: u64, need: Access) -> Option<(&PeerRegion, Iov)> {
         self.regions.iter().find_map(|(_, region)| match region {
-            Mapped::Here(region) if !region.is_revoked() => Some((&**region, region.source(address, len)?)),
+            Mapped::Here(region) if !region.is_revoked() => Some((&**region, region.owned(address, len, need)?)),
             _ => None,
         })
     }
@@ -148,7 +150,7 @@ impl<N: Nic> Engine<N> {
         if op.flags.contains(OpFlags::DATA) || !self.state.is_settled_with(peer_id) {
             return false;
         }
-        let need = Access { read: false, write: true };
+        let need = WRITE;
         let store = |region: &PeerRegion, memory: Iov| region.copy(memory, op.iov, true);
         if self.state.access_mapped(peer_id, remote, need, store) != Some(true) {
             return false;
@@ -164,7 +166,7 @@ impl<N: Nic> Engine<N> {
         if !self.state.is_settled_with(peer_id) {
             return false;
         }
-        let need = Access { read: true, write: false };
+        let need = READ;
         let load = |region: &PeerRegion, memory: Iov| region.copy(memory, op.iov, false);
         if self.state.access_mapped(peer_id, remote, need, load) != Some(true) {
             return false;
@@ -220,13 +222,38 @@ impl<N: Nic> Engine<N> {
         let Some(x) = self.state.outgoing.transfer(token) else { return false };
         let (TransferKind::Recv { .. }, [from]) = (x.kind(), x.remote()) else { return false };
         let peer = &mut self.state.peers[peer_id];
-        let source = peer.regions().source(from.addr, from.len);
+        let source = peer.regions().owned(from.addr, from.len, READ);
         if source.is_some_and(|(region, memory)| region.copy(memory, x.iov(), false)) {
             self.state.transfer_done(token, Ok(()));
             return true;
         }
         // The region has ended since the message was announced, and the device cannot reach its memory.
         !self.state.peers[peer_id].has(PathFlags::GET) && self.state.by_push(token)
+    }
+
+    /// Copies a message to its receive's memory, which has this address at the peer. Returns false if the bytes must be
+    /// pushed.
+    pub(crate) fn send_mapped(
+        &mut self,
+        peer_id: PeerId,
+        index: OpId,
+        window: u64,
+        address: u64,
+        iov: &[Iov],
+    ) -> Result<bool, Full> {
+        let peer = &mut self.state.peers[peer_id];
+        if !peer.has_mapped_regions() {
+            return Ok(false);
+        }
+        let place = peer.regions().owned(address, mem::total_len(iov) as u64, WRITE);
+        if !place.is_some_and(|(region, memory)| region.copy(memory, iov, true)) {
+            return Ok(false);
+        }
+        let mut w = Short::new(kind::PLACED, 0);
+        w.put(&U64::new(window));
+        self.send_sequenced(peer_id, w.bytes(), &[])?;
+        self.state.push_done(index, Ok(()));
+        Ok(true)
     }
 
     /// Whether a round of progress is due after accesses in mapped memory. Their completions are there at once, so a
@@ -300,21 +327,34 @@ impl State {
     pub(crate) fn maps_source(&mut self, peer_id: PeerId, source: &[RemoteIov]) -> bool {
         let peer = &mut self.peers[peer_id];
         let [piece] = source else { return false };
-        peer.has_mapped_regions() && peer.regions().source(piece.addr, piece.len).is_some()
+        peer.has_mapped_regions() && peer.regions().owned(piece.addr, piece.len, READ).is_some()
     }
 
-    /// Names a region of this endpoint to a peer, from which it gets long messages.
+    /// The address of a receive's memory, if the sender may copy the message there.
+    pub(crate) fn mapped_place(&mut self, peer_id: PeerId, token: TransferId) -> Option<u64> {
+        let [memory] = *self.outgoing.transfer(token)?.iov().as_slice() else { return None };
+        if !self.peers[peer_id].can_map() {
+            return None;
+        }
+        let key = self.target.key_of(&[memory], WRITE)?;
+        if self.peers[peer_id].regions().is_unnamed(key) {
+            self.name_region(peer_id, key);
+        }
+        Some(memory.addr())
+    }
+
+    /// Names a region of this endpoint to a peer with which it exchanges long messages there.
     #[cold]
-    pub(crate) fn name_source(&mut self, peer_id: PeerId, key: u64) {
-        let mut w = Short::new(kind::MAP_SOURCE, 0);
+    pub(crate) fn name_region(&mut self, peer_id: PeerId, key: u64) {
+        let mut w = Short::new(kind::MAP_NAME, 0);
         w.put(&U64::new(key));
         self.peers.defer_message(peer_id, &w);
     }
 
-    /// The peer sends long messages from a region, which this endpoint therefore asks for.
+    /// The peer has long messages in a region, which this endpoint therefore asks for.
     #[cold]
     #[inline(never)]
-    pub(crate) fn on_map_source(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_map_name(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
         let key: U64 = r.take().ok_or(Violation)?;
         let peer = &mut self.peers[peer_id];
         if !peer.can_map() {

@@ -114,13 +114,14 @@ impl Regions {
         self.by_key.get(&key).map(|entry| &entry.region)
     }
 
-    /// The key of a region that can be mapped and read, and that contains a piece of memory.
-    pub(crate) fn key_of_source(&self, source: &Iov) -> Option<u64> {
+    /// The key of a region that can be mapped with these rights, and that contains a piece of memory.
+    pub(crate) fn key_of(&self, memory: &Iov, need: Access) -> Option<u64> {
         let contains = |region: &Region| {
-            let offset = region.iov.first().and_then(|piece| source.addr().checked_sub(piece.addr()).zip(Some(piece)));
+            let offset = region.iov.first().and_then(|piece| memory.addr().checked_sub(piece.addr()).zip(Some(piece)));
             region.mapping.is_some()
-                && region.access.read
-                && offset.is_some_and(|(offset, piece)| offset + source.len() as u64 <= piece.len() as u64)
+                && (region.access.write || !need.write)
+                && (region.access.read || !need.read)
+                && offset.is_some_and(|(offset, piece)| offset + memory.len() as u64 <= piece.len() as u64)
         };
         self.by_key.iter().find(|(_, entry)| contains(&entry.region)).map(|(key, _)| *key)
     }

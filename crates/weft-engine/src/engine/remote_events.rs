@@ -11,7 +11,7 @@
 use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::api::{Completion, CompletionFlags, Context, Kind, Region};
+use crate::api::{Access, Completion, CompletionFlags, Context, Kind, Region};
 use crate::broken::less;
 use crate::bugs::planted;
 use crate::engine::State;
@@ -126,13 +126,13 @@ impl Target {
         Some(RegionOffer::new(region.mapping.as_deref()?, span, region.access))
     }
 
-    /// The key of a region that peers may map and read, and that contains the memory of a message.
-    pub(crate) fn key_of_source(&self, memory: &[Iov]) -> Option<u64> {
-        let [source] = memory else { return None };
+    /// The key of a region that peers may map with these rights, and that contains the memory of a message.
+    pub(crate) fn key_of(&self, memory: &[Iov], need: Access) -> Option<u64> {
+        let [memory] = memory else { return None };
         if !self.offers_regions || self.all_events {
             return None;
         }
-        self.regions.key_of_source(source)
+        self.regions.key_of(memory, need)
     }
 
     /// Whether a device could not write to the memory of a receive because of that memory.

@@ -34,7 +34,7 @@ use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, 
 
 /// The rights that a write and a read need.
 pub(crate) const WRITE: Access = Access { read: false, write: true };
-const READ: Access = Access { read: true, write: false };
+pub(crate) const READ: Access = Access { read: true, write: false };
 
 /// Size of a READ.
 const READ_ROOM: usize = size_of::<wire::Head>() + size_of::<RmaHead>();
@@ -489,7 +489,7 @@ impl State {
                 } else if direct {
                     self.peers.defer_bulk(peer_id, BulkOp::Transfer(token));
                 } else {
-                    self.queue_cts(peer_id, head.op.op.get(), head.op.part.get(), token, len);
+                    self.queue_cts(peer_id, head.op, token, len);
                 }
             }
             Err(status) => {

@@ -20,6 +20,7 @@ use crate::engine::ids::{OpId, PeerId, is_before};
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::{Answer, Direction, PathFlags};
 use crate::engine::registrations::Holder;
+use crate::engine::rma::READ;
 use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
@@ -218,7 +219,7 @@ impl<N: Nic> Engine<N> {
             let follows = peer.has(PathFlags::PUSH_FOLLOWS) && cost <= peer.tx_credit() && op.kind() == Kind::Send;
             // A message of a collective is pushed on request: the window of eager bytes is the client's.
             let pushed = peer.pushes(len) && (follows || op.kind() == Kind::Collective);
-            let source = if pushed || !peer.can_map() { None } else { self.state.target.key_of_source(op.iov()) };
+            let source = if pushed || !peer.can_map() { None } else { self.state.target.key_of(op.iov(), READ) };
             let direct = !pushed
                 && (source.is_some()
                     || reachable(&mut self.nic, &mut self.state.registrations, peer, holder, op.iov()));
@@ -239,9 +240,9 @@ impl<N: Nic> Engine<N> {
                 peer.count_stall();
             }
             peer.count_rendezvous(Direction::Sent, len);
-            if let Some(key) = source.filter(|key| peer.regions().is_new_source(*key)) {
+            if let Some(key) = source.filter(|key| peer.regions().is_unnamed(*key)) {
                 peer.message_sent();
-                self.state.name_source(peer_id, key);
+                self.state.name_region(peer_id, key);
                 return Started::Sent;
             }
         }

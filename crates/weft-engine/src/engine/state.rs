@@ -328,7 +328,7 @@ impl State {
         match head.kind {
             kind::EAGER => self.on_eager(peer_id, head.flags, r),
             kind::RTS => self.on_rts(peer_id, head.flags, r),
-            kind::CTS => self.on_cts(peer_id, r),
+            kind::CTS => self.on_cts(peer_id, head.flags, r),
             kind::FIN => self.on_fin(peer_id, r),
             kind::ACK => self.on_ack(peer_id, head.flags, r),
             kind::CREDIT => self.on_credit(peer_id, r),
@@ -342,7 +342,8 @@ impl State {
             kind::RESULTS => self.on_results(peer_id, r),
             kind::MAP_OFFER => self.on_map_offer(peer_id),
             kind::MAP_ASK => self.on_map_ask(peer_id, r),
-            kind::MAP_SOURCE => self.on_map_source(peer_id, r),
+            kind::MAP_NAME => self.on_map_name(peer_id, r),
+            kind::PLACED => self.on_placed(peer_id, r),
             _ => Err(Violation),
         }
     }
@@ -362,7 +363,7 @@ impl State {
         carried.is_some_and(|peer_id| self.outgoing.op(index).is_none_or(|op| op.peer() == peer_id))
     }
 
-    fn push_done(&mut self, index: OpId, result: Result<(), LinkError>) {
+    pub(super) fn push_done(&mut self, index: OpId, result: Result<(), LinkError>) {
         let Some(op) = self.outgoing.op_mut(index) else {
             return cannot_happen!("an operation lasts until the device has pushed its bytes");
         };

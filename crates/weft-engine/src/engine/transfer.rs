@@ -14,7 +14,7 @@
 //! message are charged to the eager window, because they may have to wait for a receive.
 
 use smallvec::SmallVec;
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{Fault, Kind};
 use crate::broken::cannot_happen;
@@ -29,7 +29,7 @@ use crate::engine::rma::part_iov;
 use crate::engine::state::Violation;
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{DirectCopy, Full, LinkError, LinkId, Nic, Part, RemoteIov, Share};
-use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
+use crate::wire::{self, Assist, Cts, F_PLACE, Op, Reader, Short, WireIov, kind};
 
 /// Limit of memory pieces for which help is requested, so that the message stays short.
 const ASSIST_PIECES: usize = 2;
@@ -66,9 +66,11 @@ pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 
     iov.iter().map(|i| WireIov { addr: i.addr().into(), len: (i.len() as u64).into() }).collect()
 }
 
-fn cts_message(op: u32, part: u32, window: TransferId, len: u64) -> Short {
-    let mut w = Short::new(kind::CTS, 0);
-    w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.to_wire().into(), len: len.into() });
+/// `place`: the address of the memory, if the peer may copy the bytes there.
+fn cts_message(op: Op, window: TransferId, len: u64, place: Option<u64>) -> Short {
+    let mut w = Short::new(kind::CTS, if place.is_some() { F_PLACE } else { 0 });
+    w.put(&Cts { op, window: window.to_wire().into(), len: len.into() });
+    place.into_iter().for_each(|address| w.put(&U64::new(address)));
     w
 }
 
@@ -81,7 +83,9 @@ impl<N: Nic> Engine<N> {
             let taken = match &work {
                 BulkOp::Transfer(token) | BulkOp::Fetch(token) => self.run_transfer(peer_id, *token),
                 BulkOp::RequestPush(token) => self.run_push_request(peer_id, *token),
-                BulkOp::Push { op, part, window, len } => self.run_push(peer_id, *op, *part, *window, *len),
+                BulkOp::Push { op, part, window, len, place } => {
+                    self.run_push(peer_id, (*op, *part), *window, *len, *place)
+                }
                 BulkOp::Assist { op, part, share, len, far } => self.run_assist(peer_id, *op, *part, *share, *len, far),
             };
             if taken.is_err() {
@@ -104,7 +108,9 @@ impl<N: Nic> Engine<N> {
             cannot_happen!("pushes that are requested are those of messages");
             return Ok(());
         };
-        let request = cts_message(op, 0, token, x.expect());
+        let len = x.expect();
+        let place = self.state.mapped_place(peer_id, token);
+        let request = cts_message(Op { op: op.into(), part: 0.into() }, token, len, place);
         self.send_sequenced(peer_id, request.bytes(), &[])?;
         self.state.outgoing.open(token, WindowId::Transfer(token));
         Ok(())
@@ -213,10 +219,22 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    fn run_push(&mut self, peer_id: PeerId, index: OpId, part: u32, window: u64, len: u64) -> Result<(), Full> {
+    fn run_push(
+        &mut self,
+        peer_id: PeerId,
+        (index, part): (OpId, u32),
+        window: u64,
+        len: u64,
+        place: Option<u64>,
+    ) -> Result<(), Full> {
         let Some(link) = self.state.peers[peer_id].link() else { return Ok(()) };
         let Some(op) = self.state.outgoing.op(index).filter(|op| op.peer() == peer_id) else { return Ok(()) };
         let iov = part_iov(op, part, len);
+        if let Some(address) = place
+            && self.send_mapped(peer_id, index, window, address, &iov)?
+        {
+            return Ok(());
+        }
         self.nic.push(link, window, 0, &iov, DeviceContext::Push(index).to_number())?;
         planted!(Bug::PushStillReads, self.state.finish_early(index));
         Ok(())
@@ -256,7 +274,7 @@ impl<N: Nic> Engine<N> {
         }
         if !pushed {
             let len = mem::total_len(iov) as u64;
-            self.state.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len });
+            self.state.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len, place: None });
         }
         Ok(())
     }
@@ -308,14 +326,31 @@ impl State {
         }
     }
 
-    /// Asks the peer to push the bytes of a transfer.
-    pub(crate) fn queue_cts(&mut self, peer_id: PeerId, op: u32, part: u32, transfer: TransferId, len: u64) {
-        self.outgoing.open(transfer, WindowId::Transfer(transfer));
-        self.peers.defer_message(peer_id, &cts_message(op, part, transfer, len));
+    /// The peer has copied the bytes of a message to the place that CTS named.
+    #[cold]
+    pub(crate) fn on_placed(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let window: U64 = r.take().ok_or(Violation)?;
+        let id = WindowId::from_wire(window.get()).ok_or(Violation)?;
+        let token = self.pushed_into(peer_id, id)?.ok_or(Violation)?;
+        let transfer = self.outgoing.transfer(token).ok_or(Violation)?;
+        let is_message = matches!((id, transfer.kind()), (WindowId::Transfer(_), TransferKind::Recv { .. }));
+        if !is_message || transfer.placed() > 0 {
+            return Err(Violation);
+        }
+        let len = usize::try_from(transfer.expect()).map_err(|_| Violation)?;
+        self.push_placed(peer_id, window.get(), len);
+        Ok(())
     }
 
-    pub(crate) fn on_cts(&mut self, peer_id: PeerId, mut r: Reader<'_>) -> Result<(), Violation> {
+    /// Asks the peer to push the bytes of a transfer.
+    pub(crate) fn queue_cts(&mut self, peer_id: PeerId, op: Op, transfer: TransferId, len: u64) {
+        self.outgoing.open(transfer, WindowId::Transfer(transfer));
+        self.peers.defer_message(peer_id, &cts_message(op, transfer, len, None));
+    }
+
+    pub(crate) fn on_cts(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let cts: Cts = r.take().ok_or(Violation)?;
+        let place = if flags & F_PLACE != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
         let (index, part, len) = (OpId::new(cts.op.op.get()), cts.op.part.get(), cts.len.get());
         let path = self.peers[peer_id].path();
         let op = self.op_of(peer_id, index)?;
@@ -332,7 +367,7 @@ impl State {
             _ => return Err(Violation),
         }
         op.push_begins();
-        self.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window: cts.window.get(), len });
+        self.peers.defer_bulk(peer_id, BulkOp::Push { op: index, part, window: cts.window.get(), len, place });
         Ok(())
     }
 
@@ -407,8 +442,10 @@ impl State {
         };
         let (peer_id, expect) = (x.peer(), x.expect());
         match x.kind() {
-            TransferKind::Recv { op, .. } => self.queue_cts(peer_id, op, 0, token, expect),
-            TransferKind::Write { op, .. } => self.queue_cts(peer_id, op.op.get(), op.part.get(), token, expect),
+            TransferKind::Recv { op, .. } => {
+                self.queue_cts(peer_id, Op { op: op.into(), part: 0.into() }, token, expect);
+            }
+            TransferKind::Write { op, .. } => self.queue_cts(peer_id, op, token, expect),
             TransferKind::Serve { op, key, window, parts, .. } => {
                 x.set_kind(TransferKind::Serve { op, key, window, put: false, parts });
                 return false;

@@ -126,11 +126,11 @@ impl PeerRegion {
         (allowed && fits).then(|| self.memory.slice(offset, len))
     }
 
-    /// The memory that the owner has at an address of its own, if the region may be read.
-    pub(crate) fn source(&self, address: u64, len: u64) -> Option<Iov> {
+    /// The memory that the owner has at an address of its own, if the region may be accessed so.
+    pub(crate) fn owned(&self, address: u64, len: u64, need: Access) -> Option<Iov> {
         let Span { base, address: first, .. } = self.span;
         let remote = base.checked_add(address.checked_sub(first)?)?;
-        self.memory(remote, len, Access { read: true, write: false })
+        self.memory(remote, len, need)
     }
 
     /// Copies client memory to or from the region. False: the owner has revoked the region. A part of the bytes may

@@ -47,7 +47,7 @@ pub(crate) enum BulkOp {
     /// Fetches the bytes of a transfer into a matched receive.
     Fetch(TransferId),
     /// Pushes a part of an operation of this engine into the peer's window.
-    Push { op: OpId, part: u32, window: u64, len: u64 },
+    Push { op: OpId, part: u32, window: u64, len: u64, place: Option<u64> },
     /// Helps the peer to move a part of an operation of this engine: the first `len` bytes, from or to `far`.
     Assist { op: OpId, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
 }

@@ -1,4 +1,5 @@
-//! Long messages from memory that the receiver maps: their bytes need neither the sender nor a system call.
+//! Long messages from and to memory that the other side maps. The receiver takes them without the sender and without a
+//! system call, or the sender puts them in their place.
 
 use weft_fi_sys::*;
 
@@ -10,7 +11,7 @@ use crate::side::{Args, Side, copies_alone, memory, pair, scenes, works};
 const BYTES: usize = 4 << 20;
 
 pub(super) fn all(lib: &Lib) {
-    scenes(lib, &[("sources", sources), ("the end of a source", the_end_of_a_source)]);
+    scenes(lib, &[("sources", sources), ("the end of a source", the_end_of_a_source), ("targets", targets)]);
 }
 
 /// Sends the whole memory to a receive, and returns the received bytes.
@@ -75,4 +76,31 @@ fn the_end_of_a_source(lib: &Lib) {
         region = a.register(source, FI_REMOTE_READ, KEY);
     }
     assert_eq!(close(region), 0);
+}
+
+/// Receives in memory that the sender maps, whole and in parts, before and after the region's end.
+fn targets(lib: &Lib) {
+    for access in [FI_REMOTE_WRITE, FI_REMOTE_READ | FI_REMOTE_WRITE, FI_REMOTE_READ] {
+        let (a, b, to_b, _) = pair(lib);
+        works(&a, &b, to_b);
+        let block = Block::new(&b, BYTES).unwrap();
+        let target = block.bytes();
+        let region = b.register(target, access, KEY);
+        let source = memory(BYTES);
+        let send = |round: u8, target: &mut [u8]| {
+            source.fill(round);
+            b.trecv(target, 1);
+            a.tsend(&source[..target.len()], to_b, 2);
+            b.next(&[&a]).done();
+            a.next(&[&b]).done();
+            assert!(target.iter().all(|byte| *byte == round), "round {round} with access {access}");
+            // The first message names the region, for which the sender then asks.
+            (0..100).for_each(|_| [&a, &b].iter().for_each(|side| side.progress()));
+        };
+        (1..4).for_each(|round| send(round, target));
+        send(4, &mut target[8..BYTES - 100]);
+        assert!(target[..8].iter().all(|byte| *byte == 3) && target[BYTES - 100..].iter().all(|byte| *byte == 3));
+        assert_eq!(close(region), 0);
+        send(5, target);
+    }
 }
