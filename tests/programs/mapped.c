@@ -3,7 +3,8 @@
  * The owner registers memory of the extension weft_memory and exchanges addresses by a pipe. It then makes no call of
  * libfabric while the initiator writes, reads and adds: the accesses are complete without it. Then the owner closes the
  * region. The initiator must get an error, and nothing that it writes may appear. `mapped messages` expects that none
- * is mapped (FI_WEFT_MAP=no): the owner must make progress. `mapped mapped WEFT` prints the counters of both (weft stat).
+ * is mapped (FI_WEFT_MAP=no): the owner must make progress. `mapped mapped WEFT` prints the counters of both, as
+ * `weft stat` shows them.
  */
 #include <rdma/fabric.h>
 #include <rdma/fi_atomic.h>

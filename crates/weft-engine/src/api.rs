@@ -9,18 +9,21 @@ use std::sync::Arc;
 
 pub use self::flags::{CompletionFlags, OpFlags, RecvFlags};
 use crate::amo::Amo;
-use crate::engine::{EAGER_COST, Probe, Role};
 use crate::mapped::Mappable;
 use crate::mem::Iov;
 use crate::mrcache::Limits;
 use crate::name::EpName;
-use crate::nic::LinkError;
+use crate::nic::{LinkError, Span};
 use crate::wire::PROTOCOL_VERSION;
 
 /// An index into the client's address vector (libfabric's `fi_addr_t`).
 pub type Addr = u64;
 /// In a receive's `src`: any source. In a completion: the source is in no address vector.
 pub const ADDR_NONE: Addr = u64::MAX;
+
+/// The cost of a message in the eager window beside its payload: about the size of its entry in the unexpected
+/// queue.
+pub(crate) const EAGER_COST: u64 = 64;
 
 /// The address vector as the engine sees it. The engine asks it when a peer is used for the first time, and
 /// when it has changed.
@@ -321,6 +324,25 @@ pub enum Error {
     #[error("no message was reserved under this context")]
     NothingClaimed,
 }
+
+/// The purpose of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Any peers, by address (FI_EP_RDM).
+    #[default]
+    Connectionless,
+    /// Any peers, by address, over an unreliable service (FI_EP_DGRAM).
+    Datagrams,
+    /// One peer, after a connection is made (FI_EP_MSG).
+    Active,
+    /// No peers. The engine reports calls, of which at most this number may be unanswered (a passive endpoint).
+    Listener(usize),
+}
+
+/// Tells whether this process may read (`write`: read and write) all of a piece of its own memory. Returns an
+/// accessible span that contains the piece, or None. `far` asks for a long span even if the search takes more
+/// time. Only this process's own mappings count.
+pub type Probe = fn(memory: Span, write: bool, far: bool) -> Option<Span>;
 
 /// Limits and options of one engine. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]

@@ -19,6 +19,7 @@ mod bugs;
 pub mod collective;
 mod engine;
 pub mod growth;
+mod ids;
 mod list;
 pub mod mapped;
 mod matching;
@@ -31,10 +32,11 @@ pub mod program;
 mod table;
 mod wire;
 
+pub use api::{Probe, Role};
 pub use engine::stats;
 pub use engine::{
-    CollectiveOp, ConnEvent, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Pool, PooledReleases, Probe,
-    ReleaseGuard, Role,
+    CollectiveOp, ConnEvent, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Pool, PooledReleases,
+    ReleaseGuard,
 };
 
 /// The longest atomic operation, in bytes at the target.
@@ -44,6 +46,6 @@ pub const MAX_ATOMIC_BYTES: usize = engine::MAX_ATOMIC_BYTES;
 /// device's mailboxes have at least `mailbox_bytes` bytes.
 #[must_use]
 pub const fn ordered_rma_bytes(mailbox_bytes: usize) -> usize {
-    let room = mailbox_bytes.saturating_sub(engine::HEADER_BYTES);
-    if room < engine::ORDERED_RMA_BYTES { room } else { engine::ORDERED_RMA_BYTES }
+    let room = mailbox_bytes.saturating_sub(wire::HEADER_BYTES);
+    if room < wire::ORDERED_RMA_BYTES { room } else { wire::ORDERED_RMA_BYTES }
 }

@@ -22,7 +22,7 @@ use slab::Slab;
 
 use crate::api::{ADDR_NONE, Addr, Context, Matching};
 use crate::bugs::planted;
-use crate::engine::{PeerId, TransferId};
+use crate::ids::{PeerId, TransferId};
 use crate::mem::{Iov, IovList};
 use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;

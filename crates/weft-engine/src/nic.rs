@@ -27,11 +27,11 @@
 //! peer. A registration lasts until `done`, or until the end of the operation that announced the memory.
 
 use crate::board::Board;
-use crate::engine::{HEADER_BYTES, ORDERED_RMA_BYTES};
 use crate::mapped::{Guard, PeerRegion, RegionOffer};
 use crate::mem::Iov;
 use crate::name::EpName;
 use crate::wire::PROTOCOL_VERSION;
+use crate::wire::{HEADER_BYTES, ORDERED_RMA_BYTES};
 
 /// Number of a link, dense from 0. The device chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

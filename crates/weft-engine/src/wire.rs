@@ -11,6 +11,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Version of the engine-to-engine protocol; both sides compare it at OPEN.
 pub(crate) const PROTOCOL_VERSION: u8 = 3;
 
+/// Bytes of a mailbox that are reserved for the longest header.
+pub(crate) const HEADER_BYTES: usize = 128;
+
+/// RMA operations up to this length in bytes travel within messages that have the room. They take effect in the
+/// order of the messages, whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
+pub(crate) const ORDERED_RMA_BYTES: usize = 32 << 10;
+
 /// Kinds of message. Kinds below [`FIRST_SEQUENCED`] belong to a link; all others belong to the numbered
 /// stream of a peer.
 pub(crate) mod kind {

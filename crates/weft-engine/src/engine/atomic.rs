@@ -22,13 +22,13 @@ use crate::api::{Access, AtomicOp, CompletionFlags, Error, Kind, OpFlags, RmaIov
 use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::State;
-use crate::engine::ids::{OpId, PeerId};
 use crate::engine::ops::TxOp;
 use crate::engine::peer::{Direction, Peer, Quota};
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::send::retain_memory;
 use crate::engine::state::Violation;
 use crate::engine::{Engine, Started};
+use crate::ids::{OpId, PeerId};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::Nic;
 use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, F_MORE, Head, NO_OP, Op, Reader, Status, kind};

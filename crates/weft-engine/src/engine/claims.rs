@@ -16,8 +16,8 @@ use crate::api::{ADDR_NONE, Addr};
 use crate::broken::cannot_happen;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::ids::PeerId;
 use crate::engine::links::{LinkState, MAX_SILENT, MAX_SILENT_OF_PEER};
+use crate::ids::PeerId;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 

@@ -6,7 +6,7 @@
 use crate::amo::Reduction;
 use crate::api::{Context, OpFlags};
 use crate::collective::Operation;
-use crate::engine::ids;
+use crate::ids;
 use crate::mem::Iov;
 use crate::table::Id;
 

@@ -40,7 +40,7 @@ use crate::collective::{self, Buffer, Next, Operation, Overlap, Request, Run, Sc
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
-use crate::engine::ids::{self, PeerId, RunId};
+use crate::ids::{self, PeerId, RunId};
 use crate::mem::{Iov, Owned};
 use crate::nic::{LinkError, Nic};
 use crate::table::Table;

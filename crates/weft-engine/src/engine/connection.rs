@@ -26,14 +26,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::api::{Addr, Completion, CompletionFlags, Context, Error, Fault, Kind};
+use crate::api::{Addr, Completion, CompletionFlags, Context, Error, Fault, Kind, Role};
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::ids::PeerId;
 use crate::engine::links::LinkState;
 use crate::engine::peer::PeerState;
 use crate::engine::state::Violation;
+use crate::ids::PeerId;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 use crate::wire::{Open, Reader, Short, kind};
@@ -42,20 +42,6 @@ use crate::wire::{Open, Reader, Short, kind};
 pub const PEER: Addr = 0;
 /// Limit in bytes of the client's data in each message of connection management. It fits the smallest mailbox.
 pub const MAX_CONN_DATA: usize = 192;
-
-/// The purpose of an engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Role {
-    /// Any peers, by address (FI_EP_RDM).
-    #[default]
-    Connectionless,
-    /// Any peers, by address, over an unreliable service (FI_EP_DGRAM).
-    Datagrams,
-    /// One peer, after a connection is made (FI_EP_MSG).
-    Active,
-    /// No peers. The engine reports calls, of which at most this number may be unanswered (a passive endpoint).
-    Listener(usize),
-}
 
 /// A change of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]

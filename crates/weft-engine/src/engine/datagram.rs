@@ -8,12 +8,12 @@
 //!
 //! Invariant: a peer that is unreachable, or does not receive, never prevents sends to others.
 
+use crate::api::EAGER_COST;
+use crate::api::Role;
 use crate::api::{Error, OpFlags, SendOp};
 use crate::bugs::planted;
 use crate::engine::State;
-use crate::engine::connection::Role;
 use crate::engine::ops::{Phase, TxOp};
-use crate::engine::send::EAGER_COST;
 use crate::engine::{Engine, Started};
 use crate::mem;
 use crate::nic::Nic;

@@ -25,12 +25,12 @@ use zerocopy::little_endian::U64;
 
 use crate::api::{Access, AtomicOp, Completion, Kind, OpFlags, RmaIov, RmaOp};
 use crate::bugs::planted;
-use crate::engine::ids::{OpId, PeerId, TransferId};
 use crate::engine::ops::TransferKind;
 use crate::engine::peer::{Deferred, Direction, PathFlags};
 use crate::engine::rma::{READ, WRITE};
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
+use crate::ids::{OpId, PeerId, TransferId};
 use crate::mapped::{Guard, PeerRegion};
 use crate::mem::{self, Iov};
 use crate::nic::{Full, LinkId, Nic, RemoteIov};

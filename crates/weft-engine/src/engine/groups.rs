@@ -53,7 +53,7 @@ impl<T> Groups<T> {
     /// The key of the next item.
     #[inline]
     pub(crate) fn next_key(&self) -> u32 {
-        if self.free == NIL { super::ids::number(self.nodes.len()) } else { self.free }
+        if self.free == NIL { crate::ids::number(self.nodes.len()) } else { self.free }
     }
 
     /// Adds an item to a group and returns its key.
@@ -85,7 +85,7 @@ impl<T> Groups<T> {
     #[cold]
     #[inline(never)]
     fn add_node(&mut self) {
-        self.free = super::ids::number(self.nodes.len());
+        self.free = crate::ids::number(self.nodes.len());
         self.nodes.push(Node { newer: NIL, older: NIL, item: None });
     }
 

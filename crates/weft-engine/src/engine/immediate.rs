@@ -13,8 +13,8 @@ use zerocopy::IntoBytes;
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::ids::PeerId;
 use crate::engine::peer::Deferred;
+use crate::ids::PeerId;
 use crate::nic::Nic;
 use crate::wire::{self, Head, Op};
 

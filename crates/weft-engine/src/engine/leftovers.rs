@@ -13,10 +13,10 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 
 use crate::api::ADDR_NONE;
+use crate::api::EAGER_COST;
 use crate::engine::State;
-use crate::engine::ids::PeerId;
 use crate::engine::peer::{Peer, PeerState};
-use crate::engine::send::EAGER_COST;
+use crate::ids::PeerId;
 use crate::matching::{Body, Matcher, Unexpected};
 use crate::nic::Notice;
 

@@ -15,7 +15,6 @@ mod connection;
 mod datagram;
 mod direct;
 mod groups;
-mod ids;
 mod immediate;
 mod leftovers;
 mod links;
@@ -40,11 +39,7 @@ mod transfer;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
 pub use collective_op::{CollectiveOp, Elements, GroupId};
-pub use connection::{ConnEvent, MAX_CONN_DATA, PEER, Role};
-pub(crate) use ids::{PeerId, TransferId};
-pub(crate) use peer::{HEADER_BYTES, ORDERED_RMA_BYTES};
-pub use probe::Probe;
-pub(crate) use send::EAGER_COST;
+pub use connection::{ConnEvent, MAX_CONN_DATA, PEER};
 pub use shared_recv::{Pool, PooledReleases, ReleaseGuard};
 
 use smallvec::SmallVec;
@@ -66,6 +61,7 @@ use crate::engine::receives::Incoming;
 use crate::engine::registrations::Registrations;
 use crate::engine::remote_events::Target;
 use crate::engine::strangers::Strangers;
+use crate::ids::{self, PeerId};
 use crate::mem::{self, Iov};
 use crate::mrcache::{Limits, MrCache};
 use crate::name::EpName;

@@ -13,10 +13,10 @@ use crate::api::{AtomicOp, Completion, Context, Fault, Kind, OpFlags, RmaIov, Rm
 use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
 use crate::engine::groups::Groups;
-use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::peer::Peer;
 use crate::engine::peers::Peers;
 use crate::engine::receives::RecvInfo;
+use crate::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::mem::{IovList, Owned};
 use crate::nic::{LinkId, RemoteIov};
 use crate::wire::Op;
@@ -160,7 +160,7 @@ impl TxOp {
         (iov, owned): (IovList, Option<Owned>),
         len: u64,
     ) -> Self {
-        let (remote, unsent) = (SmallVec::from_slice(op.remote), super::ids::number(op.remote.len()));
+        let (remote, unsent) = (SmallVec::from_slice(op.remote), crate::ids::number(op.remote.len()));
         Self { iov, owned, remote, data: op.data, len, unsent, ..Self::new(action, peer, op.ctx, op.flags) }
     }
 
@@ -187,7 +187,7 @@ impl TxOp {
     pub(crate) fn queued_atomic(op: &AtomicOp<'_>, peer: PeerId, memory: (IovList, Option<Owned>), len: u64) -> Self {
         let (iov, owned) = memory;
         let action = Action::Atomic { amo: op.amo, sources: true };
-        let (remote, unsent) = (SmallVec::from_slice(op.remote), super::ids::number(op.remote.len()));
+        let (remote, unsent) = (SmallVec::from_slice(op.remote), crate::ids::number(op.remote.len()));
         Self { iov, owned, remote, data: op.data, len, unsent, ..Self::new(action, peer, op.ctx, op.flags) }
     }
 
@@ -272,7 +272,7 @@ impl TxOp {
     /// Divides the remote memory of an atomic into parts, before the first one leaves.
     pub(crate) fn divide(&mut self, split: impl FnOnce(&mut SmallVec<[RmaIov; 1]>)) {
         split(&mut self.remote);
-        self.unsent = super::ids::number(self.remote.len());
+        self.unsent = crate::ids::number(self.remote.len());
     }
 
     /// The private copy of the local memory, if there is one.

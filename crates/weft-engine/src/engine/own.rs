@@ -10,11 +10,11 @@
 use smallvec::SmallVec;
 
 use crate::api::{OpFlags, RmaOp};
-use crate::engine::ids::{PeerId, number};
 use crate::engine::peer::{Direction, Peer};
 use crate::engine::remote_events::RemoteAccess;
 use crate::engine::rma::WRITE;
 use crate::engine::{Engine, State};
+use crate::ids::{PeerId, number};
 use crate::mem::{self, IovList};
 use crate::name::{EpName, FIRST_TX_CONTEXT};
 use crate::nic::Nic;

@@ -26,19 +26,16 @@ use std::collections::VecDeque;
 use crate::api::{ADDR_NONE, Addr, OpFlags};
 use crate::engine::direct::PeerRegions;
 use crate::engine::groups::Group;
-use crate::engine::ids::{TransferId, WindowId};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::state::Violation;
 use crate::engine::strangers::Watch;
+use crate::ids::{TransferId, WindowId};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, Sharing};
+use crate::wire::ORDERED_RMA_BYTES;
 
 /// Limit in bytes of an idle peer's cost in the engine. weft-nic's tests limit the cost with the devices.
 pub(crate) const PEER_BYTES_BUDGET: usize = 192;
-
-/// RMA operations up to this length in bytes travel within messages that have the room. They take effect in the
-/// order of the messages, whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
-pub(crate) const ORDERED_RMA_BYTES: usize = 32 << 10;
 
 /// The answer to a read of at most this length in bytes is made when the read arrives. The bytes of a longer
 /// answer are gathered when it leaves, or before the peer changes memory.
@@ -71,9 +68,6 @@ const FEWEST_REQUESTS: usize = 64;
 
 /// Limit of waiting answers to the peer's requests, and of transfers that its requests have started.
 pub(crate) const DEFERRED_LIMIT: usize = 2 * REQUEST_LIMIT;
-
-/// Bytes of a mailbox that are reserved for the longest header.
-pub(crate) const HEADER_BYTES: usize = 128;
 
 /// State of the link to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,14 +14,14 @@ use hashbrown::HashTable;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use crate::api::Role;
 use crate::api::{ADDR_NONE, Addr, Book, Changes, Error, Fault, NoBook};
 use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::State;
-use crate::engine::connection::Role;
-use crate::engine::ids::{OpId, PeerId};
 use crate::engine::peer::{BulkOp, Deferred, PathFlags, Peer, PeerQueues, PeerState, QueuePool};
 use crate::growth;
+use crate::ids::{OpId, PeerId};
 use crate::matching::{Body, Matcher};
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;

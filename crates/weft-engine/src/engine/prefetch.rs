@@ -12,13 +12,13 @@
 
 use std::collections::VecDeque;
 
+use crate::api::EAGER_COST;
 use crate::broken::cannot_happen;
 use crate::engine::State;
-use crate::engine::ids::{PeerId, TransferId};
 use crate::engine::ops::{Staged, Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, Quota};
 use crate::engine::receives::RecvInfo;
-use crate::engine::send::EAGER_COST;
+use crate::ids::{PeerId, TransferId};
 use crate::matching::{Body, Matcher};
 use crate::mem::{IovList, Owned};
 

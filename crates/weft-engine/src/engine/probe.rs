@@ -9,12 +9,8 @@
 //! constants. Memory is therefore not probed when a region is registered, and a refused access is probed again
 //! the next time. Memory that was once accessible counts as accessible until the region is closed.
 
+use crate::api::Probe;
 use crate::nic::Span;
-
-/// Tells whether this process may read (`write`: read and write) all of a piece of its own memory. Returns an
-/// accessible span that contains the piece, or None. `far` asks for a long span even if the search takes more
-/// time. Only this process's own mappings count.
-pub type Probe = fn(memory: Span, write: bool, far: bool) -> Option<Span>;
 
 /// Number of spans that are remembered.
 const SPANS: usize = 4;

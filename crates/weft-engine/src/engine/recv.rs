@@ -8,19 +8,19 @@
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
+use crate::api::EAGER_COST;
 use crate::api::{ADDR_NONE, Addr, Completion, CompletionFlags, Context, Error, Fault, Kind, RecvFlags, RecvOp};
 use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::ids::{PeerId, TransferId, WindowId};
 use crate::engine::ops::{Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, Quota, UNMATCHED_LIMIT};
 use crate::engine::peer::{Direction, WaitEvent};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::receives::{self, Receiver, RecvInfo};
-use crate::engine::send::EAGER_COST;
 use crate::engine::state::Violation;
+use crate::ids::{PeerId, TransferId, WindowId};
 use crate::matching::{Body, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::api::Probe;
 use crate::api::{Access, Region};
 use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
-use crate::engine::probe::{AccessibleSpans, Probe};
+use crate::engine::probe::AccessibleSpans;
 use crate::mapped::Mappable;
 use crate::mem::{self, Iov, IovList};
 use crate::wire::Status;

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use smallvec::SmallVec;
 
 use crate::bugs::planted;
-use crate::engine::ids::{OpId, TransferId};
+use crate::ids::{OpId, TransferId};
 use crate::mem::Iov;
 use crate::mrcache::{MrCache, Pin};
 use crate::nic::Registrar;

@@ -11,13 +11,13 @@
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::api::Probe;
 use crate::api::{Access, Completion, CompletionFlags, Context, Kind, Region};
 use crate::broken::less;
 use crate::bugs::planted;
 use crate::engine::State;
-use crate::engine::ids::PeerId;
-use crate::engine::probe::Probe;
 use crate::engine::regions::Regions;
+use crate::ids::PeerId;
 use crate::mapped::{RegionOffer, Span};
 use crate::mem::Iov;
 use crate::wire::Op;

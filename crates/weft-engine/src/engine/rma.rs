@@ -16,11 +16,9 @@ use zerocopy::little_endian::U32;
 use crate::api::{Access, Completion, Error, Fault, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::broken::cannot_happen;
 use crate::engine::State;
-use crate::engine::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::engine::ops::{Transfer, TransferKind, TxOp};
 use crate::engine::peer::{
-    BulkOp, Deferred, Direction, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, Quota, REPLY_WINDOW_BYTES, REQUEST_LIMIT,
-    reply_cost,
+    BulkOp, Deferred, Direction, PROMPT_REPLY_BYTES, PathFlags, Quota, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
 };
 use crate::engine::registrations::Holder;
 use crate::engine::remote_events::RemoteAccess;
@@ -28,9 +26,10 @@ use crate::engine::send::retain_memory;
 use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
+use crate::ids::{OpId, PeerId, TransferId, WindowId};
 use crate::mem::{self, IovList};
 use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov};
-use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
+use crate::wire::{self, Bulk, F_DATA, F_MORE, HEADER_BYTES, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
 
 /// The rights that a write and a read need.
 pub(crate) const WRITE: Access = Access { read: false, write: true };

@@ -12,11 +12,9 @@ use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::api::{Addr, Completion, CompletionFlags, Error, Fault, Kind, OpFlags, SendOp};
+use crate::api::{Addr, Completion, CompletionFlags, EAGER_COST, Error, Fault, Kind, OpFlags, Role, SendOp};
 use crate::bugs::planted;
 use crate::engine::State;
-use crate::engine::connection::Role;
-use crate::engine::ids::{OpId, PeerId, is_before};
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::{Answer, Direction, PathFlags};
 use crate::engine::registrations::Holder;
@@ -24,16 +22,13 @@ use crate::engine::rma::READ;
 use crate::engine::state::Violation;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
+use crate::ids::{OpId, PeerId, is_before};
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::{Full, LinkId, Nic};
 use crate::wire::{
     self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_FOLLOWS, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short,
     Status, Writer, kind,
 };
-
-/// The cost of a message in the eager window beside its payload: about the size of its entry in the unexpected
-/// queue.
-pub(crate) const EAGER_COST: u64 = 64;
 
 /// The header of an eager message: [`crate::wire::Head`], followed by tag, data and the operation to
 /// acknowledge, if the message has them. It consists of words of eight bytes, because it is built for every

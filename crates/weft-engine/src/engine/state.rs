@@ -6,16 +6,16 @@
 
 use smallvec::SmallVec;
 
+use crate::api::EAGER_COST;
 use crate::api::{ADDR_NONE, Addr, Completion, Fault, Kind, OpFlags};
 use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::State;
-use crate::engine::ids::{DeviceContext, OpId, PeerId, TransferId};
 use crate::engine::links::LinkState;
 use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
 use crate::engine::peer::{PathFlags, Peer, Quota, UNMATCHED_LIMIT};
 use crate::engine::registrations::Holder;
-use crate::engine::send::EAGER_COST;
+use crate::ids::{DeviceContext, OpId, PeerId, TransferId};
 use crate::mapped::PeerRegion;
 use crate::matching::Body;
 use crate::mem::{self, IovList};

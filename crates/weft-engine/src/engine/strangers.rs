@@ -20,9 +20,9 @@
 use crate::api::ADDR_NONE;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::ids::PeerId;
 use crate::engine::links::refused;
 use crate::engine::peer::{PeerState, Quota};
+use crate::ids::PeerId;
 use crate::nic::{LinkError, LinkId, Nic, Notice, Sink};
 use crate::wire::Refusal;
 

@@ -27,10 +27,10 @@ use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::collective::{Operation, Order, Overlap, Request, tree};
 use crate::engine::collective_op::{CollectiveOp, Elements, GroupId};
-use crate::engine::ids;
 use crate::engine::links::LinkState;
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
+use crate::ids;
 use crate::mem::{Iov, Owned};
 use crate::nic::{LinkError, LinkId, Nic};
 

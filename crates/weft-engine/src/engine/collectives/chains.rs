@@ -27,10 +27,10 @@ use crate::api::OpFlags;
 use crate::broken::cannot_happen;
 use crate::collective::{self, Operation, Overlap, Request};
 use crate::engine::collective_op::GroupId;
-use crate::engine::ids::{self, PeerId, RunId};
 use crate::engine::peer::PeerState;
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
+use crate::ids::{self, PeerId, RunId};
 use crate::nic::{CHAIN_STEPS, ChainEnd, ChainId, ChainState, ChainStep, Nic};
 
 /// Barriers whose frames are remembered: the one under way and the two before it. A partner that leaves repeats no

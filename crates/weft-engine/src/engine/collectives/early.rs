@@ -18,9 +18,9 @@ use super::messages::Arrived;
 use super::{Collectives, State, Tag};
 use crate::api::Fault;
 use crate::engine::collective_op::GroupId;
-use crate::engine::ids::PeerId;
 use crate::engine::peer::UNMATCHED_LIMIT;
 use crate::engine::state::Violation;
+use crate::ids::PeerId;
 use crate::nic::LinkError;
 
 /// Notices of one peer that are kept for later joins. The oldest are dropped.

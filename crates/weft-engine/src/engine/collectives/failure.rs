@@ -30,11 +30,11 @@ use crate::bugs::planted;
 use crate::collective::Task;
 use crate::engine::State;
 use crate::engine::collective_op::GroupId;
-use crate::engine::ids::{self, PeerId};
 use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::Deferred;
 use crate::engine::peers::Peers;
 use crate::engine::state::Violation;
+use crate::ids::{self, PeerId};
 use crate::mem::{Iov, IovList};
 use crate::nic::LinkError;
 

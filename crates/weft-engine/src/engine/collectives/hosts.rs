@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::arenas::{ArenaId, Arenas, Circle, Site};
 use crate::api::Fault;
 use crate::board::{Board, HostBoard, MAX_MEMBERS};
-use crate::engine::ids::{self, PeerId};
 use crate::engine::state::Violation;
+use crate::ids::{self, PeerId};
 use crate::name::EpName;
 use crate::nic::LinkError;
 

@@ -6,7 +6,8 @@
 use super::boards::BoardRun;
 use super::{ActiveRun, Collectives, Group, Purpose};
 use crate::collective::Operation;
-use crate::engine::{Engine, GroupId, ids};
+use crate::engine::{Engine, GroupId};
+use crate::ids;
 use crate::nic::{ChainId, Nic};
 
 /// The oldest operation under way of one group.

@@ -9,7 +9,7 @@
 
 use crate::api::Context;
 use crate::collective;
-use crate::engine::ids::RunId;
+use crate::ids::RunId;
 use crate::table::Id as _;
 
 /// Bits for the message's number in its schedule.

@@ -5,8 +5,8 @@
 //! [`crate::engine::stats`] reports both.
 
 use super::{PathFlags, Peer, PeerState};
+use crate::api::EAGER_COST;
 use crate::engine::direct::MappedCounts;
-use crate::engine::send::EAGER_COST;
 use crate::engine::stats::Flow;
 
 /// The direction of traffic.

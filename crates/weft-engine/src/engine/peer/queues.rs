@@ -11,8 +11,8 @@ use super::{DEFERRED_LIMIT, PROMPT_REPLY_BYTES, Peer, REPLY_WINDOW_BYTES, REQUES
 use crate::broken::less;
 use crate::bugs::planted;
 use crate::engine::atomic::FetchResults;
-use crate::engine::ids::{OpId, TransferId, is_before};
 use crate::engine::state::Violation;
+use crate::ids::{OpId, TransferId, is_before};
 use crate::mem::{self, IovList, Owned};
 use crate::nic::{LinkId, RemoteIov, Share};
 use crate::wire::Op;
@@ -451,8 +451,8 @@ impl QueuePool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ORDERED_RMA_BYTES;
     use super::*;
+    use crate::wire::ORDERED_RMA_BYTES;
 
     #[test]
     fn answers_are_copied_once_and_within_a_bound() {
