@@ -87,10 +87,10 @@ fn targets(lib: &Lib) {
         let target = block.bytes();
         let region = b.register(target, access, KEY);
         let source = memory(BYTES);
-        let send = |round: u8, target: &mut [u8]| {
+        let mut send = |round: u8, target: &mut [u8]| {
             source.fill(round);
             b.trecv(target, 1);
-            a.tsend(&source[..target.len()], to_b, 2);
+            a.tsend(&mut source[..target.len()], to_b, 2);
             b.next(&[&a]).done();
             a.next(&[&b]).done();
             assert!(target.iter().all(|byte| *byte == round), "round {round} with access {access}");
