@@ -156,7 +156,8 @@ impl Server {
     fn greeted(&self, line: &str) -> (String, TcpStream) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        writeln!(stream, "{line}").unwrap();
+        // A server that has refused the connection has closed it.
+        let _ = writeln!(stream, "{line}");
         let mut answer = String::new();
         BufReader::new(&stream).read_line(&mut answer).unwrap();
         (answer, stream)
@@ -371,11 +372,11 @@ fn overlap_of_collectives_has_every_figure() {
             let row = on_wire.iter().find(|row| row["metric"] == metric);
             row.and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{metric}: {rows:?}"))
         };
-        for metric in ["method 1", "method 2", "IMB", "bound"] {
-            assert!((0.0..=100.0).contains(&value(metric)), "{metric}: {}", value(metric));
+        assert!((0.0..=100.0).contains(&value("IMB")) && (0.0..=100.0).contains(&value("bound")));
+        // These compare times of the same work. Work that took less time beside the operation gives more than 100.
+        for metric in ["method 1", "method 2", "OSU"] {
+            assert!((0.0..=120.0).contains(&value(metric)), "{metric}: {}", value(metric));
         }
-        // OSU's formula has no upper limit: computation that took less time beside the operation gives more than 100.
-        assert!(value("OSU") >= 0.0, "{}", value("OSU"));
         // Three members need two steps, each of which the wire holds back.
         assert!(value("raw") > 2.0 * 30_000.0, "{}", value("raw"));
         assert!(value("CPU") >= 0.0 && value("at 100 %") > 0.0);

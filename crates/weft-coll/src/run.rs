@@ -555,6 +555,7 @@ impl Runtime {
     /// Leaves all collectives to the MPI library. An operation may be under way, whose memory therefore stays.
     pub(crate) fn give_up(&self) {
         self.closed.store(true, Ordering::Release);
+        self.idle.close(&self.pmpi);
         drop(self.watcher.lock().take());
         std::mem::forget(self.state.lock().endpoint.take());
     }

@@ -158,6 +158,7 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let keyval = pmpi.keyval(groups::freed);
     let idle = Idle::open(&pmpi);
     if !pmpi.all_agree(own, addresses.is_ok() && world.is_some() && keyval.is_some() && idle.is_some()) {
+        idle.inspect(|idle| idle.close(&pmpi));
         let reason = addresses.err().map_or_else(|| LOST.to_owned(), |error| error.to_string());
         return Err(reason);
     }
