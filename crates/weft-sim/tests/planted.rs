@@ -1,8 +1,12 @@
 //! A test of the oracle: random runs must find every bug that is planted in the engine, by turns ordinary runs and
-//! runs of collectives. `cargo test -p weft-sim --features mutants --test planted` runs it. With
-//! `WEFT_PLANTED=NAME` only the bug of that name is planted. docs/testing.md names the check that catches each bug.
+//! runs of collectives. Tests of `mapped.rs` find those in mapped memory, which random runs do not have.
+//! `cargo test -p weft-sim --features mutants --test planted` runs it. With `WEFT_PLANTED=NAME` only the bug of that
+//! name is planted. docs/testing.md names the check that catches each bug.
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "mapped.rs"]
+mod mapped;
 
 use std::sync::Mutex;
 
@@ -21,13 +25,20 @@ fn complaint(plan: &Plan) -> Option<String> {
     }
 }
 
-/// The first seed that finds a bug, and the complaint. A bug is active in the thread that activates it.
-fn caught(bug: Bug) -> Option<(u64, String)> {
+/// What finds a bug: a test of mapped memory or a seed, and the complaint. A bug is active in the thread that activates
+/// it.
+fn caught(bug: Bug) -> Option<String> {
     activate(Some(bug));
-    let caught = (0..SEEDS).find_map(|seed| {
-        let plans = [Plan::draw(seed), Plan::collectives(seed)];
-        plans.iter().find_map(complaint).map(|why| (seed, why))
-    });
+    let caught = mapped::SCENARIOS
+        .iter()
+        .find_map(|scenario| std::panic::catch_unwind(scenario).err())
+        .map(|panic| format!("mapped memory: {:?}", panic.downcast_ref::<String>()))
+        .or_else(|| {
+            (0..SEEDS).find_map(|seed| {
+                let plans = [Plan::draw(seed), Plan::collectives(seed)];
+                plans.iter().find_map(complaint).map(|why| format!("seed {seed}: {why}"))
+            })
+        });
     activate(None);
     caught
 }
@@ -42,7 +53,7 @@ fn every_planted_bug_is_caught() {
         // The lock is released before the runs.
         while let Some(bug) = { bugs.lock().unwrap().next() } {
             match caught(bug) {
-                Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
+                Some(why) => println!("{bug:?}: {}", why.lines().next().unwrap_or("?")),
                 None => alive.lock().unwrap().push(bug),
             }
         }

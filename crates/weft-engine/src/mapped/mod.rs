@@ -23,6 +23,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::api::Access;
 use crate::board::Board;
+use crate::bugs::planted;
 use crate::mem::{self, Iov};
 
 /// Whole pages of this process that its peers may map.
@@ -195,9 +196,12 @@ impl Guard {
     #[inline]
     fn access<T>(&self, access: impl FnOnce() -> T) -> Option<T> {
         let word = self.word();
-        guard::enter(word).then(|| {
+        let entered = guard::enter(word);
+        planted!(Bug::StaleMap, entered, true).then(|| {
             let result = access();
-            guard::leave(word);
+            if planted!(Bug::StaleMap, true, entered) {
+                guard::leave(word);
+            }
             result
         })
     }
