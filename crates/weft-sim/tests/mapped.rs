@@ -201,6 +201,23 @@ fn an_access_waits_for_an_earlier_one() {
     assert_eq!((case.settle(1).len(), case.word(16)), (2, 2));
 }
 
+/// A fenced access waits for a send whose delivery is not known.
+#[test]
+fn a_fenced_access_waits_for_sends() {
+    let mut case = Case::new(2, false, BOTH);
+    let source = case.cluster.fabric().clone().alloc(1, 8);
+    let (dest, ctx) = (case.cluster.addr(1, 0), Context { ptr: 2, user: 0 });
+    let send = SendOp { dest, iov: &[source.iov()], tag: 0, data: 0, ctx, flags: OpFlags::DELIVERY };
+    case.cluster.engine(1).unwrap().send(&send).unwrap();
+    assert_eq!(case.write_with(OpFlags::FENCE, 1, 16, 1).len(), 0);
+    assert_eq!((case.settle(1).len(), case.word(16)), (0, 0));
+    let target = case.cluster.fabric().clone().alloc(0, 8);
+    let src = case.cluster.addr(0, 1);
+    let receive = RecvOp { src, iov: &[target.iov()], tag: 0, ignore: 0, ctx, flags: RecvFlags::empty() };
+    case.cluster.engine(0).unwrap().recv(&receive).unwrap();
+    assert_eq!((case.settle(1).len(), case.word(16)), (2, 1));
+}
+
 #[test]
 fn a_removed_region_is_not_reached_again() {
     let mut case = Case::new(2, false, BOTH);

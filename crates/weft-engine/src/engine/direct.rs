@@ -147,7 +147,7 @@ impl<N: Nic> Engine<N> {
     #[inline(never)]
     pub(crate) fn write_mapped(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
         let [remote] = op.remote else { return false };
-        if op.flags.contains(OpFlags::DATA) || !self.state.is_settled_with(peer_id) {
+        if op.flags.contains(OpFlags::DATA) || !self.state.is_settled_with(peer_id, op.flags) {
             return false;
         }
         let need = WRITE;
@@ -163,7 +163,7 @@ impl<N: Nic> Engine<N> {
     #[inline(never)]
     pub(crate) fn read_mapped(&mut self, op: &RmaOp<'_>, peer_id: PeerId, len: u64) -> bool {
         let [remote] = op.remote else { return false };
-        if !self.state.is_settled_with(peer_id) {
+        if !self.state.is_settled_with(peer_id, op.flags) {
             return false;
         }
         let need = READ;
@@ -184,7 +184,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn atomic_mapped(&mut self, op: &AtomicOp<'_>, peer_id: PeerId, len: u64) -> bool {
         let [remote] = op.remote else { return false };
         let size = op.amo.ty().size();
-        if op.flags.contains(OpFlags::DATA) || size > LARGEST_CELL || !self.state.is_settled_with(peer_id) {
+        if op.flags.contains(OpFlags::DATA) || size > LARGEST_CELL || !self.state.is_settled_with(peer_id, op.flags) {
             return false;
         }
         let mut sources: SmallVec<[u8; 64]> = SmallVec::new();
@@ -284,10 +284,11 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// Whether all accesses to a peer are complete, and nothing waits to be sent.
-    fn is_settled_with(&self, peer_id: PeerId) -> bool {
+    /// Whether all accesses to a peer are complete, and nothing waits to be sent. Before a fenced access, all
+    /// operations must be complete.
+    fn is_settled_with(&self, peer_id: PeerId, flags: OpFlags) -> bool {
         let peer = &self.peers[peer_id];
-        peer.tx_is_empty() && planted!(Bug::AccessOvertakes, !peer.has_accesses(), true)
+        peer.tx_is_empty() && planted!(Bug::AccessOvertakes, !peer.has_accesses(), true) && !peer.holds_back(flags)
     }
 
     /// Performs an access in a peer's region, and counts it. `None`: the region is not mapped, or does not allow it.
