@@ -25,8 +25,7 @@ fn complaint(plan: &Plan) -> Option<String> {
     }
 }
 
-/// What finds a bug: a test of mapped memory or a seed, and the complaint. A bug is active in the thread that activates
-/// it.
+/// Returns the first complaint about a bug, and the test or seed that made it. The bug is active in this thread only.
 fn caught(bug: Bug) -> Option<String> {
     activate(Some(bug));
     let caught = mapped::SCENARIOS

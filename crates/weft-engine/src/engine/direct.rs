@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U64;
 
 use crate::api::{Access, AtomicOp, Completion, Kind, OpFlags, RmaIov, RmaOp};
+use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::ops::TransferKind;
 use crate::engine::peer::{Deferred, Direction, PathFlags};
@@ -219,7 +220,10 @@ impl<N: Nic> Engine<N> {
 
     /// Takes the bytes of a message from mapped memory. Returns false if they must come in another way.
     pub(crate) fn receive_mapped(&mut self, peer_id: PeerId, token: TransferId) -> bool {
-        let Some(x) = self.state.outgoing.transfer(token) else { return false };
+        let Some(x) = self.state.outgoing.transfer(token) else {
+            cannot_happen!("a transfer that waits for the device is in the table");
+            return false;
+        };
         let (TransferKind::Recv { .. }, [from]) = (x.kind(), x.remote()) else { return false };
         let peer = &mut self.state.peers[peer_id];
         let source = peer.regions().owned(from.addr, from.len, READ);

@@ -27,6 +27,11 @@ fn send(a: &Side<'_>, b: &Side<'_>, to_b: u64, source: &mut [u8], alone: bool) {
     assert!(*target == *source);
 }
 
+/// Lets questions and answers about regions arrive.
+fn take_turns(sides: &[&Side<'_>]) {
+    (0..100).for_each(|_| sides.iter().for_each(|side| side.progress()));
+}
+
 fn sources(lib: &Lib) {
     // Memory that peers may only write is no source for them.
     for access in [FI_REMOTE_READ, FI_REMOTE_READ | FI_REMOTE_WRITE, FI_REMOTE_WRITE] {
@@ -39,7 +44,7 @@ fn sources(lib: &Lib) {
         // The first message names the region, for which the receiver then asks.
         for _ in 0..2 {
             send(&a, &b, to_b, source, false);
-            (0..100).for_each(|_| [&a, &b].iter().for_each(|side| side.progress()));
+            take_turns(&[&a, &b]);
         }
         let alone = copies_alone() || maps() && access & FI_REMOTE_READ != 0;
         send(&a, &b, to_b, &mut source[8..BYTES - 100], alone);
@@ -64,10 +69,10 @@ fn the_end_of_a_source(lib: &Lib) {
     source.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 241) as u8);
     for _ in 0..3 {
         send(&a, &b, to_b, source, false);
-        (0..100).for_each(|_| [&a, &b].iter().for_each(|side| side.progress()));
+        take_turns(&[&a, &b]);
         let target = memory(BYTES);
         a.start("fi_tsend", &Args { context: 2, ..Args::new(source, to_b) }, &[]);
-        (0..100).for_each(|_| [&a, &b].iter().for_each(|side| side.progress()));
+        take_turns(&[&a, &b]);
         assert_eq!(close(region), 0);
         b.trecv(target, 1);
         b.next(&[&a]).done();
@@ -95,7 +100,7 @@ fn targets(lib: &Lib) {
             a.next(&[&b]).done();
             assert!(target.iter().all(|byte| *byte == round), "round {round} with access {access}");
             // The first message names the region, for which the sender then asks.
-            (0..100).for_each(|_| [&a, &b].iter().for_each(|side| side.progress()));
+            take_turns(&[&a, &b]);
         };
         (1..4).for_each(|round| send(round, target));
         send(4, &mut target[8..BYTES - 100]);
