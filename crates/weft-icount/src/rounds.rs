@@ -92,31 +92,32 @@ fn receive_window(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
+/// Reads until an access that was started is complete. Returns the number of calls, the start included.
+fn complete(pair: &mut Pair) -> Result<u32, Error> {
+    let calls = 1 + read_until_complete(pair)?;
+    pair.settle()?;
+    Ok(calls)
+}
+
 /// Counts `fi_write` and each `fi_cq_read` up to the one with its completion. The peer is polled between two reads.
 fn write(pair: &mut Pair) -> Result<u32, Error> {
     let near = &mut pair.near;
     at_once(counted::write(&mut near.ep, SLOT, SOURCE, near.peer, near.region)?)?;
-    let calls = 1 + read_until_complete(pair)?;
-    pair.settle()?;
-    Ok(calls)
+    complete(pair)
 }
 
 /// Counts `fi_read` in the same way.
 fn read(pair: &mut Pair) -> Result<u32, Error> {
     let near = &mut pair.near;
     at_once(counted::get(&mut near.ep, SLOT, TARGET, near.peer, near.region)?)?;
-    let calls = 1 + read_until_complete(pair)?;
-    pair.settle()?;
-    Ok(calls)
+    complete(pair)
 }
 
 /// Counts `fi_fetch_atomic` of one number in the same way.
 fn fetch_add(pair: &mut Pair) -> Result<u32, Error> {
     let near = &mut pair.near;
     at_once(counted::fetch_add(&mut near.ep, SLOT, [SOURCE.offset, TARGET.offset], near.peer, near.region)?)?;
-    let calls = 1 + read_until_complete(pair)?;
-    pair.settle()?;
-    Ok(calls)
+    complete(pair)
 }
 
 /// Counts each `fi_cq_read` at the target of an `fi_write`, until the number has arrived and the initiator has its
