@@ -356,6 +356,9 @@ pub struct Config {
     pub rx_depth: usize,
     /// Limit of the eager payload of one peer that waits here unmatched, plus 64 bytes for each message.
     pub window_bytes: usize,
+    /// Window of active requests of one peer whose handlers have not run ([`crate::am`]). A request costs one unit, and
+    /// one more for each KiB.
+    pub active_window: u16,
     /// Overrides `NicCaps::eager_bytes`.
     pub eager_bytes: Option<usize>,
     /// Length limit of a message.
@@ -438,6 +441,7 @@ impl Default for Config {
             tx_depth: 4096,
             rx_depth: 1 << 20,
             window_bytes: 4 << 20,
+            active_window: 1024,
             eager_bytes: None,
             max_msg_bytes: 1 << 40,
             max_strangers: 16 << 10,

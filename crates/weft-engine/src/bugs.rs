@@ -45,6 +45,14 @@ bugs! {
     CreditTwice,
     /// A message whose bytes follow is not charged to the window.
     FollowedUncharged,
+    /// The credit of active messages is not returned.
+    ActiveCreditLost,
+    /// The credit of an active message is returned twice.
+    ActiveCreditTwice,
+    /// Credit of active messages leaves before replies that wait.
+    ActiveCreditEarly,
+    /// A reply is dropped if the device is full.
+    ActiveReplyDropped,
     /// Matching compares the tag bits that the receive ignores, and no others.
     IgnoreSwapped,
     /// A directed receive takes messages from any source.

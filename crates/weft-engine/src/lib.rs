@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod am;
 pub mod amo;
 pub mod api;
 pub mod board;

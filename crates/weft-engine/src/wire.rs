@@ -5,7 +5,7 @@
 //! sizes are asserted below). Decoding copies: no decoded value refers to the message, because a peer over
 //! shared memory may still change its bytes.
 
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the engine-to-engine protocol; both sides compare it at OPEN.
@@ -76,12 +76,16 @@ pub(crate) mod kind {
     pub(crate) const MAP_NAME: u8 = 24;
     /// The sender of a message has copied it to the place that CTS named: U64 window.
     pub(crate) const PLACED: u8 = 25;
+    /// An active message: the client's header and body. `detail` has the credit that is returned.
+    pub(crate) const ACTIVE: u8 = 26;
+    /// Returns credit of active messages, in `detail`. No body.
+    pub(crate) const ACTIVE_CREDIT: u8 = 27;
 }
 
 /// The first kind of the numbered stream (see [`kind`]).
 pub(crate) const FIRST_SEQUENCED: u8 = kind::EAGER;
 /// The highest kind; any higher one is a violation.
-pub(crate) const LAST_KIND: u8 = kind::PLACED;
+pub(crate) const LAST_KIND: u8 = kind::ACTIVE_CREDIT;
 
 /// `Head::flags` of CTS: the receive's memory is in a region that the sender of the message may map.
 pub(crate) const F_PLACE: u8 = 1;
@@ -111,6 +115,9 @@ pub(crate) const F_COLLECTIVE: u8 = 64;
 /// window.
 pub(crate) const F_FOLLOWS: u8 = 128;
 
+/// `Head::flags` of ACTIVE: the message is a reply. The other bits are the length of the client's header.
+pub(crate) const F_REPLY: u8 = 128;
+
 /// In place of an operation number: the sender does not wait for the success of this write.
 pub(crate) const NO_OP: u32 = u32::MAX;
 
@@ -127,7 +134,7 @@ pub(crate) const MAX_REMOTE_IOV: usize = 32;
 pub(crate) struct Head {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
-    /// Type and operation of an ATOMIC ([`crate::amo`]), otherwise 0.
+    /// Type and operation of an ATOMIC ([`crate::amo`]), the returned credit of active messages, otherwise 0.
     pub(crate) detail: [u8; 2],
     /// Number of this message in the stream of its peer (0 in link messages).
     pub(crate) seq: U32,
@@ -154,7 +161,9 @@ pub(crate) fn number(message: &mut [u8], seq: u32) {
 #[repr(C)]
 pub(crate) struct Open {
     pub(crate) version: u8,
-    pub(crate) reserved: [u8; 3],
+    pub(crate) reserved: u8,
+    /// Units of active requests that the receiver of this message may have under way. 0: its sender takes none.
+    pub(crate) active_units: U16,
     /// Numbers the OPENs of an endpoint. A later OPEN has a higher number, by wrapping difference.
     pub(crate) call: U32,
     /// Eager bytes that the receiver of this message may have unmatched at its sender.

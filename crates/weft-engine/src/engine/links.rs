@@ -86,6 +86,8 @@ struct PendingLink {
     /// The window that the peer's OPEN has granted, and the number of that OPEN.
     window: u64,
     call: u32,
+    /// The window for active requests that the peer's message has granted.
+    active: u16,
     /// The window that our OPEN or OPEN_OK has granted.
     granted: u64,
     /// Bytes not granted because the peer is in no address vector.
@@ -416,7 +418,7 @@ impl State {
             return self.links.queue_close(link);
         }
         let slot = self.links.slot(link);
-        slot.pending = Some(Box::new(PendingLink { up, window: 0, call: 0, granted: 0, withheld: 0 }));
+        slot.pending = Some(Box::new(PendingLink { up, window: 0, call: 0, active: 0, granted: 0, withheld: 0 }));
         if !up.initiator {
             slot.state = LinkState::Incoming;
             slot.peer = None;
@@ -462,7 +464,13 @@ impl State {
         if let Some(pending) = &mut self.links.slot(link).pending {
             (pending.granted, pending.withheld) = (window, withheld);
         }
-        Open { version: self.config.protocol_version, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
+        Open {
+            version: self.config.protocol_version,
+            reserved: 0,
+            active_units: self.active_window().into(),
+            call: U32::ZERO,
+            window_bytes: window.into(),
+        }
     }
 
     /// Refuses a peer's link because another link serves the pair, or will. The peer connects again if it knows
@@ -536,6 +544,7 @@ impl State {
         let open: Open = r.take().ok_or(Violation)?;
         let Some(pending) = &mut self.links.slot(link).pending else { return Err(Violation) };
         (pending.window, pending.call) = (open.window_bytes.get(), open.call.get());
+        pending.active = open.active_units.get();
         let name = pending.up.peer;
         self.call_arrived(link, &name);
         Ok(())
@@ -624,6 +633,7 @@ impl State {
         let used = (self.config.window_bytes as u64).saturating_sub(pending.granted);
         let peer = &mut self.peers[peer_id];
         peer.open(state, &pending.up.caps, eager, window, used);
+        self.active_opened(peer_id, pending.active);
         self.begin_stake(peer_id, pending.withheld);
         let peer = &self.peers[peer_id];
         if peer.owed() >= self.config.window_quarter() {
@@ -648,6 +658,9 @@ impl State {
         }
         let open: Open = r.take().ok_or(Violation)?;
         let window = open.window_bytes.get();
+        if let Some(pending) = &mut self.links.slot(link).pending {
+            pending.active = open.active_units.get();
+        }
         if self.peers[peer_id].name().same_endpoint(&self.me)
             && let Some(pending) = &mut self.links.slot(link).pending
         {

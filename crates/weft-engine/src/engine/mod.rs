@@ -7,6 +7,7 @@
 //! Invariants: the engine does no I/O, reads no clock, starts no thread, and iterates nothing in hash order. An
 //! error return has no side effect. The completion of an operation is the operation's last effect.
 
+mod am;
 mod atomic;
 mod claims;
 mod collective_op;
@@ -48,6 +49,7 @@ use zerocopy::little_endian::U32;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
 use crate::broken::cannot_happen;
 use crate::bugs::planted;
+use crate::engine::am::Active;
 use crate::engine::claims::AddressQuery;
 use crate::engine::collectives::Collectives;
 use crate::engine::connection::Connection;
@@ -94,6 +96,8 @@ pub(crate) struct State {
     /// Messages of strangers do not take the fast path, because they are reported or the book may have changed.
     checks_strangers: bool,
     connection: Connection,
+    /// The handler of active messages and their credits. `None`: the engine takes none.
+    active: Option<Box<Active>>,
     /// The groups. `None` before the first group or the first message for a group.
     collectives: Option<Box<Collectives>>,
     /// Number of dropped datagrams.
@@ -123,6 +127,7 @@ impl State {
             source_errors: false,
             checks_strangers: false,
             connection: Connection::new(config.role),
+            active: None,
             collectives: None,
             dropped: 0,
             results: Vec::new(),
@@ -525,8 +530,8 @@ impl<N: Nic> Engine<N> {
     #[inline(never)]
     fn run_deferred(&mut self, peer_id: PeerId) -> bool {
         let mut moved = false;
-        while let Some(work) = self.state.peers.queues(peer_id).pop_deferred() {
-            if self.run_work(peer_id, &work).is_err() {
+        while let Some(mut work) = self.state.peers.queues(peer_id).pop_deferred() {
+            if self.run_work(peer_id, &mut work).is_err() {
                 self.state.peers.queues(peer_id).retry_deferred(work);
                 break;
             }
@@ -535,11 +540,11 @@ impl<N: Nic> Engine<N> {
         moved
     }
 
-    fn run_work(&mut self, peer_id: PeerId, work: &Deferred) -> Result<(), Full> {
+    fn run_work(&mut self, peer_id: PeerId, work: &mut Deferred) -> Result<(), Full> {
         match work {
             Deferred::Collective(index) => self.send_queued_collective(peer_id, *index),
             Deferred::Region(key) => self.answer_question(peer_id, *key),
-            Deferred::Message(bytes) => self.send_sequenced(peer_id, bytes, &[]),
+            Deferred::Message(bytes) => self.send_numbered(peer_id, bytes, &[]),
             Deferred::Reply { op, iov, copy, .. } => {
                 let mut w = Short::new(kind::READ_DATA, 0);
                 w.put(op);
@@ -554,14 +559,19 @@ impl<N: Nic> Engine<N> {
 
     /// Sends a message of the peer's stream under its next number.
     pub(crate) fn send_sequenced(&mut self, peer_id: PeerId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let mut bytes: SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]> = SmallVec::from_slice(head);
+        self.send_numbered(peer_id, &mut bytes, body)
+    }
+
+    /// [`Self::send_sequenced`] of a message that is numbered in its place.
+    fn send_numbered(&mut self, peer_id: PeerId, head: &mut [u8], body: &[Iov]) -> Result<(), Full> {
         let peer = &mut self.state.peers[peer_id];
         let Some(link) = peer.link() else {
             cannot_happen!("deferred work is done on a link that is up");
             return Ok(());
         };
-        let mut bytes: SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]> = SmallVec::from_slice(head);
-        crate::wire::number(&mut bytes, peer.tx_seq());
-        self.nic.send(link, &bytes, body)?;
+        crate::wire::number(head, peer.tx_seq());
+        self.nic.send(link, head, body)?;
         peer.message_sent();
         Ok(())
     }

@@ -39,6 +39,7 @@ impl State {
         self.follow_book();
         let addr = self.peers[peer_id].addr();
         self.reset_peer(peer_id, why);
+        self.active_lost(peer_id, addr, why);
         let reported = addr != ADDR_NONE && !self.is_unreliable() && !self.has_link_to(addr);
         if planted!(Bug::DeathUnreported, reported, false) {
             self.fail_directed_receives(addr, Fault::Link(why));
@@ -344,6 +345,8 @@ impl State {
             kind::MAP_ASK => self.on_map_ask(peer_id, r),
             kind::MAP_NAME => self.on_map_name(peer_id, r),
             kind::PLACED => self.on_placed(peer_id, r),
+            kind::ACTIVE => self.on_active(peer_id, head, &r),
+            kind::ACTIVE_CREDIT => self.on_active_credit(peer_id, head),
             _ => Err(Violation),
         }
     }
