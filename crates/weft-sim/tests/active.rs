@@ -12,7 +12,7 @@ use weft_engine::api::{Addr, Config, Error};
 use weft_engine::mem::Owned;
 use weft_engine::nic::LinkError;
 use weft_sim::rng::{Entity, Stream};
-use weft_sim::{Cluster, FabricConfig, Hazard, Hazards, Turn};
+use weft_sim::{Cluster, FabricConfig, Fate, Hazard, Hazards, Turn};
 
 /// The tests that find the bugs planted in active messages, of which random runs have none.
 #[allow(dead_code, reason = "used by the test of planted bugs")]
@@ -70,6 +70,8 @@ struct World {
     /// Replies to be sent by calls: from, to, number of the request.
     later: Vec<(usize, usize, u32)>,
     reply_bytes: usize,
+    /// The reasons of all losses.
+    reasons: Vec<LinkError>,
 }
 
 impl World {
@@ -127,8 +129,9 @@ impl ActiveHandler for Handler {
         }
     }
 
-    fn lost(&mut self, source: Addr, _why: LinkError) {
+    fn lost(&mut self, source: Addr, why: LinkError) {
         let mut world = self.world.lock().unwrap();
+        world.reasons.push(why);
         let (me, peer) = (self.rank, self.rank_of(world.ranks, source));
         world.later.retain(|(from, to, _)| (*from, *to) != (me, peer));
         for (from, to) in [(me, peer), (peer, me)] {
@@ -370,6 +373,62 @@ fn a_death_ends_its_own_messages_only() {
         });
         assert_eq!(job.left[..2], [0, 0]);
     }
+}
+
+/// The bytes of a message that make it a violation.
+type Forgery = fn(&mut Vec<u8>);
+
+/// A message that breaks the rules ends its link. Both sides learn it, and go on over the next link.
+#[test]
+fn violations_end_the_link() {
+    // Byte 0 is the kind, byte 1 the length of the header and the mark of replies, bytes 2 and 3 the credit.
+    let forgeries: [(&str, Forgery); 6] = [
+        ("credit that was not used", |bytes| bytes[2..4].copy_from_slice(&[255, 255])),
+        ("a header beyond the limit", |bytes| bytes[1] = 97),
+        ("a header beyond the message", |bytes| bytes.truncate(HEAD_BYTES + 7)),
+        ("a request beyond the window", |bytes| {
+            bytes[1] &= 127;
+            bytes.resize(6000, 0);
+        }),
+        ("credit alone that was not used", |bytes| {
+            bytes[0] = 27;
+            bytes[2..4].copy_from_slice(&[255, 255]);
+        }),
+        ("an unknown kind", |bytes| bytes[0] = 28),
+    ];
+    for (what, forge) in forgeries {
+        let mut job = Job::new(FabricConfig::new(1), 2, 200, 4);
+        let mut left = 20;
+        job.cluster.fabric().set_interceptor(Box::new(move |_, _, whole, bytes| {
+            if whole && bytes[0] == 26 && left > 0 {
+                left -= 1;
+                if left == 0 {
+                    forge(bytes);
+                }
+            }
+            Fate::Deliver
+        }));
+        job.run(false, |_, _| {});
+        let world = job.world.lock().unwrap();
+        assert_eq!(world.reasons[0], LinkError::Protocol, "{what}");
+        assert_eq!(world.reasons.len(), 2, "{what}: {:?}", world.reasons);
+    }
+}
+
+/// An endpoint without a handler takes no active messages, and its link stays.
+#[test]
+fn an_endpoint_without_a_handler_is_spared() {
+    let mut cluster = Cluster::new(FabricConfig::new(1), Config::default(), 2);
+    let world = Arc::new(Mutex::new(World { ranks: 2, ..World::default() }));
+    let message = |dest| ActiveMessage { dest, reply: false, head: &[], body: &[] };
+    let to_second = message(cluster.addr(0, 1));
+    assert_eq!(cluster.engine(0).unwrap().send_active(&to_second), Err(Error::Invalid));
+    cluster.engine(0).unwrap().set_active_handler(Box::new(Handler { rank: 0, world: Arc::clone(&world) }));
+    assert_eq!(cluster.engine(0).unwrap().send_active(&to_second), Err(Error::Again));
+    while cluster.turn(|_, _| {}) != Turn::Idle {}
+    assert_eq!(cluster.engine(0).unwrap().send_active(&to_second), Err(Error::Invalid));
+    assert!(world.lock().unwrap().reasons.is_empty());
+    assert_eq!(cluster.engine(0).unwrap().send_active(&message(99)), Err(Error::NoSuchAddress));
 }
 
 #[test]

@@ -6,14 +6,28 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use weft_engine::am::{ActiveHandler, Answer};
 use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
 use weft_engine::api::{
-    Access, AtomicOp, Completion, Config, Context, Fault, Kind, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp,
+    Access, Addr, AtomicOp, Completion, Config, Context, Fault, Kind, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp,
 };
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::{Buffer, Cluster, FabricConfig, Fate, Harness, Recv, Send, SimNic};
+
+/// Answers requests with their bytes.
+struct Echo;
+
+impl ActiveHandler for Echo {
+    fn arrived(&mut self, _source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>) {
+        if !reply && body.len() % 2 == 0 && body.len() <= answer.limit() {
+            answer.put(head, body);
+        }
+    }
+
+    fn lost(&mut self, _source: Addr, _why: LinkError) {}
+}
 
 /// Contexts of operations that the oracle does not observe begin here.
 const UNWATCHED: usize = 1 << 40;
@@ -121,7 +135,7 @@ impl Attacker {
 
     /// A message of the connection's stream for which no victim has asked.
     fn request(&mut self, link: LinkId) -> Vec<u8> {
-        let kind = *self.rng.pick(&[8, 8, 9, 9, 13, 14, 15, 16, 17, 20, 20, 21]);
+        let kind = *self.rng.pick(&[8, 8, 9, 9, 13, 14, 15, 16, 17, 20, 20, 21, 26, 26, 26, 27]);
         let flags = self.rng.below(8) as u8;
         let mut out = vec![kind, flags, 0, 0, 0, 0, 0, 0];
         let len = self.rng.below(500);
@@ -167,6 +181,12 @@ impl Attacker {
                     let len = self.nearly(8).min(100) as usize;
                     out.extend(self.rng.bytes(len));
                 }
+            }
+            26 | 27 => {
+                let (head_len, len) = (self.rng.index(20), self.rng.index(2500));
+                out[1] = (self.nearly(head_len as u64) as u8) | (flags << 7);
+                out[2..4].copy_from_slice(&(self.nearly(0) as u16).to_le_bytes());
+                out.extend(self.rng.bytes(head_len + len));
             }
             _ => {
                 out.extend([self.nearly32(op), self.nearly32(0)].map(u32::to_le_bytes).concat());
@@ -324,7 +344,8 @@ impl Attacker {
             }
             if !state.opened || self.rng.chance(3) {
                 let kind = if self.rng.chance(20) { self.rng.below(3) as u8 } else { u8::from(!state.initiator) };
-                let mut open = vec![kind, 0, 0, 0, 0, 0, 0, 0, self.nearly(1) as u8, 0, 0, 0, 0, 0, 0, 0];
+                let version = u64::from(Config::default().protocol_version);
+                let mut open = vec![kind, 0, 0, 0, 0, 0, 0, 0, self.nearly(version) as u8, 0, 0, 0, 0, 0, 0, 0];
                 open.extend(self.nearly(1 << 20).to_le_bytes());
                 state.opened |= self.nic.send(link, &open, &[]).is_ok();
                 state.carrying |= state.opened && !state.initiator;
@@ -404,8 +425,11 @@ fn attack(seed: u64) -> BTreeMap<u8, usize> {
     let mut config = FabricConfig::swarm(seed);
     config.segment_bytes = config.segment_bytes.max(200);
     let (mailbox_bytes, follows) = (config.caps.mailbox_bytes, config.caps.push_follows);
-    let engine = Config { window_bytes: 20_000, tx_depth: 64, rx_depth: 64, ..Config::default() };
-    let (cluster, mut nics) = Cluster::with_impostors(config, engine, VICTIMS, 1);
+    let engine = Config { window_bytes: 20_000, tx_depth: 64, rx_depth: 64, active_window: 8, ..Config::default() };
+    let (mut cluster, mut nics) = Cluster::with_impostors(config, engine, VICTIMS, 1);
+    for victim in 0..VICTIMS {
+        cluster.engine(victim).unwrap().set_active_handler(Box::new(Echo));
+    }
     let mut h = Harness::of(cluster);
     let ended = Rc::new(RefCell::new(BTreeMap::<usize, usize>::new()));
     let log = Rc::clone(&ended);
@@ -475,7 +499,7 @@ fn a_hostile_peer_does_no_harm() {
         }
     }
     // The attack proves something only if the victims sent every kind of answer.
-    for kind in [0, 1, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 20, 21] {
+    for kind in [0, 1, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 20, 21, 26, 27] {
         let n = kinds.get(&kind).copied().unwrap_or(0);
         assert!(n > 0 || count < 100, "no victim ever sent a message of kind {kind}: {kinds:?}");
     }

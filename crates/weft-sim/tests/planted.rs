@@ -1,10 +1,13 @@
 //! A test of the oracle: random runs must find every bug that is planted in the engine, by turns ordinary runs and
-//! runs of collectives. Tests of `mapped.rs` find those in mapped memory, which random runs do not have.
+//! runs of collectives. Tests of `active.rs` and `mapped.rs` find those in active messages and mapped memory, which
+//! random runs do not have.
 //! `cargo test -p weft-sim --features mutants --test planted` runs it. With `WEFT_PLANTED=NAME` only the bug of that
 //! name is planted. docs/testing.md names the check that catches each bug.
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "active.rs"]
+mod active;
 #[path = "mapped.rs"]
 mod mapped;
 
@@ -28,10 +31,10 @@ fn complaint(plan: &Plan) -> Option<String> {
 /// Returns the first complaint about a bug, and the test or seed that made it. The bug is active in this thread only.
 fn caught(bug: Bug) -> Option<String> {
     activate(Some(bug));
-    let caught = mapped::SCENARIOS
-        .iter()
+    let scenarios = if format!("{bug:?}").starts_with("Active") { active::SCENARIOS } else { mapped::SCENARIOS };
+    let caught = (scenarios.iter())
         .find_map(|scenario| std::panic::catch_unwind(scenario).err())
-        .map(|panic| format!("mapped memory: {:?}", panic.downcast_ref::<String>()))
+        .map(|panic| format!("a scenario: {:?}", panic.downcast_ref::<String>()))
         .or_else(|| {
             (0..SEEDS).find_map(|seed| {
                 let plans = [Plan::draw(seed), Plan::collectives(seed)];
