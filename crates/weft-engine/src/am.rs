@@ -50,7 +50,8 @@ pub trait ActiveHandler: Send {
     fn arrived(&mut self, source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>);
 
     /// The link to a peer has ended, or could not be made. Requests and replies that were under way may be lost. The
-    /// next message makes a new link. The engine cannot be called from here.
+    /// next message makes a new link. Progress calls this, and so do calls that send. The engine cannot be called from
+    /// here.
     fn lost(&mut self, source: Addr, why: LinkError);
 }
 

@@ -82,7 +82,7 @@ impl World {
     fn is_done(&self) -> bool {
         let open = |pair: &Pair| {
             let late = pair.requests.iter().skip(pair.excused);
-            late.map(|state| *state).any(|state| state & 1 == 0 || state & 6 == 4)
+            late.copied().any(|state| state & 1 == 0 || state & 6 == 4)
         };
         self.later.is_empty() && !self.pairs.values().any(open)
     }
@@ -333,7 +333,7 @@ fn unordered_links_lose_nothing() {
 
 /// Links break and are made again, while both sides send.
 #[test]
-fn broken_links_lose_only_what_was_under_way() {
+fn broken_links_lose_their_own_messages() {
     for seed in 200..230 {
         let hazards: Hazards = [Hazard::Full, Hazard::Delay, Hazard::Refuse].into_iter().collect();
         let mut job = Job::new(FabricConfig::draw(seed, hazards), 3, 400, 16);

@@ -21,7 +21,7 @@ struct Echo;
 
 impl ActiveHandler for Echo {
     fn arrived(&mut self, _source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>) {
-        if !reply && body.len() % 2 == 0 && body.len() <= answer.limit() {
+        if !reply && body.len().is_multiple_of(2) && body.len() <= answer.limit() {
             answer.put(head, body);
         }
     }
@@ -182,12 +182,7 @@ impl Attacker {
                     out.extend(self.rng.bytes(len));
                 }
             }
-            26 | 27 => {
-                let (head_len, len) = (self.rng.index(20), self.rng.index(2500));
-                out[1] = (self.nearly(head_len as u64) as u8) | (flags << 7);
-                out[2..4].copy_from_slice(&(self.nearly(0) as u16).to_le_bytes());
-                out.extend(self.rng.bytes(head_len + len));
-            }
+            26 | 27 => self.active(&mut out),
             _ => {
                 out.extend([self.nearly32(op), self.nearly32(0)].map(u32::to_le_bytes).concat());
                 let addr = self.rng.below(6000);
@@ -208,6 +203,14 @@ impl Attacker {
             }
         }
         out
+    }
+
+    /// An active message, or credit for active messages.
+    fn active(&mut self, out: &mut Vec<u8>) {
+        let (head_len, len) = (self.rng.index(20), self.rng.index(2500));
+        out[1] = (self.nearly(head_len as u64) as u8) | (out[1] << 7);
+        out[2..4].copy_from_slice(&(self.nearly(0) as u16).to_le_bytes());
+        out.extend(self.rng.bytes(head_len + len));
     }
 
     /// Mostly the name of the link's next window.

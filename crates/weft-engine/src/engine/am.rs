@@ -26,7 +26,7 @@ use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::ids::PeerId;
 use crate::mem;
-use crate::nic::{LinkError, Nic};
+use crate::nic::{LinkError, LinkId, Nic};
 use crate::wire::{F_REPLY, Head, Reader, kind};
 
 /// Bytes of a request for which it costs a further unit.
@@ -220,7 +220,24 @@ impl State {
         }
     }
 
+    /// Handles ACTIVE as the device passes it: the next message of its peer at once, and any other by the way of all
+    /// messages.
+    #[inline(never)]
+    pub(crate) fn receive_active(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
+        let mut r = Reader(bytes);
+        let head: Head = r.take().ok_or(Violation)?;
+        if let Some(peer_id) = self.links.carried_by(link)
+            && let Some(peer) = self.peers.get_mut(peer_id)
+            && peer.is_next(head.seq.get())
+        {
+            peer.message_taken();
+            return self.on_active(peer_id, head, &r);
+        }
+        self.dispatch(link, bytes)
+    }
+
     /// Handles ACTIVE.
+    #[inline]
     pub(crate) fn on_active(&mut self, peer_id: PeerId, head: Head, r: &Reader<'_>) -> Result<(), Violation> {
         let source = match self.peers[peer_id].addr() {
             ADDR_NONE => self.address_of_sender(peer_id)?,

@@ -240,7 +240,7 @@ impl State {
     // ---- messages ----------------------------------------------------------------------------
 
     #[inline(never)]
-    fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
+    pub(crate) fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
         let Some((state, peer)) = self.links.lookup(link) else { return Ok(()) };
         if state == LinkState::Free {
             // The engine has dropped the link, and the device learns it after this poll. A violation here must
@@ -404,7 +404,14 @@ impl Sink for State {
 
     #[inline(never)]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
-        if !self.receive_eager_fast(link, bytes) && self.dispatch(link, bytes).is_err() {
+        if self.receive_eager_fast(link, bytes) {
+            return;
+        }
+        let taken = match bytes.first() {
+            Some(&kind::ACTIVE) => self.receive_active(link, bytes),
+            _ => self.dispatch(link, bytes),
+        };
+        if taken.is_err() {
             self.violated(link);
         }
     }
