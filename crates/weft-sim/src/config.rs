@@ -204,6 +204,7 @@ impl FabricConfig {
         };
         // As in shared memory. No draws of their own, so that the other values of a seed stay the same.
         config.caps.confirms = ordered && config.caps.survives;
+        config.caps.maps = config.caps.confirms;
         config.caps.pushes = config.caps.push_follows && config.caps.survives;
         config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
         config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);

@@ -436,6 +436,8 @@ impl State {
     /// of one side. Returns true if the peer has been asked to push. Returns false if this side pushes, when
     /// the transfer is given to the device again.
     pub(crate) fn by_push(&mut self, token: TransferId) -> bool {
+        // The device may have been full when the memory was registered for it.
+        self.release_transfer(token);
         let Some(x) = self.outgoing.transfer(token) else {
             cannot_happen!("a transfer that waits for the device is in the table");
             return true;
