@@ -5,6 +5,7 @@
 
 use std::num::NonZeroU32;
 
+use crate::api::Addr;
 use crate::table::Id;
 
 /// The number of the table entry at `place`.
@@ -35,6 +36,16 @@ impl PeerId {
     #[inline(always)]
     pub(crate) const fn place(self) -> usize {
         self.0.get() as usize - 1
+    }
+
+    /// The peer as the source of a message of a collective ([`crate::matching::Space::Group`]).
+    pub(crate) const fn as_source(self) -> Addr {
+        self.number() as Addr
+    }
+
+    /// The peer that is the source of a message of a collective.
+    pub(crate) fn of_source(src: Addr) -> Self {
+        Self::new(usize::try_from(src).expect("a peer's number fits"))
     }
 
     /// The number by which clients name the peer: [`crate::PeerNames::name`].

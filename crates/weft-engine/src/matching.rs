@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: `Sink::message` asks [`Matcher::arrived`] for a receive; `Engine::recv` asks
 //! [`Matcher::find_unexpected`] for a message. Receives and messages without a partner are queued (`queue`,
-//! with the indexes `hash` and `tree` for deep queues). There is one [`Matcher`] for tagged and one for
-//! untagged messages.
+//! with the indexes `hash` and `tree` for deep queues). There is one [`Matcher`] for each kind of message
+//! ([`Space`]).
 //!
 //! Invariants:
 //! - Among several candidates the oldest is chosen, whatever the ignore bits (fi_tagged(3)).
@@ -25,8 +25,41 @@ use crate::bugs::planted;
 use crate::ids::{PeerId, TransferId};
 use crate::mem::{Iov, IovList};
 use crate::nic::{LinkError, RemoteIov};
+use crate::wire::{F_COLLECTIVE, F_TAGGED};
 use pattern::Pattern;
 use queue::Queue;
+
+/// The kind of a message. A receive takes messages of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    /// A message of the client without a tag.
+    Msg,
+    /// A tagged message of the client.
+    Tagged,
+    /// A message of a collective. Its receive names the peer by number, in place of an address, and the whole tag.
+    Group,
+}
+
+impl Space {
+    /// The number of kinds.
+    pub(crate) const COUNT: usize = 3;
+    /// All kinds.
+    pub(crate) const ALL: [Self; Self::COUNT] = [Self::Tagged, Self::Msg, Self::Group];
+    /// The kinds of the client's messages.
+    pub(crate) const OF_CLIENT: [Self; 2] = [Self::Tagged, Self::Msg];
+
+    /// The kind of the client's messages with or without a tag.
+    #[inline(always)]
+    pub(crate) const fn of_client(tagged: bool) -> Self {
+        if tagged { Self::Tagged } else { Self::Msg }
+    }
+
+    /// The kind of a message, by the flags of its head.
+    #[inline]
+    pub(crate) const fn of_head(flags: u8) -> Self {
+        if flags & F_COLLECTIVE != 0 { Self::Group } else { Self::of_client(flags & F_TAGGED != 0) }
+    }
+}
 
 /// A posted receive without a message yet. It consists of plain words that are stored one by one. A value
 /// that is assembled elsewhere and copied by wider loads would stall until those stores have reached the
@@ -148,6 +181,11 @@ impl Wanted {
         Self { src, tag, ignore }
     }
 
+    /// The message of a collective with this tag from a peer.
+    pub(crate) fn of_group(peer: PeerId, tag: u64) -> Self {
+        Self { src: peer.as_source(), tag, ignore: 0 }
+    }
+
     fn pattern(&self) -> Pattern {
         Pattern::receive(self.src, self.tag, self.ignore)
     }
@@ -168,7 +206,7 @@ impl Posted {
     }
 }
 
-/// The two queues of one kind of message (tagged or untagged).
+/// The two queues of one kind of message.
 pub(crate) struct Matcher {
     posted: Queue<Posted>,
     unexpected: Queue<Unexpected>,

@@ -3,8 +3,8 @@
 //! Place in the data flow: [`Engine::join_group`] (`join.rs`) and [`Engine::start_collective`] accept
 //! requests of the client. Each becomes a run of a schedule ([`crate::collective`]).
 //! [`Engine::run_collectives`] starts transfers, copies and reduces until all runs wait. Transfers are
-//! messages with the flag COLLECTIVE. They have a matcher of their own and pass the queued messages of the
-//! client, so that no message of the client blocks them. [`State::end_transfer`] records the end of each
+//! messages with the flag COLLECTIVE. They have a matcher of their own ([`Space::Group`](crate::matching::Space)) and
+//! pass the queued messages of the client, so that no message of the client blocks them. [`State::end_transfer`] records the end of each
 //! transfer.
 //!
 //! A group's *number* is chosen by each member for itself and announced to the others by the join, which is an
@@ -51,7 +51,7 @@ use early::Early;
 use failure::Notices;
 use hosts::Host;
 use join::Joined;
-use messages::{Arrived, Posted};
+pub(crate) use messages::Reception;
 pub use report::GroupReport;
 use tag::{StepId, Tag};
 
@@ -90,10 +90,6 @@ pub(crate) struct Collectives {
     next_number: u32,
     /// Joins so far, by the members' hash.
     joins: FxHashMap<u64, u64>,
-    /// Receives without a message, by peer and tag.
-    posted: FxHashMap<(PeerId, Tag), Posted>,
-    /// Messages without a receive, by peer and tag.
-    arrived: FxHashMap<(PeerId, Tag), Arrived>,
     early: Early,
     notices: Notices,
 }
@@ -453,12 +449,10 @@ impl Collectives {
         }
     }
 
-    /// The peers whose messages or receives wait here, or that share a board. Some are named several times.
+    /// The peers that share a board, or have sent notices for later joins. Some are named several times.
     pub(crate) fn peers(&self) -> impl Iterator<Item = PeerId> {
         let hosts = self.groups.iter().filter_map(|(_, group)| group.host.as_deref());
-        let shared = hosts.flat_map(Host::peers);
-        let waiting = self.posted.keys().chain(self.arrived.keys()).map(|(peer, _)| *peer);
-        waiting.chain(shared).chain(self.early.peers())
+        hosts.flat_map(Host::peers).chain(self.early.peers())
     }
 
     /// Operations that are not complete.

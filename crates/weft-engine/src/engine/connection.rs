@@ -34,6 +34,7 @@ use crate::engine::links::LinkState;
 use crate::engine::peer::PeerState;
 use crate::engine::state::Violation;
 use crate::ids::PeerId;
+use crate::matching::Space;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 use crate::wire::{Open, Reader, Short, kind};
@@ -364,8 +365,9 @@ impl State {
                 // Messages that have arrived can still be received ([`State::post`]).
                 self.incoming.close_fast_path();
                 let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
-                for tagged in [true, planted!(Bug::EndKeepsReceives, false, true)] {
-                    self.end_all_posted(tagged, fault);
+                let [first, second] = Space::OF_CLIENT;
+                for space in [first, planted!(Bug::EndKeepsReceives, second, first)] {
+                    self.end_all_posted(space, fault);
                 }
                 planted!(Bug::EndTwice, self.announce(ConnEvent::Ended(why)));
                 planted!(Bug::EndUnreported, self.announce(ConnEvent::Ended(why)), ());

@@ -17,7 +17,7 @@ use crate::api::EAGER_COST;
 use crate::engine::State;
 use crate::engine::peer::{Peer, PeerState};
 use crate::ids::PeerId;
-use crate::matching::{Body, Matcher, Unexpected};
+use crate::matching::{Body, Space, Unexpected};
 use crate::nic::Notice;
 
 /// Lists are searched for outdated ones when their number has doubled, and not below this number.
@@ -26,8 +26,8 @@ const FEW: usize = 64;
 /// Debug builds compare the result of a search with all waiting messages, if there are at most as many.
 const CHECKED: usize = 1000;
 
-/// A waiting message: whether it is tagged, and its key in that matcher.
-pub(crate) type Waiting = (bool, u32);
+/// A waiting message: its kind, and its key in the matcher of that kind.
+pub(crate) type Waiting = (Space, u32);
 
 /// The messages of one departed peer.
 #[derive(Debug)]
@@ -68,9 +68,9 @@ impl State {
     pub(crate) fn messages_of(&self, peer_id: PeerId, announced: u32) -> SmallVec<[Waiting; 1]> {
         let (mut bytes, mut announced) = (self.peers[peer_id].rx_used(), announced);
         let mut found = SmallVec::new();
-        for (tagged, matcher) in [true, false].into_iter().zip(self.incoming.matchers()) {
+        for space in Space::ALL {
             let from = found.len();
-            for (key, message) in matcher.unexpected().iter_back() {
+            for (key, message) in self.incoming.matcher(space).unexpected().iter_back() {
                 if bytes == 0 && announced == 0 && !self.leftovers.lost {
                     break;
                 }
@@ -82,12 +82,12 @@ impl State {
                     Body::Rendezvous { .. } | Body::Prefetch { .. } => announced = announced.saturating_sub(1),
                     Body::Lost { .. } => {}
                 }
-                found.push((tagged, key));
+                found.push((space, key));
             }
             found[from..].reverse();
         }
-        let theirs = |matcher: &Matcher| matcher.unexpected().iter().filter(|(_, one)| one.peer() == peer_id).count();
-        let all = || self.incoming.matchers().into_iter().map(theirs).sum();
+        let of_kind = |space| self.incoming.matcher(space).unexpected().iter();
+        let all = || Space::ALL.into_iter().flat_map(of_kind).filter(|(_, one)| one.peer() == peer_id).count();
         debug_assert!(self.incoming.unexpected() > CHECKED || found.len() == all(), "{peer_id:?}");
         found
     }
@@ -132,11 +132,9 @@ impl State {
     }
 
     /// Whether a message of a departed peer waits, and no peek has claimed it.
-    fn is_left(&self, peer_id: PeerId, (tagged, key): Waiting) -> bool {
-        let [with_tag, without] = self.incoming.matchers();
-        let matcher = if tagged { with_tag } else { without };
+    fn is_left(&self, peer_id: PeerId, (space, key): Waiting) -> bool {
         let theirs = |message: &Unexpected| message.peer() == peer_id && message.is_orphan() && !message.is_claimed();
-        matcher.unexpected().get(key).is_some_and(theirs)
+        self.incoming.matcher(space).unexpected().get(key).is_some_and(theirs)
     }
 
     /// Drops the messages of the peer that departed first among those that `wanted` accepts. Returns whether there is
@@ -150,11 +148,8 @@ impl State {
             if !self.is_left(peer_id, waiting) {
                 continue;
             }
-            let (tagged, key) = waiting;
-            let message = self.incoming.matcher(tagged).unexpected_mut().remove(key);
-            if let Some(Body::Eager { bytes, .. }) = message.map(Unexpected::into_body) {
-                self.eager_taken(peer_id, bytes.len(), true);
-            }
+            let (space, key) = waiting;
+            self.drop_orphan(peer_id, space, key);
         }
         self.peers.note_sweepable(true);
         let name = self.peers[peer_id].name();

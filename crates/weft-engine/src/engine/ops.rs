@@ -17,6 +17,7 @@ use crate::engine::peer::Peer;
 use crate::engine::peers::Peers;
 use crate::engine::receives::RecvInfo;
 use crate::ids::{OpId, PeerId, TransferId, WindowId};
+use crate::matching::Space;
 use crate::mem::{IovList, Owned};
 use crate::nic::{LinkId, RemoteIov};
 use crate::wire::Op;
@@ -476,7 +477,7 @@ pub(crate) enum TransferKind {
     Recv { info: RecvInfo, op: u32, ack: bool },
     /// Into memory of the engine, for the unexpected message `key`. The bytes come from the peer's send `op`,
     /// which expects an acknowledgement of the delivery if `ack`.
-    Prefetch { tagged: bool, key: u32, op: u32, ack: bool },
+    Prefetch { space: Space, key: u32, op: u32, ack: bool },
     /// Into a region, from the peer's write. `parts` is the number of its operation of several parts
     /// ([`crate::engine::remote_events`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },

@@ -22,7 +22,7 @@ use crate::engine::State;
 use crate::engine::peer::{BulkOp, Deferred, PathFlags, Peer, PeerQueues, PeerState, QueuePool};
 use crate::growth;
 use crate::ids::{OpId, PeerId};
-use crate::matching::{Body, Matcher};
+use crate::matching::{Body, Space};
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
 use crate::wire::Writer;
@@ -574,14 +574,17 @@ impl State {
         // Other messages use a part of their peer's window, so only these need a search.
         if self.leftovers.may_have_lost() {
             let mut any = false;
-            for matcher in self.incoming.matchers() {
-                for (_, message) in matcher.unexpected().iter() {
+            for space in Space::ALL {
+                for (_, message) in self.incoming.matcher(space).unexpected().iter() {
                     any |= matches!(message.body(), Body::Lost { .. });
                     keep(message.peer());
                 }
             }
             self.leftovers.set_lost(any);
         }
+        let group = self.incoming.matcher(Space::Group);
+        group.posted().iter().for_each(|(_, posted)| keep(PeerId::of_source(posted.src)));
+        group.unexpected().iter().for_each(|(_, message)| keep(message.peer()));
         if let Some(collectives) = &self.collectives {
             collectives.peers().for_each(&mut keep);
         }
@@ -696,8 +699,11 @@ impl State {
         if !gone || !peer.name().is_full() || !self.peers.is_service(peer.addr()) {
             return;
         }
-        let theirs = |matcher: &Matcher| matcher.unexpected().iter().any(|(_, message)| message.peer() == peer_id);
-        if !self.peers.has_routes(peer_id) && !self.incoming.matchers().into_iter().any(theirs) {
+        let theirs = |space| {
+            let matcher = self.incoming.matcher(space);
+            matcher.unexpected().iter().any(|(_, message)| message.peer() == peer_id)
+        };
+        if !self.peers.has_routes(peer_id) && !Space::OF_CLIENT.into_iter().any(theirs) {
             self.clear_address(peer_id);
         }
     }
@@ -714,9 +720,7 @@ impl State {
     }
 
     fn reindex_messages(&mut self) {
-        for matcher in self.incoming.matchers_mut() {
-            matcher.readdressed();
-        }
+        Space::OF_CLIENT.into_iter().for_each(|space| self.incoming.matcher_mut(space).readdressed());
     }
 
     /// The book has lost these addresses, which are sorted.

@@ -19,7 +19,7 @@ use crate::engine::ops::{Staged, Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, Quota};
 use crate::engine::receives::RecvInfo;
 use crate::ids::{PeerId, TransferId};
-use crate::matching::{Body, Matcher};
+use crate::matching::{Body, Matcher, Space};
 use crate::mem::{IovList, Owned};
 
 /// Number of ended announcements up to which the list is not searched for them.
@@ -29,7 +29,7 @@ const STALE_LIMIT: usize = 64;
 /// another message or none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShortAnnouncement {
-    tagged: bool,
+    space: Space,
     /// The message's key in the queue of unexpected messages.
     key: u32,
     /// The peer's operation.
@@ -38,8 +38,8 @@ pub(crate) struct ShortAnnouncement {
 
 impl ShortAnnouncement {
     /// The message `key` of the unexpected queue, from the peer's operation `op`.
-    pub(crate) fn new(tagged: bool, key: u32, op: u32) -> Self {
-        Self { tagged, key, op }
+    pub(crate) fn new(space: Space, key: u32, op: u32) -> Self {
+        Self { space, key, op }
     }
 
     /// The length of the message, and whether its delivery must be acknowledged. `None`: it waits no longer.
@@ -57,14 +57,13 @@ impl State {
     /// Notes an announced short message that waits for a receive. Its bytes are requested when the window has
     /// room.
     pub(crate) fn note_announcement(&mut self, peer_id: PeerId, announcement: ShortAnnouncement) {
-        let [tagged, untagged] = self.incoming.matchers();
-        let matchers = [untagged, tagged];
-        let peer = &mut self.peers[peer_id];
+        let Self { incoming, peers, .. } = self;
+        let peer = &mut peers[peer_id];
         let most = 2 * peer.taken(Quota::Announced) as usize + STALE_LIMIT;
         let list = peer.new_announcements();
         list.push_back(announcement);
         if list.len() > most {
-            list.retain(|a| a.pending(matchers[usize::from(a.tagged)], peer_id).is_some());
+            list.retain(|a| a.pending(incoming.matcher(a.space), peer_id).is_some());
         }
         self.prefetch(peer_id);
     }
@@ -72,7 +71,7 @@ impl State {
     /// Requests the oldest announced messages, for which returned parts of the window have room.
     pub(crate) fn prefetch(&mut self, peer_id: PeerId) {
         while let Some(announcement) = self.announcements(peer_id).and_then(|list| list.front().copied()) {
-            let matcher = self.incoming.matcher(announcement.tagged);
+            let matcher = self.incoming.matcher(announcement.space);
             if let Some((len, ack)) = announcement.pending(matcher, peer_id) {
                 let peer = &mut self.peers[peer_id];
                 if peer.owed() < len + EAGER_COST {
@@ -105,9 +104,9 @@ impl State {
         len: u64,
         ack: bool,
     ) -> TransferId {
-        let ShortAnnouncement { tagged, key, op } = announcement;
-        let token = self.start_staged(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, len, None);
-        if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().get_mut(key) {
+        let ShortAnnouncement { space, key, op } = announcement;
+        let token = self.start_staged(peer_id, TransferKind::Prefetch { space, key, op, ack }, len, None);
+        if let Some(message) = self.incoming.matcher_mut(space).unexpected_mut().get_mut(key) {
             message.set_body(Body::Prefetch { token, len });
         }
         token
@@ -156,12 +155,12 @@ impl State {
         what: TransferKind,
         staged: Option<Box<Staged>>,
     ) {
-        let (TransferKind::Prefetch { tagged, key, op, ack }, Some(staged)) = (what, staged) else {
+        let (TransferKind::Prefetch { space, key, op, ack }, Some(staged)) = (what, staged) else {
             return cannot_happen!("the bytes of a waiting message are staged");
         };
         let bytes = staged.into_parts().0.into_bytes();
         let asked = |body: &Body| matches!(body, Body::Prefetch { token: of, .. } if *of == token);
-        let matcher = self.incoming.matcher(tagged);
+        let matcher = self.incoming.matcher_mut(space);
         if let Some(message) = matcher.unexpected_mut().get_mut(key).filter(|message| asked(message.body())) {
             message.set_body(Body::Eager { bytes: bytes.into_boxed_slice(), ack: ack.then_some(op) });
             self.announcement_taken(peer_id);

@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use crate::api::{Addr, Completion, CompletionFlags, Config, Context, Fault, Kind, Matching, RecvFlags, RecvOp};
+use crate::api::{Addr, Completion, CompletionFlags, Config, Context, Error};
+use crate::api::{Fault, Kind, Matching, RecvFlags, RecvOp};
 use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
 use crate::engine::shared_recv::{Pool, PooledReleases};
-use crate::matching::{Matcher, Posted, Wanted};
+use crate::matching::{Matcher, Posted, Space, Wanted};
 use crate::mem::{self, Iov, IovList};
 
 /// Number of a multi-receive buffer.
@@ -47,9 +48,20 @@ pub(crate) struct RecvInfo {
     stored: usize,
     /// Bytes that did not fit.
     excess: usize,
-    /// The excess did not fit because a part of the buffer is not mapped.
-    missing: bool,
+    lack: Lack,
     receiver: Receiver,
+}
+
+/// The reason for which a message is not stored, apart from its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    None,
+    /// A part of the buffer is not mapped.
+    Memory,
+    /// The message of a collective is shorter than its receive.
+    Bytes,
+    /// The sender's part in the collective has failed.
+    Poisoned,
 }
 
 impl RecvInfo {
@@ -63,16 +75,28 @@ impl RecvInfo {
             buf: 0,
             stored: 0,
             excess: 0,
-            missing: false,
+            lack: Lack::None,
             receiver: Receiver::Single,
         };
         info.flags.set(CompletionFlags::DATA, data.is_some());
         info
     }
 
-    /// A receive of a collective. `ctx` names its step.
-    pub(crate) fn collective(ctx: Context) -> Self {
-        Self { receiver: Receiver::Collective, ..Self::new(ctx, CompletionFlags::empty(), 0, None) }
+    /// A receive of a collective, whose step `ctx` names. It takes a message of its own length, and nothing of others.
+    #[cold]
+    pub(crate) fn of_group(ctx: Context, memory: Iov, poisoned: bool, len: u64) -> (IovList, Self) {
+        let receiver = Receiver::Collective;
+        let mut info = Self { receiver, ..Self::new(ctx, CompletionFlags::empty(), 0, None) };
+        info.fit(&[memory], len);
+        info.lack = match (poisoned, len < memory.len() as u64) {
+            (true, _) => Lack::Poisoned,
+            (false, true) => Lack::Bytes,
+            (false, false) => Lack::None,
+        };
+        if info.is_whole() {
+            return (IovList::from_slice(&[memory]), info);
+        }
+        (IovList::new(), info.with_stored(0))
     }
 
     /// Sets the numbers of bytes of a message of `len` bytes that are stored and that are not.
@@ -83,7 +107,9 @@ impl RecvInfo {
         self.stored = usize::try_from(len.min(room)).unwrap_or(usize::MAX);
         self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
         if self.excess > 0 {
-            self.missing = iov.iter().any(Iov::is_missing);
+            if iov.iter().any(Iov::is_missing) {
+                self.lack = Lack::Memory;
+            }
             planted!(Bug::TruncationOffByOne, self.excess -= 1);
         }
         self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
@@ -101,7 +127,7 @@ impl RecvInfo {
 
     /// Whether the whole message is stored.
     pub(crate) fn is_whole(&self) -> bool {
-        self.excess == 0
+        self.excess == 0 && self.lack == Lack::None
     }
 
     #[cfg(test)]
@@ -140,10 +166,12 @@ impl RecvInfo {
 
     /// The error of a message that is not stored as a whole.
     fn cut(&self) -> Option<Fault> {
-        match (self.excess, self.missing) {
-            (_, true) => Some(Fault::NoMemory),
-            (1.., false) => planted!(Bug::TruncationUnreported, Some(Fault::Truncated(self.excess)), None),
-            _ => None,
+        match (self.excess, self.lack) {
+            (_, Lack::Memory) => Some(Fault::NoMemory),
+            (_, Lack::Poisoned) => Some(Fault::Revoked),
+            (_, Lack::Bytes) => Some(Fault::Refused(Error::Invalid)),
+            (1.., Lack::None) => planted!(Bug::TruncationUnreported, Some(Fault::Truncated(self.excess)), None),
+            (0, Lack::None) => None,
         }
     }
 }
@@ -158,10 +186,9 @@ struct MultiRecv {
     retired: bool,
 }
 
-/// Posted receives, tagged and untagged, and unexpected messages.
+/// Posted receives and unexpected messages.
 pub(crate) struct Receives {
-    tagged: Matcher,
-    untagged: Matcher,
+    matchers: [Matcher; Space::COUNT],
     multi: Slab<MultiRecv>,
     /// A multi-receive buffer is released when fewer bytes are left in it.
     min_multi_recv: usize,
@@ -169,7 +196,8 @@ pub(crate) struct Receives {
 
 impl Receives {
     pub(crate) fn new(matching: Matching, min_multi_recv: usize) -> Self {
-        Self { tagged: Matcher::new(matching), untagged: Matcher::new(matching), multi: Slab::new(), min_multi_recv }
+        let matchers = std::array::from_fn(|_| Matcher::new(matching));
+        Self { matchers, multi: Slab::new(), min_multi_recv }
     }
 
     pub(crate) fn set_min_multi_recv(&mut self, bytes: usize) {
@@ -177,29 +205,26 @@ impl Receives {
     }
 
     #[inline(always)]
-    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
-        if tagged { &mut self.tagged } else { &mut self.untagged }
+    pub(crate) fn matcher_mut(&mut self, space: Space) -> &mut Matcher {
+        &mut self.matchers[space as usize]
     }
 
-    pub(crate) fn matchers(&self) -> [&Matcher; 2] {
-        [&self.tagged, &self.untagged]
+    #[inline(always)]
+    pub(crate) fn matcher(&self, space: Space) -> &Matcher {
+        &self.matchers[space as usize]
     }
 
-    pub(crate) fn matchers_mut(&mut self) -> [&mut Matcher; 2] {
-        [&mut self.tagged, &mut self.untagged]
-    }
-
-    /// Number of posted receives of the kind that has more.
+    /// Number of posted receives of the client, of the kind that has more.
     pub(crate) fn most_posted(&self) -> usize {
-        self.tagged.posted().len().max(self.untagged.posted().len())
+        self.matcher(Space::Tagged).posted().len().max(self.matcher(Space::Msg).posted().len())
     }
 
     /// Posts a receive, single or multi. Returns its key.
     pub(crate) fn post(&mut self, op: &RecvOp<'_>) -> u32 {
-        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        let space = space_of(op.flags);
         let multi = op.flags.contains(RecvFlags::MULTI);
         let buffer = multi.then(|| self.multi.insert(MultiRecv::default()));
-        self.matcher(tagged).post_pieces(wanted(op), op.iov, op.ctx, buffer)
+        self.matcher_mut(space).post_pieces(wanted(op), op.iov, op.ctx, buffer)
     }
 
     /// Takes memory for a message of `len` bytes from a posted receive. The receive leaves the queue unless it is a
@@ -207,19 +232,23 @@ impl Receives {
     #[inline]
     pub(crate) fn take(
         &mut self,
-        tagged: bool,
+        space: Space,
         key: u32,
         tag: u64,
         data: Option<u64>,
         len: u64,
     ) -> (IovList, RecvInfo) {
-        let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        let flags = if tagged { CompletionFlags::TAGGED } else { CompletionFlags::empty() };
+        let matcher = &mut self.matchers[space as usize];
+        let flags = flags_in(space);
         let mut info = RecvInfo::new(Context::default(), flags, tag, data);
         let Some(posted) = matcher.posted().get(key).copied() else {
             cannot_happen!("a receive that was found is posted");
             return (IovList::new(), info);
         };
+        if space == Space::Group {
+            matcher.take_posted(key);
+            return RecvInfo::of_group(posted.ctx, posted.piece, data.is_some(), len);
+        }
         let mut iov = matcher.buffer(&posted);
         info.ctx = posted.ctx;
         if let Some(number) = posted.multi
@@ -230,7 +259,9 @@ impl Receives {
             let whole = mem::total_len(&buffer);
             iov = mem::slice(&buffer, multi.used, whole - multi.used);
             info.fit(&iov, len);
-            info.missing = info.excess > 0 && buffer.iter().any(Iov::is_missing);
+            if info.excess > 0 && buffer.iter().any(Iov::is_missing) {
+                info.lack = Lack::Memory;
+            }
             multi.used += planted!(Bug::MultiOverlaps, info.stored, info.stored.saturating_sub(1));
             multi.inflight += 1;
             // A full buffer is released even if the client has set no minimum.
@@ -246,9 +277,12 @@ impl Receives {
     }
 
     /// Ends a receive that was posted, without a message.
-    pub(crate) fn retire(&mut self, tagged: bool, posted: &Posted) -> RecvInfo {
-        let flags = if tagged { CompletionFlags::TAGGED } else { CompletionFlags::empty() };
+    pub(crate) fn retire(&mut self, space: Space, posted: &Posted) -> RecvInfo {
+        let flags = flags_in(space);
         let mut info = RecvInfo::new(posted.ctx, flags, posted.tag, None);
+        if space == Space::Group {
+            info.receiver = Receiver::Collective;
+        }
         if let Some(number) = posted.multi
             && let Some(multi) = self.multi.get_mut(number as usize)
         {
@@ -273,6 +307,18 @@ impl Receives {
         }
         planted!(Bug::MultiReleasedEarly, over, retired)
     }
+}
+
+/// The kind of messages that a receive takes.
+#[inline(always)]
+pub(crate) fn space_of(flags: RecvFlags) -> Space {
+    Space::of_client(flags.contains(RecvFlags::TAGGED))
+}
+
+/// The flags of a receive's completion.
+#[inline(always)]
+fn flags_in(space: Space) -> CompletionFlags {
+    if space == Space::Tagged { CompletionFlags::TAGGED } else { CompletionFlags::empty() }
 }
 
 /// The criteria of a receive.
@@ -311,21 +357,18 @@ impl Incoming {
     }
 
     #[inline(always)]
-    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
-        self.receives.matcher(tagged)
+    pub(crate) fn matcher_mut(&mut self, space: Space) -> &mut Matcher {
+        self.receives.matcher_mut(space)
     }
 
-    pub(crate) fn matchers(&self) -> [&Matcher; 2] {
-        self.receives.matchers()
+    #[inline(always)]
+    pub(crate) fn matcher(&self, space: Space) -> &Matcher {
+        self.receives.matcher(space)
     }
 
-    pub(crate) fn matchers_mut(&mut self) -> [&mut Matcher; 2] {
-        self.receives.matchers_mut()
-    }
-
-    /// Number of posted receives, tagged and untagged.
+    /// Number of the client's posted receives, tagged and untagged.
     pub(crate) fn posted(&self) -> usize {
-        self.matchers().map(|matcher| matcher.posted().len()).iter().sum()
+        Space::OF_CLIENT.map(|space| self.matcher(space).posted().len()).iter().sum()
     }
 
     /// Number of posted receives of the kind that has more.
@@ -333,24 +376,24 @@ impl Incoming {
         self.receives.most_posted()
     }
 
-    /// Number of unexpected messages, tagged and untagged.
+    /// Number of the client's unexpected messages, tagged and untagged.
     pub(crate) fn unexpected(&self) -> usize {
-        self.matchers().map(|matcher| matcher.unexpected().len()).iter().sum()
+        Space::OF_CLIENT.map(|space| self.matcher(space).unexpected().len()).iter().sum()
     }
 
     /// Posts a plain receive into one piece of memory if no message waits, and the fast path is open. Returns
     /// false if it has done nothing.
     #[inline(always)]
     pub(crate) fn post_fast(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
-        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        let space = space_of(op.flags);
         let fast_receives = self.fast_receives;
-        let matcher = self.receives.matcher(tagged);
+        let matcher = self.receives.matcher_mut(space);
         if matcher.unexpected().len() > 0 || matcher.posted().len() >= fast_receives {
             return false;
         }
         matcher.post(Posted {
             src: op.src,
-            tag: if tagged { op.tag } else { 0 },
+            tag: if space == Space::Tagged { op.tag } else { 0 },
             ignore: op.ignore,
             piece,
             pieces: None,

@@ -1,4 +1,4 @@
-//! Receiving messages, tagged and untagged: posting, matching, delivery.
+//! Receiving messages of all kinds: posting, matching, delivery.
 //!
 //! Place in the data flow: `Engine::recv` posts a receive, or finds its message in the unexpected queue. EAGER
 //! and RTS messages arrive through [`State`] and are matched. An eager payload is copied. A rendezvous payload
@@ -14,6 +14,7 @@ use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
+use crate::engine::collectives::Reception;
 use crate::engine::ops::{Transfer, TransferKind};
 use crate::engine::peer::{BulkOp, PathFlags, Quota, UNMATCHED_LIMIT};
 use crate::engine::peer::{Direction, WaitEvent};
@@ -21,10 +22,10 @@ use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::receives::{self, Receiver, RecvInfo};
 use crate::engine::state::Violation;
 use crate::ids::{PeerId, TransferId, WindowId};
-use crate::matching::{Body, Unexpected, Wanted};
+use crate::matching::{Body, Space, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};
-use crate::wire::{self, F_ACK, F_ARRIVAL, F_COLLECTIVE, F_DATA, F_FOLLOWS, F_TAGGED, Reader, Rts, Short, kind};
+use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_FOLLOWS, F_TAGGED, Reader, Rts, Short, kind};
 
 /// Number of memory pieces that the descriptor of every announced message may have.
 const SHORT_LIST: usize = 2;
@@ -52,17 +53,17 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         }
         self.state.follow_book();
-        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        let space = receives::space_of(op.flags);
         let result = if op.flags.contains(RecvFlags::PEEK) {
             // A client that peeks repeatedly reads the misses from the queue without progress, so a peek makes
             // progress itself.
             self.progress();
-            self.state.peek(op, tagged);
+            self.state.peek(op, space);
             Ok(())
         } else if op.flags.contains(RecvFlags::CLAIM) {
-            self.state.take_claimed(op, tagged)
+            self.state.take_claimed(op, space)
         } else {
-            self.state.post(op, tagged)
+            self.state.post(op, space)
         };
         // An answer to a rendezvous, or an acknowledgement, may have become due.
         if self.state.peers.has_active() {
@@ -74,9 +75,9 @@ impl<N: Nic> Engine<N> {
     /// Cancels the oldest posted receive with this context pointer. Returns true if there was one; its
     /// completion with `Fault::Canceled` follows. Sends cannot be cancelled.
     pub fn cancel(&mut self, ctx_ptr: usize) -> bool {
-        for tagged in [true, false] {
-            if let Some(key) = self.state.incoming.matcher(tagged).find_posted(ctx_ptr) {
-                self.state.end_posted(tagged, key, Fault::Canceled);
+        for space in Space::OF_CLIENT {
+            if let Some(key) = self.state.incoming.matcher_mut(space).find_posted(ctx_ptr) {
+                self.state.end_posted(space, key, Fault::Canceled);
                 return true;
             }
         }
@@ -85,64 +86,67 @@ impl<N: Nic> Engine<N> {
 
     /// Cancels every posted receive whose context `wanted` accepts.
     pub fn cancel_where(&mut self, mut wanted: impl FnMut(Context) -> bool) {
-        for tagged in [true, false] {
-            while let Some(key) = self.state.incoming.matcher(tagged).find_posted_where(&mut wanted) {
-                self.state.end_posted(tagged, key, Fault::Canceled);
+        for space in Space::OF_CLIENT {
+            while let Some(key) = self.state.incoming.matcher_mut(space).find_posted_where(&mut wanted) {
+                self.state.end_posted(space, key, Fault::Canceled);
             }
         }
     }
 }
 
 impl State {
-    pub(crate) fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
-        if self.incoming.matcher(tagged).unexpected().len() == 0 {
+    pub(crate) fn find_unexpected(&mut self, space: Space, wanted: Wanted) -> Option<u32> {
+        if self.incoming.matcher_mut(space).unexpected().len() == 0 {
             return None;
         }
         let Self { incoming, peers, .. } = self;
-        let addr_of = |peer| peers.get(peer).map_or(ADDR_NONE, |peer| peer.addr());
-        incoming.matcher(tagged).find_unexpected(wanted, addr_of)
+        let addr_of = |id: PeerId| match space {
+            Space::Group => id.as_source(),
+            Space::Msg | Space::Tagged => peers.get(id).map_or(ADDR_NONE, |peer| peer.addr()),
+        };
+        incoming.matcher_mut(space).find_unexpected(wanted, addr_of)
     }
 
-    fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        if self.incoming.matcher(tagged).posted().len() >= self.config.rx_depth {
+    fn post(&mut self, op: &RecvOp<'_>, space: Space) -> Result<(), Error> {
+        if self.incoming.matcher_mut(space).posted().len() >= self.config.rx_depth {
             return Err(Error::Again);
         }
         let wanted = receives::wanted(op);
         let multi = op.flags.contains(RecvFlags::MULTI);
         let searches = planted!(Bug::UnexpectedOverlooked, !multi, !multi && op.tag != 1);
-        if searches && let Some(key) = self.find_unexpected(tagged, wanted) {
-            self.take_unexpected(tagged, key, op);
+        if searches && let Some(key) = self.find_unexpected(space, wanted) {
+            self.take_unexpected(space, key, op);
             return Ok(());
         }
         let posted = self.incoming.receives().post(op);
         // A multi-receive takes waiting messages while it has room.
-        while multi && self.incoming.matcher(tagged).posted_mut().get_mut(posted).is_some() {
-            let Some(key) = self.find_unexpected(tagged, wanted) else { break };
-            let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+        while multi && self.incoming.matcher_mut(space).posted_mut().get_mut(posted).is_some() {
+            let Some(key) = self.find_unexpected(space, wanted) else { break };
+            let Some(message) = self.incoming.matcher_mut(space).unexpected_mut().remove(key) else {
                 cannot_happen!("a message that was found waits");
                 break;
             };
             let (iov, info) =
-                self.incoming.receives().take(tagged, posted, message.tag(), message.data(), message.len());
+                self.incoming.receives().take(space, posted, message.tag(), message.data(), message.len());
             self.deliver_unexpected(message, iov, info);
         }
         if self.connection.has_ended() {
             // Every message of the connection has arrived. A client that posts the next receive before it has read
             // of the end learns of it from this one.
-            self.end_all_posted(tagged, Fault::Canceled);
+            self.end_all_posted(space, Fault::Canceled);
         }
         Ok(())
     }
 
     /// Ends every posted receive of a kind without a message.
-    pub(crate) fn end_all_posted(&mut self, tagged: bool, fault: Fault) {
-        while let Some(key) = self.incoming.matcher(tagged).find_posted_where(|_| true) {
-            self.end_posted(tagged, key, fault);
+    pub(crate) fn end_all_posted(&mut self, space: Space, fault: Fault) {
+        while let Some(key) = self.incoming.matcher_mut(space).find_posted_where(|_| true) {
+            self.end_posted(space, key, fault);
         }
     }
 
-    pub(crate) fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
-        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+    pub(crate) fn take_unexpected(&mut self, space: Space, key: u32, op: &RecvOp<'_>) {
+        let Some(message) = self.incoming.matcher_mut(space).unexpected_mut().remove(key) else {
             return cannot_happen!("a message that was found waits");
         };
         let iov = SmallVec::from_slice(op.iov);
@@ -159,7 +163,9 @@ impl State {
         match message.into_body() {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
-                self.eager_taken(peer_id, bytes.len(), orphan);
+                if planted!(Bug::CollectiveCreditLost, true, info.receiver() != Receiver::Collective) {
+                    self.eager_taken(peer_id, bytes.len(), orphan);
+                }
                 self.received(&info, peer_id);
                 if let Some(op) = ack {
                     self.queue_ack(peer_id, op);
@@ -185,8 +191,8 @@ impl State {
         }
     }
 
-    fn peek(&mut self, op: &RecvOp<'_>, tagged: bool) {
-        let found = self.find_unexpected(tagged, receives::wanted(op));
+    fn peek(&mut self, op: &RecvOp<'_>, space: Space) {
+        let found = self.find_unexpected(space, receives::wanted(op));
         let mut completion = Completion {
             tag: op.tag,
             fault: Some(Fault::NoMessage),
@@ -194,7 +200,7 @@ impl State {
         };
         if let Some(key) = found {
             let claim = op.flags.contains(RecvFlags::CLAIM);
-            if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().get_mut(key) {
+            if let Some(message) = self.incoming.matcher_mut(space).unexpected_mut().get_mut(key) {
                 completion.fault = None;
                 completion.len = usize::try_from(message.len()).unwrap_or(usize::MAX);
                 completion.tag = message.tag();
@@ -204,29 +210,29 @@ impl State {
                 completion.src = self.peers[peer_id].addr();
             }
             if planted!(Bug::ClaimForgotten, claim, false) {
-                self.incoming.matcher(tagged).claim(key, op.ctx.ptr);
+                self.incoming.matcher_mut(space).claim(key, op.ctx.ptr);
             }
             if planted!(Bug::PeekTakes, op.flags.contains(RecvFlags::DISCARD), true) {
-                self.discard(tagged, key);
+                self.discard(space, key);
             }
         }
         self.completions.push(completion);
     }
 
-    fn take_claimed(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        let key = self.incoming.matcher(tagged).take_claim(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
+    fn take_claimed(&mut self, op: &RecvOp<'_>, space: Space) -> Result<(), Error> {
+        let key = self.incoming.matcher_mut(space).take_claim(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
         if !op.flags.contains(RecvFlags::DISCARD) {
-            self.take_unexpected(tagged, key, op);
+            self.take_unexpected(space, key, op);
             return Ok(());
         }
-        let src = self.discard(tagged, key);
+        let src = self.discard(space, key);
         self.completions.push(Completion { tag: op.tag, src, ..Completion::new(Kind::Recv, op.ctx, op.flags.into()) });
         Ok(())
     }
 
     /// Drops a message as if it had been received. Returns its source.
-    fn discard(&mut self, tagged: bool, key: u32) -> Addr {
-        let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+    pub(crate) fn discard(&mut self, space: Space, key: u32) -> Addr {
+        let Some(message) = self.incoming.matcher_mut(space).unexpected_mut().remove(key) else {
             cannot_happen!("a message that was found waits");
             return ADDR_NONE;
         };
@@ -254,11 +260,11 @@ impl State {
     }
 
     /// Ends a posted receive without a message.
-    pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
-        let matcher = self.incoming.matcher(tagged);
+    pub(crate) fn end_posted(&mut self, space: Space, key: u32, fault: Fault) {
+        let matcher = self.incoming.matcher_mut(space);
         let posted = planted!(Bug::CancelLeaves, matcher.take_posted(key), matcher.posted().get(key).copied());
         let Some(posted) = posted else { return cannot_happen!("a receive that ends is posted") };
-        let info = self.incoming.receives().retire(tagged, &posted);
+        let info = self.incoming.receives().retire(space, &posted);
         self.complete_recv(&info, ADDR_NONE, Some(fault));
     }
 
@@ -267,52 +273,52 @@ impl State {
     #[inline]
     fn receive_for(
         &mut self,
-        tagged: bool,
+        space: Space,
         src: Addr,
         tag: u64,
         data: Option<u64>,
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
-        match self.incoming.matcher(tagged).arrived(src, tag) {
-            Some(key) => Some(self.incoming.receives().take(tagged, key, tag, data, len)),
-            None if self.incoming.draws() => self.draw(tagged, src, tag, data, len),
+        match self.incoming.matcher_mut(space).arrived(src, tag) {
+            Some(key) => Some(self.incoming.receives().take(space, key, tag, data, len)),
+            None if self.incoming.draws() && space != Space::Group => self.draw(space, src, tag, data, len),
             None => None,
         }
     }
 
-    /// The address of a message's sender, after changes of the book were applied.
+    /// The source by which receives name a message's sender, after changes of the book were applied.
     #[inline]
-    fn source_of(&mut self, peer_id: PeerId) -> Addr {
+    fn source_of(&mut self, space: Space, peer_id: PeerId) -> Addr {
         self.follow_book();
-        self.peers[peer_id].addr()
+        if space == Space::Group { peer_id.as_source() } else { self.peers[peer_id].addr() }
     }
 
     /// Gives waiting messages of a peer to receives that name its address, which has become known.
     #[cold]
     pub(crate) fn match_again(&mut self, peer_id: PeerId) {
-        for tagged in [true, false] {
+        for space in Space::OF_CLIENT {
             let theirs = |message: &Unexpected| message.peer() == peer_id && !message.is_claimed();
             let keys: Vec<u32> = self
                 .incoming
-                .matcher(tagged)
+                .matcher_mut(space)
                 .unexpected()
                 .iter()
                 .filter_map(|(key, message)| theirs(message).then_some(key))
                 .collect();
             for key in keys {
                 let (src, Some(message)) =
-                    (self.peers[peer_id].addr(), self.incoming.matcher(tagged).unexpected().get(key))
+                    (self.peers[peer_id].addr(), self.incoming.matcher_mut(space).unexpected().get(key))
                 else {
                     continue;
                 };
                 let (tag, data, len) = (message.tag(), message.data(), message.len());
-                if let Some(posted) = self.incoming.matcher(tagged).arrived(src, tag) {
-                    let (iov, info) = self.incoming.receives().take(tagged, posted, tag, data, len);
-                    if let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) {
+                if let Some(posted) = self.incoming.matcher_mut(space).arrived(src, tag) {
+                    let (iov, info) = self.incoming.receives().take(space, posted, tag, data, len);
+                    if let Some(message) = self.incoming.matcher_mut(space).unexpected_mut().remove(key) {
                         self.deliver_unexpected(message, iov, info);
                     }
                 } else if self.incoming.draws() {
-                    self.draw_for_waiting(tagged, key);
+                    self.draw_for_waiting(space, key);
                 }
             }
         }
@@ -334,7 +340,10 @@ impl State {
         match info.receiver() {
             Receiver::Single => {}
             Receiver::Multi(buffer) => completion.flags |= self.end_delivery(buffer),
-            Receiver::Collective => return self.end_transfer(completion.ctx, completion.fault),
+            Receiver::Collective => {
+                let fault = completion.fault.filter(|fault| !matches!(fault, Fault::Stranger(_)));
+                return self.end_transfer(completion.ctx, fault);
+            }
         }
         self.completions.push(completion);
     }
@@ -363,7 +372,7 @@ impl State {
             (data, rest) = (u64::from_le_bytes(*word), others);
         }
         let cost = rest.len() as u64 + EAGER_COST;
-        let matcher = self.incoming.matcher(flags & F_TAGGED != 0);
+        let matcher = self.incoming.matcher_mut(Space::of_client(flags & F_TAGGED != 0));
         let src = peer.addr();
         let Some(key) = matcher.arrived(src, tag) else { return false };
         let Some(posted) = matcher.posted().get(key) else { return false };
@@ -400,11 +409,11 @@ impl State {
 
     /// Handles EAGER.
     pub(crate) fn on_eager(&mut self, peer_id: PeerId, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
-        if flags & F_COLLECTIVE != 0 {
-            return self.on_collective_eager(peer_id, flags, r);
+        let space = Space::of_head(flags);
+        if space == Space::Group && flags & F_ACK != 0 {
+            return Err(Violation);
         }
-        let tagged = flags & F_TAGGED != 0;
-        let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
+        let tag = if space == Space::Msg { 0 } else { r.take::<U64>().ok_or(Violation)?.get() };
         let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
         let mut ack = if flags & F_ACK != 0 { Some(r.take::<[U32; 2]>().ok_or(Violation)?[0].get()) } else { None };
         if planted!(Bug::AckBeforeMatch, flags & F_ARRIVAL != 0, true)
@@ -414,11 +423,15 @@ impl State {
         }
         let payload = r.rest();
         self.admit_eager(peer_id, payload.len())?;
-        let src = self.source_of(peer_id);
-        let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
+        let src = self.source_of(space, peer_id);
+        let Some((iov, info)) = self.receive_for(space, src, tag, data, payload.len() as u64) else {
+            if space == Space::Group && self.reception(peer_id, tag)? == Reception::Discarded {
+                self.return_window(peer_id, payload.len());
+                return self.discarded(peer_id, tag);
+            }
             let body = Body::Eager { bytes: Box::from(payload), ack };
             let message = Unexpected::new(peer_id, tag, data, body);
-            self.keep_unexpected(tagged, message, src);
+            self.keep_unexpected(space, message, src);
             return Ok(());
         };
         self.return_window(peer_id, payload.len());
@@ -462,44 +475,52 @@ impl State {
         if !self.peers[peer_id].has(PathFlags::GET) && !self.maps_source(peer_id, &source) {
             source = Vec::new();
         }
-        let tagged = flags & F_TAGGED != 0;
-        let tag = if tagged { rts.tag.get() } else { 0 };
+        let space = Space::of_head(flags);
+        let tag = if space == Space::Msg { 0 } else { rts.tag.get() };
         let data = planted!(Bug::DataDropped, flags & F_DATA != 0, false).then_some(rts.data.get());
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
         let peer = &mut self.peers[peer_id];
         peer.count_rendezvous(Direction::Received, len);
-        let src = self.source_of(peer_id);
-        if flags & F_COLLECTIVE != 0 {
-            return self.on_collective_rts(peer_id, flags, &rts, source);
-        }
+        let src = self.source_of(space, peer_id);
         if flags & F_FOLLOWS != 0 {
-            if !self.peers[peer_id].has(PathFlags::PUSH_FOLLOWS) || !source.is_empty() || len == 0 {
+            if space == Space::Group
+                || !self.peers[peer_id].has(PathFlags::PUSH_FOLLOWS)
+                || !source.is_empty()
+                || len == 0
+            {
                 return Err(Violation);
             }
             self.charge_window(peer_id, len)?;
-            let token = match self.receive_for(tagged, src, tag, data, len) {
+            let token = match self.receive_for(space, src, tag, data, len) {
                 Some((iov, info)) => self.receive_followed(peer_id, iov, info, (op, ack), len),
                 None => {
                     self.admit_announcement(peer_id, &mut source)?;
                     let message =
                         Unexpected::new(peer_id, tag, data, Body::Rendezvous { op, len, source: Vec::new(), ack });
-                    let key = self.keep_unexpected(tagged, message, src);
-                    self.start_prefetch(peer_id, ShortAnnouncement::new(tagged, key, op), len, ack)
+                    let key = self.keep_unexpected(space, message, src);
+                    self.start_prefetch(peer_id, ShortAnnouncement::new(space, key, op), len, ack)
                 }
             };
             return self.open_announced(peer_id, token);
         }
-        if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
+        if let Some((iov, info)) = self.receive_for(space, src, tag, data, len) {
             self.start_rendezvous(peer_id, iov, info, op, source, ack);
             return Ok(());
         }
+        if space == Space::Group && self.reception(peer_id, tag)? == Reception::Discarded {
+            self.queue_ack(peer_id, op);
+            return self.discarded(peer_id, tag);
+        }
         self.admit_announcement(peer_id, &mut source)?;
-        let ahead = source.is_empty() && len > 0 && len <= u64::from(self.peers[peer_id].eager_bytes());
+        let ahead = space != Space::Group
+            && source.is_empty()
+            && len > 0
+            && len <= u64::from(self.peers[peer_id].eager_bytes());
         let body = Body::Rendezvous { op, len, source, ack };
         let message = Unexpected::new(peer_id, tag, data, body);
-        let key = self.keep_unexpected(tagged, message, src);
+        let key = self.keep_unexpected(space, message, src);
         if ahead {
-            self.note_announcement(peer_id, ShortAnnouncement::new(tagged, key, op));
+            self.note_announcement(peer_id, ShortAnnouncement::new(space, key, op));
         }
         Ok(())
     }
@@ -561,9 +582,9 @@ impl State {
     }
 
     /// Keeps a message that matched no receive.
-    fn keep_unexpected(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
+    fn keep_unexpected(&mut self, space: Space, message: Unexpected, src: Addr) -> u32 {
         self.peers[message.peer()].count_unexpected(WaitEvent::Begun);
-        self.incoming.matcher(tagged).keep(message, src)
+        self.incoming.matcher_mut(space).keep(message, src)
     }
 
     /// Fetches the payload of a matched message, or requests it.

@@ -27,7 +27,7 @@ use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::State;
 use crate::engine::receives::{self, BufferId, Receiver, Receives, RecvInfo};
-use crate::matching::Wanted;
+use crate::matching::{Space, Wanted};
 use crate::mem::IovList;
 use crate::nic::Nic;
 
@@ -71,9 +71,9 @@ impl Pool {
     ///
     /// Errors: `Again` if the queue is full.
     pub fn post(&self, op: &RecvOp<'_>) -> Result<bool, Error> {
-        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        let space = receives::space_of(op.flags);
         let mut state = self.state();
-        if state.receives.matcher(tagged).posted().len() >= state.depth {
+        if state.receives.matcher_mut(space).posted().len() >= state.depth {
             return Err(Error::Again);
         }
         state.receives.post(op);
@@ -99,12 +99,12 @@ impl Pool {
     /// multi-receive, which must be left when the completion is delivered.
     fn take_out(&self, ctx_ptr: usize) -> Option<(Completion, Option<u32>)> {
         let mut state = self.state();
-        let (tagged, key) = [true, false]
+        let (space, key) = Space::OF_CLIENT
             .into_iter()
-            .find_map(|tagged| Some((tagged, state.receives.matcher(tagged).find_posted(ctx_ptr)?)))?;
-        let matcher = state.receives.matcher(tagged);
+            .find_map(|space| Some((space, state.receives.matcher_mut(space).find_posted(ctx_ptr)?)))?;
+        let matcher = state.receives.matcher_mut(space);
         let posted = planted!(Bug::PoolCancelLeaves, matcher.take_posted(key), matcher.posted().get(key).copied())?;
-        let info = state.receives.retire(tagged, &posted);
+        let info = state.receives.retire(space, &posted);
         let mut completion = info.completion(ADDR_NONE, Some(Fault::Canceled));
         let Receiver::Multi(BufferId::Own(number) | BufferId::Pooled(number)) = info.receiver() else {
             return Some((completion, None));
@@ -115,9 +115,9 @@ impl Pool {
 
     /// Returns the criteria of the oldest receive that matches such a message. None: the message must wait, and
     /// the next post reports that messages wait.
-    pub(crate) fn find(&self, tagged: bool, src: Addr, tag: u64) -> Option<Wanted> {
+    pub(crate) fn find(&self, space: Space, src: Addr, tag: u64) -> Option<Wanted> {
         let mut state = self.state();
-        let matcher = state.receives.matcher(tagged);
+        let matcher = state.receives.matcher_mut(space);
         let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted().get(key)?.wants()));
         state.awaited |= planted!(Bug::PoolOverlooked, found.is_none(), false);
         found
@@ -127,21 +127,21 @@ impl Pool {
     pub(crate) fn take(
         &self,
         found: Wanted,
-        tagged: bool,
+        space: Space,
         src: Addr,
         tag: u64,
         data: Option<u64>,
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
         let state = &mut *self.state();
-        let key = state.receives.matcher(tagged).arrived(src, tag)?;
-        if state.receives.matcher(tagged).posted().get(key).is_none_or(|posted| posted.wants() != found) {
+        let key = state.receives.matcher_mut(space).arrived(src, tag)?;
+        if state.receives.matcher_mut(space).posted().get(key).is_none_or(|posted| posted.wants() != found) {
             return None;
         }
-        let left = planted!(Bug::PoolTakenTwice, None, state.receives.matcher(tagged).posted().get(key).copied());
-        let (iov, info) = state.receives.take(tagged, key, tag, data, len);
+        let left = planted!(Bug::PoolTakenTwice, None, state.receives.matcher_mut(space).posted().get(key).copied());
+        let (iov, info) = state.receives.take(space, key, tag, data, len);
         let again = left.filter(|posted| posted.multi.is_none());
-        planted!(Bug::PoolTakenTwice, again.map(|posted| state.receives.matcher(tagged).post(posted)));
+        planted!(Bug::PoolTakenTwice, again.map(|posted| state.receives.matcher_mut(space).post(posted)));
         Some((iov, info))
     }
 }
@@ -194,7 +194,7 @@ impl<N: Nic> Engine<N> {
     pub fn feed(&mut self, op: &RecvOp<'_>) -> bool {
         let waiting = self.unexpected_messages();
         self.state.follow_book();
-        self.state.feed(op.flags.contains(RecvFlags::TAGGED), receives::wanted(op));
+        self.state.feed(receives::space_of(op.flags), receives::wanted(op));
         // An answer to a rendezvous, or an acknowledgement, may have become due.
         if self.state.peers.has_active() {
             self.run_active();
@@ -217,11 +217,11 @@ impl<N: Nic> Engine<N> {
     /// Whether a waiting message matches such a receive, or was reserved by its context.
     pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
         self.state.follow_book();
-        let tagged = op.flags.contains(RecvFlags::TAGGED);
+        let space = receives::space_of(op.flags);
         if op.flags.contains(RecvFlags::CLAIM) && !op.flags.contains(RecvFlags::PEEK) {
-            return self.state.incoming.matcher(tagged).has_claim(op.ctx.ptr);
+            return self.state.incoming.matcher_mut(space).has_claim(op.ctx.ptr);
         }
-        self.state.find_unexpected(tagged, receives::wanted(op)).is_some()
+        self.state.find_unexpected(space, receives::wanted(op)).is_some()
     }
 }
 
@@ -251,7 +251,7 @@ impl State {
     #[cold]
     pub(crate) fn draw(
         &mut self,
-        tagged: bool,
+        space: Space,
         src: Addr,
         tag: u64,
         data: Option<u64>,
@@ -260,12 +260,12 @@ impl State {
         let (pool, user) = self.incoming.pool()?;
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
-            let wanted = pool.find(tagged, src, tag)?;
-            if planted!(Bug::PoolOvertaken, self.find_unexpected(tagged, wanted).is_some(), false) {
+            let wanted = pool.find(space, src, tag)?;
+            if planted!(Bug::PoolOvertaken, self.find_unexpected(space, wanted).is_some(), false) {
                 // The engine has not been fed with that receive yet. Waiting messages are older than the new
                 // one.
-                self.feed(tagged, wanted);
-            } else if let Some((iov, info)) = pool.take(wanted, tagged, src, tag, data, len) {
+                self.feed(space, wanted);
+            } else if let Some((iov, info)) = pool.take(wanted, space, src, tag, data, len) {
                 return Some((iov, info.pooled(user)));
             }
             // Otherwise another engine has taken the receive meanwhile, and a waiting message may match the
@@ -274,14 +274,14 @@ impl State {
     }
 
     /// The waiting message `key` matches receives of the pool from now on, because its source became known.
-    pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32) {
-        while self.incoming.matcher(tagged).unexpected().get(key).is_some() && self.feed_one(tagged, key) {}
+    pub(crate) fn draw_for_waiting(&mut self, space: Space, key: u32) {
+        while self.incoming.matcher_mut(space).unexpected().get(key).is_some() && self.feed_one(space, key) {}
     }
 
     /// Gives receives of the pool to waiting messages that meet these criteria.
-    fn feed(&mut self, tagged: bool, wanted: Wanted) {
-        while let Some(key) = self.find_unexpected(tagged, wanted)
-            && self.feed_one(tagged, key)
+    fn feed(&mut self, space: Space, wanted: Wanted) {
+        while let Some(key) = self.find_unexpected(space, wanted)
+            && self.feed_one(space, key)
         {}
     }
 
@@ -291,26 +291,26 @@ impl State {
     /// The oldest receive that matches the message may also match an older message. For that message in turn
     /// there may be an older receive. Other engines take receives meanwhile. The engine therefore takes only
     /// the receive that it found, for the message that it found.
-    fn feed_one(&mut self, tagged: bool, mut key: u32) -> bool {
+    fn feed_one(&mut self, space: Space, mut key: u32) -> bool {
         let Some((pool, user)) = self.incoming.pool() else {
             cannot_happen!("an engine that feeds a pool has one");
             return false;
         };
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
-            let Some(message) = self.incoming.matcher(tagged).unexpected().get(key) else {
+            let Some(message) = self.incoming.matcher_mut(space).unexpected().get(key) else {
                 cannot_happen!("a message that was found waits");
                 return false;
             };
             let (peer_id, tag, data, len) = (message.peer(), message.tag(), message.data(), message.len());
             let src = self.peers[peer_id].addr();
-            let Some(wanted) = pool.find(tagged, src, tag) else { return false };
-            match self.find_unexpected(tagged, wanted) {
+            let Some(wanted) = pool.find(space, src, tag) else { return false };
+            match self.find_unexpected(space, wanted) {
                 None => return false,
                 Some(older) if older != key => key = older,
                 Some(_) => {
-                    let Some((iov, info)) = pool.take(wanted, tagged, src, tag, data, len) else { continue };
-                    let Some(message) = self.incoming.matcher(tagged).unexpected_mut().remove(key) else {
+                    let Some((iov, info)) = pool.take(wanted, space, src, tag, data, len) else { continue };
+                    let Some(message) = self.incoming.matcher_mut(space).unexpected_mut().remove(key) else {
                         cannot_happen!("a message that was found waits");
                         return false;
                     };
@@ -337,8 +337,8 @@ mod tests {
             let (ctx, flags) = (Context { ptr, user: 0 }, RecvFlags::TAGGED);
             pool.post(&RecvOp { src: ADDR_NONE, iov: &[], tag, ignore, ctx, flags }).unwrap();
         };
-        let find = || pool.find(true, 0, 2).unwrap();
-        let take = |found| pool.take(found, true, 0, 2, None, 0).map(|(_, info)| info.context().ptr);
+        let find = || pool.find(Space::Tagged, 0, 2).unwrap();
+        let take = |found| pool.take(found, Space::Tagged, 0, 2, None, 0).map(|(_, info)| info.context().ptr);
         post(1, 2, 0);
         let found = find();
         post(2, 0, u64::MAX);

@@ -17,7 +17,7 @@ use crate::engine::peer::{PathFlags, Peer, Quota, UNMATCHED_LIMIT};
 use crate::engine::registrations::Holder;
 use crate::ids::{DeviceContext, OpId, PeerId, TransferId};
 use crate::mapped::PeerRegion;
-use crate::matching::Body;
+use crate::matching::{Body, Space, Unexpected};
 use crate::mem::{self, IovList};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -62,8 +62,11 @@ impl State {
         if dead.is_empty() && !in_use {
             self.peers[peer_id].set_connect_failure(why);
         }
+        if planted!(Bug::OrphanOvertakes, self.peers[peer_id].rx_used() > 0 || announced > 0, false) {
+            self.orphan_unexpected(peer_id, why, announced);
+        }
         // The end of an operation may fail a group. Its messages of the lost link must not be acknowledged to the next.
-        let announced = announced.saturating_sub(self.collective_peer_lost(peer_id, why, in_use));
+        self.collective_peer_lost(peer_id, why, in_use);
         for index in dead.into_iter().skip(planted!(Bug::DeathForgotten, 0, 1)) {
             // The device stops using the memory before `down`, or within `close`, which follows the poll. The
             // client learns of the failure, and registrations end, after that.
@@ -94,9 +97,6 @@ impl State {
         }
         if let Some(parts) = parts {
             self.abort_multipart(parts);
-        }
-        if planted!(Bug::OrphanOvertakes, self.peers[peer_id].rx_used() > 0 || announced > 0, false) {
-            self.orphan_unexpected(peer_id, why, announced);
         }
         let peer = &self.peers[peer_id];
         self.peers.note_sweepable(peer.addr() == ADDR_NONE && peer.rx_used() == 0);
@@ -144,15 +144,20 @@ impl State {
     /// process could fail receives meant for others.
     fn orphan_unexpected(&mut self, peer_id: PeerId, why: LinkError, announced: u32) {
         let messages = self.messages_of(peer_id, announced);
-        let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
-        let mut places = most;
+        let stranger = self.is_stranger(peer_id);
+        let mut places = if stranger { 0 } else { UNMATCHED_LIMIT };
         let mut left = SmallVec::new();
-        for (tagged, key) in messages {
-            let matcher = self.incoming.matcher(tagged);
+        for (space, key) in messages {
+            let matcher = self.incoming.matcher_mut(space);
             let Some(message) = matcher.unexpected_mut().get_mut(key) else {
                 cannot_happen!("a message that was found waits");
                 continue;
             };
+            if stranger && space == Space::Group {
+                // Its join cannot succeed any more.
+                self.drop_orphan(peer_id, space, key);
+                continue;
+            }
             if matches!(message.body(), Body::Lost { .. }) {
                 places = places.saturating_sub(1);
             } else if let Some(len) = message.orphan() {
@@ -165,9 +170,19 @@ impl State {
                     continue;
                 }
             }
-            left.push((tagged, key));
+            if space != Space::Group {
+                left.push((space, key));
+            }
         }
         self.note_leftovers(peer_id, left);
+    }
+
+    /// Drops a message that a departed peer has left.
+    pub(crate) fn drop_orphan(&mut self, peer_id: PeerId, space: Space, key: u32) {
+        let message = self.incoming.matcher_mut(space).unexpected_mut().remove(key);
+        if let Some(Body::Eager { bytes, .. }) = message.map(Unexpected::into_body) {
+            self.eager_taken(peer_id, bytes.len(), true);
+        }
     }
 
     /// Whether a link leads to that address: for another context of the same endpoint, or for another endpoint
@@ -179,11 +194,11 @@ impl State {
 
     /// Ends the receives that name the failed peer as their only source, since they would wait indefinitely.
     fn fail_directed_receives(&mut self, addr: Addr, fault: Fault) {
-        for tagged in [true, false] {
-            let matcher = self.incoming.matcher(tagged);
+        for space in Space::OF_CLIENT {
+            let matcher = self.incoming.matcher_mut(space);
             let gone: Vec<u32> = matcher.posted().iter().filter(|(_, p)| p.src == addr).map(|(key, _)| key).collect();
             for key in gone {
-                self.end_posted(tagged, key, fault);
+                self.end_posted(space, key, fault);
             }
         }
     }

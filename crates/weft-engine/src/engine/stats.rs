@@ -14,6 +14,7 @@ pub use crate::engine::collectives::GroupReport;
 pub use crate::engine::direct::MappedCounts;
 use crate::engine::peer::{PeerState, Quota};
 use crate::ids::PeerId;
+use crate::matching::Space;
 use crate::mrcache;
 use crate::name::EpName;
 use crate::nic::{LinkId, Nic};
@@ -106,7 +107,7 @@ impl<N: Nic> Engine<N> {
     /// The engine's statistics.
     pub fn report(&self) -> Report {
         let State { peers, outgoing, incoming, registrations, dropped, .. } = &self.state;
-        let [tagged, untagged] = incoming.matchers();
+        let [tagged, untagged] = Space::OF_CLIENT.map(|space| incoming.matcher(space));
         let count = |count: usize| count as u64;
         Report {
             peers: count(peers.len()),

@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 
 use super::failure::signal;
+use super::messages::arrived;
 use super::tag::Signal;
 use super::{ActiveRun, Collectives, Group, Purpose, Tag};
 use crate::api::OpFlags;
@@ -331,19 +332,13 @@ impl State {
 
     /// Discards the messages of steps that the chain has taken.
     fn discard_repeated(&mut self, id: GroupId) {
-        let Self { collectives, peers, .. } = self;
+        let Self { collectives, peers, incoming, .. } = self;
         let groups = collectives.get_or_insert_default();
         let group = &groups.groups[id];
-        let is_repeated = |&&(peer_id, tag): &&(PeerId, Tag)| {
-            group.rank_of(peers[peer_id].addr()).is_some_and(|rank| group.has_taken(rank, tag))
-        };
-        let mut keys: Vec<_> = groups.arrived.keys().filter(is_repeated).copied().collect();
-        keys.sort_unstable(); // Nothing happens in hash order.
-        for key in keys {
-            if let Some(arrived) = self.collectives().arrived.remove(&key) {
-                self.discard_one(key.0, arrived);
-            }
-        }
+        let is_repeated =
+            |peer_id: PeerId, tag| group.rank_of(peers[peer_id].addr()).is_some_and(|rank| group.has_taken(rank, tag));
+        let repeated = arrived(incoming, is_repeated);
+        self.discard_all(repeated);
     }
 }
 

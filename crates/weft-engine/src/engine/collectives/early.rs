@@ -1,7 +1,7 @@
 //! Messages and notices of failures that peers have sent for joins that have not begun here.
 //!
-//! Place in the data flow: [`State::on_collective_eager`] and [`State::on_collective_rts`] keep messages without a
-//! receive ([`State::keep_arrived`]), and `failure.rs` keeps notices for unknown groups. The join takes both.
+//! Place in the data flow: messages without a receive wait in the matcher. Those of strangers are noted here, too
+//! ([`State::note_early`]), and `failure.rs` keeps notices for unknown groups. The join takes both.
 //! [`crate::engine::strangers`] counts the memory of strangers here.
 //!
 //! A peer in no address vector may become a member, as long as it is connected: the client may insert its address
@@ -14,13 +14,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::messages::Arrived;
 use super::{Collectives, State, Tag};
 use crate::api::Fault;
 use crate::engine::collective_op::GroupId;
-use crate::engine::peer::UNMATCHED_LIMIT;
-use crate::engine::state::Violation;
 use crate::ids::PeerId;
+use crate::matching::Space;
 use crate::nic::LinkError;
 
 /// Notices of one peer that are kept for later joins. The oldest are dropped.
@@ -87,18 +85,12 @@ impl Collectives {
 }
 
 impl State {
-    /// Keeps a message without a receive. A second one with its tag is a violation.
-    pub(super) fn keep_arrived(&mut self, peer_id: PeerId, tag: Tag, arrived: Arrived) -> Result<(), Violation> {
-        let stranger = self.is_stranger(peer_id);
-        let groups = self.collectives();
-        if groups.arrived.insert((peer_id, tag), arrived).is_some() {
-            return Err(Violation);
-        }
-        if stranger {
-            groups.early.by_peer.entry(peer_id).or_default().messages.push(tag);
+    /// Notes a message that is about to be kept, if a stranger has sent it.
+    pub(super) fn note_early(&mut self, peer_id: PeerId, tag: Tag) {
+        if self.is_stranger(peer_id) {
+            self.collectives().early.by_peer.entry(peer_id).or_default().messages.push(tag);
             self.account_early(peer_id);
         }
-        Ok(())
     }
 
     /// Keeps the notice of a peer for a group whose join has not begun here. The peer's messages of that join are
@@ -134,67 +126,32 @@ impl State {
         }
     }
 
-    /// Handles the failure of a peer: receives from it fail, and messages whose payload is not here are lost. As for
-    /// the messages of clients, the number of lost messages is limited per peer, and strangers leave none. `linked`: a
-    /// link has ended, which the peer learns as well. Returns the number of dropped announcements.
-    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) -> u32 {
-        let dropped =
-            if self.is_stranger(peer_id) { self.drop_early(peer_id) } else { self.lose_arrived(peer_id, why) };
-        let Some(groups) = self.collectives.as_deref_mut() else { return dropped };
-        let theirs = groups.posted.keys().filter(|(peer, _)| *peer == peer_id);
-        let mut theirs: Vec<(PeerId, Tag)> = theirs.copied().collect();
-        theirs.sort_unstable(); // Nothing happens in hash order.
-        self.fail_receives(theirs, Fault::Link(why));
+    /// Handles the failure of a peer: receives from it fail. `linked`: a link has ended, which the peer learns as well.
+    pub(crate) fn collective_peer_lost(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
+        if self.is_stranger(peer_id) {
+            self.drop_early(peer_id);
+        }
+        self.fail_receives(|posted| posted.src == peer_id.as_source(), Fault::Link(why));
         self.lose_peer(peer_id, why, linked);
-        dropped
     }
 
-    /// Notes that the payloads of a peer's announcements are lost. Returns the number of announcements.
-    fn lose_arrived(&mut self, peer_id: PeerId, why: LinkError) -> u32 {
-        let Some(groups) = self.collectives.as_deref_mut() else { return 0 };
-        let lost =
-            |((peer, _), arrived): &(&(PeerId, Tag), &Arrived)| *peer == peer_id && matches!(arrived, Arrived::Lost(_));
-        let mut places = UNMATCHED_LIMIT.saturating_sub(groups.arrived.iter().filter(lost).count());
-        let mut announced = 0;
-        groups.arrived.retain(|(peer, _), arrived| match arrived {
-            _ if *peer != peer_id => true,
-            Arrived::Eager { orphan, .. } => {
-                *orphan = true;
-                true
-            }
-            Arrived::Announced { .. } => {
-                announced += 1;
-                *arrived = Arrived::Lost(why);
-                let kept = places > 0;
-                places = places.saturating_sub(1);
-                kept
-            }
-            Arrived::Lost(_) => true,
-        });
-        announced
-    }
-
-    /// Drops everything that a stranger has sent for later joins. Returns the number of announcements.
-    fn drop_early(&mut self, peer_id: PeerId) -> u32 {
+    /// Drops everything that a stranger has sent for later joins.
+    fn drop_early(&mut self, peer_id: PeerId) {
         let of_peer = self.collectives.as_deref_mut().and_then(|groups| groups.early.by_peer.remove(&peer_id));
-        let mut announced = 0;
         for tag in of_peer.map(|of_peer| of_peer.messages).unwrap_or_default() {
-            match self.collectives().arrived.remove(&(peer_id, tag)) {
-                Some(Arrived::Eager { bytes, .. }) => self.eager_taken(peer_id, bytes.len(), true),
-                Some(Arrived::Announced { .. }) => announced += 1,
-                Some(Arrived::Lost(_)) | None => {}
+            if let Some(key) = self.find_arrived(peer_id, tag) {
+                self.drop_orphan(peer_id, Space::Group, key);
             }
         }
         self.account(peer_id);
-        announced
     }
 
     /// Drops everything that a departed peer whose address was removed has sent for later joins.
     pub(crate) fn drop_all_early(&mut self, peer_id: PeerId) {
         let Some(groups) = self.collectives.as_deref_mut() else { return };
-        let theirs = groups.arrived.keys().filter(|(peer, _)| *peer == peer_id);
-        let mut theirs: Vec<Tag> = theirs.map(|(_, tag)| *tag).collect();
-        theirs.sort_unstable(); // Nothing happens in hash order.
+        let theirs = self.incoming.matcher(Space::Group).unexpected().iter().map(|(_, message)| message);
+        let theirs = theirs.filter(|message| message.peer() == peer_id);
+        let theirs = theirs.map(|message| Tag::from_wire(message.tag())).collect();
         groups.early.by_peer.entry(peer_id).or_default().messages = theirs;
         self.drop_early(peer_id);
     }

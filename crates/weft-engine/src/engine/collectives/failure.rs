@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::messages::{Arrived, Standing};
+use super::messages::Standing;
 use super::tag::{NO_STEP, Signal, StepId};
-use super::{ActiveRun, Collectives, Group, Tag};
+use super::{Collectives, Group, Tag};
 use crate::api::{Addr, Fault, OpFlags};
 use crate::bugs::planted;
 use crate::collective::Task;
@@ -33,8 +33,10 @@ use crate::engine::collective_op::GroupId;
 use crate::engine::ops::{Outgoing, TxOp};
 use crate::engine::peer::Deferred;
 use crate::engine::peers::Peers;
+use crate::engine::receives::Incoming;
 use crate::engine::state::Violation;
 use crate::ids::{self, PeerId};
+use crate::matching::{Posted, Space};
 use crate::mem::{Iov, IovList};
 use crate::nic::LinkError;
 
@@ -126,11 +128,7 @@ impl State {
         let groups = self.collectives();
         let others = members.iter().enumerate().filter(|(at, _)| ids::number(*at) != rank).map(|(_, addr)| *addr);
         others.clone().for_each(|addr| groups.notices.make(tag, addr));
-        let of_group = |step: StepId| groups.runs[step.run()].group == index;
-        let posted = groups.posted.iter().filter(|(_, posted)| of_group(posted.step));
-        let mut posted: Vec<(PeerId, Tag)> = posted.map(|(key, _)| *key).collect();
-        posted.sort_unstable(); // Nothing happens in hash order.
-        self.fail_receives(posted, why);
+        self.fail_receives_of(index, why);
         self.discard_arrived(|_, arrived| arrived.with_number(0) == tag || arrived.is_of(number));
         for addr in others {
             if let Some(peer_id) = self.member_peer(addr) {
@@ -144,12 +142,27 @@ impl State {
         self.peers.known(addr).or_else(|| self.peers.find(&self.peers.book().name(addr)?))
     }
 
+    /// Fails the receives of a group that wait for their messages.
+    fn fail_receives_of(&mut self, index: GroupId, why: Fault) {
+        let Self { collectives, incoming, .. } = self;
+        let groups = collectives.get_or_insert_default();
+        let of_group = |step: StepId| groups.runs[step.run()].group == index;
+        let theirs = |posted: &Posted| StepId::from_context(posted.ctx).is_some_and(of_group);
+        let keys = keys_of(incoming, theirs);
+        self.end_receives(keys, why);
+    }
+
     /// Fails receives that wait for their messages.
-    pub(super) fn fail_receives(&mut self, keys: Vec<(PeerId, Tag)>, why: Fault) {
+    pub(super) fn fail_receives(&mut self, wanted: impl Fn(&Posted) -> bool, why: Fault) {
+        let keys = keys_of(&self.incoming, wanted);
+        self.end_receives(keys, why);
+    }
+
+    fn end_receives(&mut self, keys: Vec<u32>, why: Fault) {
         for key in keys {
             // The end of an earlier one may have failed the group, and all of its receives.
-            if let Some(posted) = self.collectives().posted.remove(&key) {
-                self.end_step(posted.step, Some(why));
+            if self.incoming.matcher(Space::Group).posted().get(key).is_some() {
+                self.end_posted(Space::Group, key, why);
             }
         }
     }
@@ -196,30 +209,36 @@ impl State {
 
     /// Fails a group if an operation under way needs a lost member.
     pub(super) fn check_losses(&mut self, index: GroupId) {
-        let (Some(groups), group) = (self.collectives.as_deref(), self.group(index)) else { return };
+        let group = &self.collectives().groups[index];
         if group.failed.is_some() {
             return;
         }
-        let by_messages = || groups.runs.iter().filter(|(at, run)| run.group == index && !group.is_on_chain(*at));
-        let needed = |rank: u32| by_messages().any(|(_, run)| self.needs(group, run, rank));
-        if let Some((_, why)) = group.lost.iter().find(|(rank, _)| needed(*rank)) {
+        let lost = group.lost.clone();
+        if let Some((_, why)) = lost.iter().find(|(rank, _)| self.needs(index, *rank)) {
             self.fail_group(index, Fault::Link(*why));
         }
     }
 
-    /// Whether an operation exchanges messages with a member that it has not exchanged.
-    fn needs(&self, group: &Group, run: &ActiveRun, rank: u32) -> bool {
-        let Some(groups) = self.collectives.as_deref() else { return false };
-        let peer_id = self.member_peer(group.members[rank as usize]);
-        run.run.open_transfers().any(|task| match task {
-            Task::Send { to, .. } => run.rank_of(group, to) == rank,
-            Task::Receive { from, number, .. } if run.rank_of(group, from) == rank => {
-                let tag = run.tag_at(group, group.rank, number);
-                let arrived = peer_id.and_then(|peer_id| groups.arrived.get(&(peer_id, tag)));
-                !group.has_taken(rank, tag) && arrived.is_none_or(|it| matches!(it, Arrived::Lost(_)))
+    /// Whether operations exchange messages with a member that they have not exchanged.
+    fn needs(&mut self, index: GroupId, rank: u32) -> bool {
+        let groups = self.collectives();
+        let group = &groups.groups[index];
+        let addr = group.members[rank as usize];
+        let mut awaited = Vec::new();
+        for (_, run) in groups.runs.iter().filter(|(at, run)| run.group == index && !group.is_on_chain(*at)) {
+            for task in run.run.open_transfers() {
+                match task {
+                    Task::Send { to, .. } if run.rank_of(group, to) == rank => return true,
+                    Task::Receive { from, number, .. } if run.rank_of(group, from) == rank => {
+                        let tag = run.tag_at(group, group.rank, number);
+                        awaited.extend((!group.has_taken(rank, tag)).then_some(tag));
+                    }
+                    _ => {}
+                }
             }
-            _ => false,
-        })
+        }
+        let peer_id = self.member_peer(addr);
+        awaited.into_iter().any(|tag| peer_id.is_none_or(|peer_id| !self.has_arrived(peer_id, tag)))
     }
 
     /// Sends the notices of which the peer does not know, if there is a link.
@@ -276,6 +295,14 @@ impl State {
     pub(super) fn discard_group(&mut self, number: u32) {
         self.discard_arrived(|_, tag| tag.is_of(number));
     }
+}
+
+/// The keys of receives of collectives, in the order of peers and tags.
+fn keys_of(incoming: &Incoming, wanted: impl Fn(&Posted) -> bool) -> Vec<u32> {
+    let posted = incoming.matcher(Space::Group).posted().iter().filter(|(_, posted)| wanted(posted));
+    let mut posted: Vec<_> = posted.map(|(key, posted)| (posted.src, posted.tag, key)).collect();
+    posted.sort_unstable();
+    posted.into_iter().map(|(_, _, key)| key).collect()
 }
 
 /// Sends an empty message that belongs to no run.

@@ -1,44 +1,26 @@
 //! The messages of transfers: they are sent, checked when they arrive, and find their receives.
 //!
-//! Place in the data flow: [`Engine::advance`] starts transfers here. The engine's dispatch passes messages with the
-//! flag COLLECTIVE. [`State::end_transfer`] records the end of each transfer.
+//! Place in the data flow: [`Engine::advance`] starts transfers here. Messages with the flag COLLECTIVE arrive and find
+//! their receives like others (`recv.rs`, [`Space::Group`]). [`State::end_transfer`] records the end of each transfer.
 //!
 //! Checks. A message finds a receive by its sender and its tag, so that it has an effect only where the sender's
 //! message is awaited. Other messages for a group are kept if a member sent them and a receive may follow. A peer that
 //! is no member, or sends a message that the join does not have, has broken the protocol ([`State::receive_later`]).
 
-use zerocopy::little_endian::U64;
-
 use super::tag::Signal;
-use super::{Collectives, Ended, NO_PEER, Purpose, StepId, Tag, Transfer};
-use crate::api::{Context, Error, Fault, OpFlags};
-use crate::bugs::planted;
+use super::{Ended, NO_PEER, Purpose, StepId, Tag, Transfer};
+use crate::api::{Context, Fault, OpFlags};
+use crate::broken::cannot_happen;
 use crate::engine::collective_op::GroupId;
 use crate::engine::ops::TxOp;
 use crate::engine::peer::{Deferred, PeerState};
-use crate::engine::receives::RecvInfo;
+use crate::engine::receives::{Incoming, RecvInfo};
 use crate::engine::state::Violation;
 use crate::engine::{Engine, State};
 use crate::ids::{self, PeerId};
+use crate::matching::{Body, Space, Wanted};
 use crate::mem::{Iov, IovList};
-use crate::nic::{LinkError, Nic, RemoteIov};
-use crate::wire::{F_ACK, F_DATA, Reader, Rts};
-
-/// A receive that waits for its message, which must be exactly as long.
-pub(super) struct Posted {
-    memory: Iov,
-    pub(super) step: StepId,
-}
-
-/// A message that waits for its receive.
-pub(super) enum Arrived {
-    /// The payload is here. `orphan`: its link has ended.
-    Eager { bytes: Box<[u8]>, poisoned: bool, orphan: bool },
-    /// The payload is at the sender, whose operation `op` waits.
-    Announced { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool, poisoned: bool },
-    /// The payload is lost.
-    Lost(LinkError),
-}
+use crate::nic::Nic;
 
 /// The place of a peer in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +33,7 @@ pub(super) enum Standing {
 
 /// The treatment of a message without a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reception {
+pub(crate) enum Reception {
     Kept,
     /// No receive will take it.
     Discarded,
@@ -80,13 +62,15 @@ impl<N: Nic> Engine<N> {
             return self.state.end_step(step, None);
         }
         let Ok(peer_id) = self.state.peer_for(peer) else { return self.state.end_step(step, Some(NO_PEER)) };
-        if let Some(arrived) = self.state.collectives().arrived.remove(&(peer_id, tag)) {
-            return self.state.deliver_arrived(peer_id, &memory, step, arrived);
+        let ctx = step.to_context();
+        if let Some(key) = self.state.find_arrived(peer_id, tag) {
+            return self.state.take_arrived(key, ctx, memory);
         }
         if cut_off.is_some() {
             return self.state.end_step(step, cut_off);
         }
-        self.state.collectives().posted.insert((peer_id, tag), Posted { memory, step });
+        let wanted = Wanted::of_group(peer_id, tag.to_wire());
+        self.state.incoming.matcher_mut(Space::Group).post_pieces(wanted, &[memory], ctx, None);
         self.dial_for_receives(peer_id);
     }
 
@@ -94,9 +78,9 @@ impl<N: Nic> Engine<N> {
     /// be noticed. An attempt may also have been given up in favour of the peer's, which has come to nothing.
     #[inline]
     pub(crate) fn dial_for_receives(&mut self, peer_id: PeerId) -> bool {
-        let waits = |groups: &Collectives| groups.posted.keys().any(|(peer, _)| *peer == peer_id);
+        let posted = self.state.incoming.matcher(Space::Group).posted();
         let dials = self.state.peers[peer_id].state() == PeerState::Idle
-            && self.state.collectives.as_deref().is_some_and(waits);
+            && posted.iter().any(|(_, posted)| posted.src == peer_id.as_source());
         if dials {
             self.dial(peer_id);
         }
@@ -105,102 +89,43 @@ impl<N: Nic> Engine<N> {
 }
 
 impl State {
-    /// An eager message of a collective.
+    /// The treatment of a message for which there is no receive. An error: its sender may not send it.
     #[cold]
-    pub(crate) fn on_collective_eager(
-        &mut self,
-        peer_id: PeerId,
-        flags: u8,
-        mut r: Reader<'_>,
-    ) -> Result<(), Violation> {
-        let tag = Tag::from_wire(r.take::<U64>().ok_or(Violation)?.get());
-        let poisoned = flags & F_DATA != 0;
-        if poisoned {
-            r.take::<U64>().ok_or(Violation)?;
+    pub(crate) fn reception(&mut self, peer_id: PeerId, tag: u64) -> Result<Reception, Violation> {
+        let tag = Tag::from_wire(tag);
+        if Signal::of(tag).is_some() || self.receive_later(peer_id, tag)? == Reception::Discarded {
+            return Ok(Reception::Discarded);
         }
-        if flags & F_ACK != 0 {
+        if self.find_arrived(peer_id, tag).is_some() {
+            // The first message with this tag waits.
             return Err(Violation);
         }
-        let payload = r.rest();
-        self.admit_eager(peer_id, payload.len())?;
-        if let Some((signal, join)) = Signal::of(tag) {
-            self.return_window(peer_id, payload.len());
-            return self.on_signal(peer_id, signal, join);
-        }
-        let groups = self.collectives();
-        if let Some(Posted { memory, step }) = groups.posted.remove(&(peer_id, tag)) {
-            let fault = fault_of(payload.len() as u64, &memory, poisoned);
-            if fault.is_none() {
-                memory.write(payload);
-            }
-            self.return_window(peer_id, payload.len());
-            self.end_step(step, fault);
-            return Ok(());
-        }
-        if self.receive_later(peer_id, tag)? == Reception::Discarded {
-            self.return_window(peer_id, payload.len());
-            self.tell_failures(peer_id);
-            return Ok(());
-        }
-        let arrived = Arrived::Eager { bytes: payload.into(), poisoned, orphan: false };
-        self.keep_arrived(peer_id, tag, arrived)
+        self.note_early(peer_id, tag);
+        Ok(Reception::Kept)
     }
 
-    /// A message of a collective whose payload is at the sender.
+    /// A message was discarded. It may be a signal, or its sender may not know of a failure.
     #[cold]
-    pub(crate) fn on_collective_rts(
-        &mut self,
-        peer_id: PeerId,
-        flags: u8,
-        rts: &Rts,
-        mut source: Vec<RemoteIov>,
-    ) -> Result<(), Violation> {
-        let (tag, op, len) = (Tag::from_wire(rts.tag.get()), rts.op.get(), rts.len.get());
-        let (ack, poisoned) = (flags & F_ACK != 0, flags & F_DATA != 0);
-        self.admit_announcement(peer_id, &mut source)?;
-        let arrived = Arrived::Announced { op, len, source, ack, poisoned };
-        if let Some((signal, join)) = Signal::of(tag) {
-            self.discard_one(peer_id, arrived);
-            return self.on_signal(peer_id, signal, join);
+    pub(crate) fn discarded(&mut self, peer_id: PeerId, tag: u64) -> Result<(), Violation> {
+        match Signal::of(Tag::from_wire(tag)) {
+            Some((signal, join)) => self.on_signal(peer_id, signal, join),
+            None => {
+                self.tell_failures(peer_id);
+                Ok(())
+            }
         }
-        let groups = self.collectives();
-        if let Some(Posted { memory, step }) = groups.posted.remove(&(peer_id, tag)) {
-            self.deliver_arrived(peer_id, &memory, step, arrived);
-        } else if self.receive_later(peer_id, tag)? == Reception::Discarded {
-            self.discard_one(peer_id, arrived);
-            self.tell_failures(peer_id);
-        } else {
-            self.keep_arrived(peer_id, tag, arrived)?;
-        }
-        Ok(())
     }
 
-    /// A message and its receive have found each other.
-    pub(super) fn deliver_arrived(&mut self, peer_id: PeerId, memory: &Iov, step: StepId, arrived: Arrived) {
-        match arrived {
-            Arrived::Eager { bytes, poisoned, orphan } => {
-                let fault = fault_of(bytes.len() as u64, memory, poisoned);
-                if fault.is_none() {
-                    memory.write(&bytes);
-                }
-                if planted!(Bug::CollectiveCreditLost, true, false) {
-                    self.eager_taken(peer_id, bytes.len(), orphan);
-                }
-                self.end_step(step, fault);
-            }
-            Arrived::Announced { op, len, source, ack, poisoned } => {
-                self.announcement_taken(peer_id);
-                let fault = fault_of(len, memory, poisoned);
-                if fault.is_some() {
-                    self.queue_ack(peer_id, op);
-                    return self.end_step(step, fault);
-                }
-                let mut info = RecvInfo::collective(step.to_context());
-                info.fit(&[*memory], memory.len() as u64);
-                self.start_rendezvous(peer_id, IovList::from_slice(&[*memory]), info, op, source, ack);
-            }
-            Arrived::Lost(why) => self.end_step(step, Some(Fault::Link(why))),
-        }
+    /// The key of a message that waits for its receive.
+    pub(super) fn find_arrived(&mut self, peer_id: PeerId, tag: Tag) -> Option<u32> {
+        self.find_unexpected(Space::Group, Wanted::of_group(peer_id, tag.to_wire()))
+    }
+
+    /// Whether the payload of a message has arrived, or is at its sender.
+    pub(super) fn has_arrived(&mut self, peer_id: PeerId, tag: Tag) -> bool {
+        let Some(key) = self.find_arrived(peer_id, tag) else { return false };
+        let message = self.incoming.matcher(Space::Group).unexpected().get(key);
+        message.is_some_and(|message| !matches!(message.body(), Body::Lost { .. }))
     }
 
     /// Records the end of a run's send or receive, which `ctx` names.
@@ -243,8 +168,11 @@ impl State {
 
     /// The treatment of a message that has no receive. An error: its sender may not send it.
     pub(super) fn receive_later(&self, peer_id: PeerId, tag: Tag) -> Result<Reception, Violation> {
-        let Some(groups) = self.collectives.as_deref() else { return Ok(Reception::Discarded) };
         let (is_join, join) = (tag.is_join(), tag.with_number(0));
+        let Some(groups) = self.collectives.as_deref() else {
+            // No join has begun here.
+            return Ok(if is_join { Reception::Kept } else { Reception::Discarded });
+        };
         let id = if is_join { groups.joined_by(join) } else { groups.numbered(tag.group()) };
         let Some(id) = id else {
             // The join has not begun here, or the group was left.
@@ -272,38 +200,33 @@ impl State {
         Ok(if is_under_way || !group.is_past(tag) { Reception::Kept } else { Reception::Discarded })
     }
 
-    /// Discards messages that wait for their receives: those with such senders and tags.
-    pub(super) fn discard_arrived(&mut self, unwanted: impl Fn(PeerId, Tag) -> bool) {
-        let Some(groups) = self.collectives.as_deref() else { return };
-        let mut keys: Vec<_> = groups.arrived.keys().filter(|(peer, tag)| unwanted(*peer, *tag)).copied().collect();
-        keys.sort_unstable(); // Nothing happens in hash order.
-        for key in keys {
-            if let Some(arrived) = self.collectives().arrived.remove(&key) {
-                self.discard_one(key.0, arrived);
-            }
-        }
+    /// Gives a message that waits to its receive.
+    fn take_arrived(&mut self, key: u32, ctx: Context, memory: Iov) {
+        let Some(message) = self.incoming.matcher_mut(Space::Group).unexpected_mut().remove(key) else {
+            return cannot_happen!("a message that was found waits");
+        };
+        let (iov, info) = RecvInfo::of_group(ctx, memory, message.data().is_some(), message.len());
+        self.deliver_unexpected(message, iov, info);
     }
 
-    /// Discards a message for which there is no receive.
-    pub(super) fn discard_one(&mut self, peer_id: PeerId, arrived: Arrived) {
-        match arrived {
-            Arrived::Eager { bytes, orphan, .. } => self.eager_taken(peer_id, bytes.len(), orphan),
-            Arrived::Announced { op, .. } => {
-                self.announcement_taken(peer_id);
-                self.queue_ack(peer_id, op);
-            }
-            Arrived::Lost(_) => {}
+    /// Discards messages that wait for their receives: those with such senders and tags.
+    pub(super) fn discard_arrived(&mut self, unwanted: impl Fn(PeerId, Tag) -> bool) {
+        let keys = arrived(&self.incoming, unwanted);
+        self.discard_all(keys);
+    }
+
+    pub(super) fn discard_all(&mut self, keys: Vec<u32>) {
+        for key in keys {
+            self.discard(Space::Group, key);
         }
     }
 }
 
-/// The reason for which a message of a collective cannot be received, if there is one.
-fn fault_of(len: u64, memory: &Iov, poisoned: bool) -> Option<Fault> {
-    if poisoned {
-        Some(Fault::Revoked)
-    } else if len > memory.len() as u64 {
-        Some(Fault::Truncated(usize::try_from(len - memory.len() as u64).unwrap_or(usize::MAX)))
-    } else {
-        (len < memory.len() as u64).then_some(Fault::Refused(Error::Invalid))
-    }
+/// The keys of messages that wait for their receives, in the order of peers and tags.
+pub(super) fn arrived(incoming: &Incoming, wanted: impl Fn(PeerId, Tag) -> bool) -> Vec<u32> {
+    let waiting = incoming.matcher(Space::Group).unexpected().iter();
+    let waiting = waiting.map(|(key, message)| (message.peer(), Tag::from_wire(message.tag()), key));
+    let mut waiting: Vec<_> = waiting.filter(|(peer, tag, _)| wanted(*peer, *tag)).collect();
+    waiting.sort_unstable();
+    waiting.into_iter().map(|(_, _, key)| key).collect()
 }
