@@ -3,9 +3,9 @@
 //! Place in the data flow: [`Engine::join_group`] (`join.rs`) and [`Engine::start_collective`] accept
 //! requests of the client. Each becomes a run of a schedule ([`crate::collective`]).
 //! [`Engine::run_collectives`] starts transfers, copies and reduces until all runs wait. Transfers are
-//! messages with the flag COLLECTIVE. They have a matcher of their own ([`Space::Group`](crate::matching::Space)) and
-//! pass the queued messages of the client, so that no message of the client blocks them. [`State::end_transfer`] records the end of each
-//! transfer.
+//! messages with the flag COLLECTIVE. They have a matcher of their own ([`Space::Group`](crate::matching::Space)),
+//! and pass the queued messages of the client, so that no message of the client blocks them.
+//! [`State::end_transfer`] records the end of each transfer.
 //!
 //! A group's *number* is chosen by each member for itself and announced to the others by the join, which is an
 //! allgather. The tags of messages contain the receiver's number (`tag.rs`).
