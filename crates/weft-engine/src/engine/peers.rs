@@ -699,11 +699,7 @@ impl State {
         if !gone || !peer.name().is_full() || !self.peers.is_service(peer.addr()) {
             return;
         }
-        let theirs = |space| {
-            let matcher = self.incoming.matcher(space);
-            matcher.unexpected().iter().any(|(_, message)| message.peer() == peer_id)
-        };
-        if !self.peers.has_routes(peer_id) && !Space::OF_CLIENT.into_iter().any(theirs) {
+        if !self.peers.has_routes(peer_id) && !self.incoming.has_message_of(peer_id) {
             self.clear_address(peer_id);
         }
     }

@@ -14,6 +14,7 @@ use crate::api::{Fault, Kind, Matching, RecvFlags, RecvOp};
 use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
 use crate::engine::shared_recv::{Pool, PooledReleases};
+use crate::ids::PeerId;
 use crate::matching::{Matcher, Posted, Space, Wanted};
 use crate::mem::{self, Iov, IovList};
 
@@ -379,6 +380,12 @@ impl Incoming {
     /// Number of the client's unexpected messages, tagged and untagged.
     pub(crate) fn unexpected(&self) -> usize {
         Space::OF_CLIENT.map(|space| self.matcher(space).unexpected().len()).iter().sum()
+    }
+
+    /// Whether a message of a peer waits for the client.
+    pub(crate) fn has_message_of(&self, peer_id: PeerId) -> bool {
+        let of_kind = |space| self.matcher(space).unexpected().iter();
+        Space::OF_CLIENT.into_iter().flat_map(of_kind).any(|(_, message)| message.peer() == peer_id)
     }
 
     /// Posts a plain receive into one piece of memory if no message waits, and the fast path is open. Returns
