@@ -55,7 +55,7 @@ pub(crate) struct Runtime {
     parts: Parts,
     /// Operations that have not ended.
     under_way: AtomicUsize,
-    /// Requests in [`State::requests`].
+    /// Requests in [`RuntimeState::requests`].
     pub(crate) requests: AtomicUsize,
     /// Calls of [`Runtime::wait`] under way.
     waits: AtomicUsize,
@@ -64,7 +64,7 @@ pub(crate) struct Runtime {
     news: AtomicBool,
     /// Calls of [`Runtime::poll`] that found no completion.
     idle_polls: AtomicU32,
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<RuntimeState>,
     /// Where ranks share processors, until `MPI_Finalize`.
     watcher: Mutex<Option<Watcher>>,
 }
@@ -92,7 +92,7 @@ pub(crate) struct Parts {
 }
 
 /// The part under the lock.
-pub(crate) struct State {
+pub(crate) struct RuntimeState {
     /// `None` after `MPI_Finalize`.
     pub(crate) endpoint: Option<Endpoint>,
     /// The world's members, by rank.
@@ -246,7 +246,7 @@ pub(crate) fn install(runtime: Runtime) -> Option<&'static Runtime> {
     RUNTIME.get()
 }
 
-impl State {
+impl RuntimeState {
     pub(crate) fn new(endpoint: Endpoint, addresses: Vec<Address>) -> Self {
         Self {
             endpoint: Some(endpoint),
@@ -432,7 +432,7 @@ impl Runtime {
             closed: AtomicBool::new(false),
             news: AtomicBool::new(false),
             idle_polls: AtomicU32::new(0),
-            state: Mutex::new(State::new(endpoint, addresses)),
+            state: Mutex::new(RuntimeState::new(endpoint, addresses)),
             watcher: Mutex::new(watcher),
         }
     }
@@ -472,7 +472,8 @@ impl Runtime {
         }
     }
 
-    /// As [`State::stand_in`]. A rank that holds the lock polls. One that waits polls as soon as it has a processor.
+    /// As [`RuntimeState::stand_in`]. A rank that holds the lock polls. One that waits polls as soon as it has a
+    /// processor.
     pub(crate) fn stand_in(&self, parked: &mut bool) -> Next {
         let state = if *parked { Some(self.state.lock()) } else { self.state.try_lock() };
         let waits = self.waits.load(Ordering::Acquire) > 0;

@@ -56,13 +56,13 @@ pub(crate) struct Mr {
     key: u64,
     /// The remote address of the first byte.
     base: u64,
-    state: Mutex<State>,
+    state: Mutex<MrState>,
     uses: Uses,
     domain: Hold<Domain>,
 }
 
 /// The state of a registration.
-struct State {
+struct MrState {
     /// The region that `enable` passes to the domain; `None` afterwards, and without remote access.
     pending: Option<Region>,
     /// The authorization key that endpoints must have, too.
@@ -137,7 +137,7 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
         head: Head::new(sys::fid_mr { fid, mem_desc: std::ptr::null_mut(), key }),
         key,
         base,
-        state: Mutex::new(State {
+        state: Mutex::new(MrState {
             pending: region,
             auth_key: request.auth_key.or_else(|| domain.network().auth_key.clone()),
             active: false,

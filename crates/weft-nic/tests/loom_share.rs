@@ -102,7 +102,7 @@ mod transfer;
 use cma::{Memory, Span};
 use segment::{Mapping, Role};
 use share::SHARE_BYTES;
-use transfer::{Help, Slots, Step, Transfer};
+use transfer::{CopyJob, Help, Slots, Step};
 
 /// The owner takes more than half of this length, and the helper the rest. If the helper is late, the owner
 /// claims twice more.
@@ -120,15 +120,15 @@ impl Owner {
         Self { map: Arc::new(Mapping::new()), slots: Slots::new(lap) }
     }
 
-    fn begin(&mut self, memory: &Arc<Memory>, works: bool) -> (Transfer, Share) {
-        let mut transfer = Transfer::new(Span { memory: Arc::clone(memory), works }, 0);
+    fn begin(&mut self, memory: &Arc<Memory>, works: bool) -> (CopyJob, Share) {
+        let mut transfer = CopyJob::new(Span { memory: Arc::clone(memory), works }, 0);
         let share = transfer.offer(&self.map, Role::Initiator, &mut self.slots).unwrap();
         (transfer, share)
     }
 
     /// Advances a transfer until it has ended. The owner sleeps while the peer copies. (`Link::copy`,
     /// `Link::can_copy`.)
-    fn end(&mut self, mut transfer: Transfer) -> Result<(), LinkError> {
+    fn end(&mut self, mut transfer: CopyJob) -> Result<(), LinkError> {
         loop {
             match transfer.step(0, &self.map, &mut self.slots) {
                 Step::Moved(_) => {}

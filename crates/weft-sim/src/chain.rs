@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use weft_engine::nic::{ChainEnd, ChainId, ChainState, ChainStep};
 
 use crate::event::Event;
-use crate::fabric::State;
+use crate::fabric::FabricState;
 use crate::rng::{Entity, Stream};
 use crate::wire::Side;
 
@@ -69,7 +69,7 @@ impl Chains {
     }
 }
 
-impl State {
+impl FabricState {
     /// The permille of frames at which a connection is cut; `None`: the device has no chains.
     fn cut_permille(&self) -> Option<u32> {
         self.config.chains

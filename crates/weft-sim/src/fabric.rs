@@ -1,7 +1,7 @@
 //! The simulated fabric: endpoints, wires between them, and virtual time.
 //!
 //! Place in the data flow: [`Fabric`] is the handle that tests hold; [`SimNic`] is the device that an engine
-//! holds; both share one [`State`]. A due event changes the state at once (a transfer's step) or enters an
+//! holds; both share one [`FabricState`]. A due event changes the state at once (a transfer's step) or enters an
 //! endpoint's inbox, from which that endpoint's `poll` takes it.
 //!
 //! Invariants: single-threaded; only [`Fabric::advance`] and [`Fabric::pass`] move time; no iteration follows
@@ -25,7 +25,7 @@ use crate::registration::Registered;
 use crate::rng::{Entity, Stream};
 use crate::stats::Stats;
 use crate::trace::{Trace, TraceEvent};
-use crate::transfer::Transfer;
+use crate::transfer::SimTransfer;
 use crate::wire::{End, EndId, Phase, Side, Wire};
 
 /// The acceptor of a connection to an unknown name.
@@ -80,7 +80,7 @@ impl Endpoint {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct FabricState {
     pub(crate) config: FabricConfig,
     pub(crate) now_ns: u64,
     pub(crate) agenda: Agenda,
@@ -88,7 +88,7 @@ pub(crate) struct State {
     pub(crate) wires: Vec<Wire>,
     directory: BTreeMap<Identity, usize>,
     connections: BTreeMap<(usize, usize), usize>,
-    pub(crate) transfers: BTreeMap<u64, Transfer>,
+    pub(crate) transfers: BTreeMap<u64, SimTransfer>,
     pub(crate) next_transfer: u64,
     pub(crate) chains: Chains,
     pub(crate) memory: Memory,
@@ -98,7 +98,7 @@ pub(crate) struct State {
     pub(crate) interceptor: Option<Interceptor>,
 }
 
-impl State {
+impl FabricState {
     fn new(mut config: FabricConfig) -> Self {
         config.caps.registered = config.registration.is_some();
         Self {
@@ -498,13 +498,13 @@ impl State {
 
 /// A handle to a simulated fabric. Clones share the fabric.
 #[derive(Clone, Debug)]
-pub struct Fabric(Rc<RefCell<State>>);
+pub struct Fabric(Rc<RefCell<FabricState>>);
 
 impl Fabric {
     /// A fabric without endpoints.
     #[must_use]
     pub fn new(config: FabricConfig) -> Self {
-        Self(Rc::new(RefCell::new(State::new(config))))
+        Self(Rc::new(RefCell::new(FabricState::new(config))))
     }
 
     /// Makes a new endpoint's device. Endpoints are numbered from 0 in the order of these calls. Dropping the

@@ -22,7 +22,7 @@ use weft_engine::nic::{
 };
 
 use crate::event::Event;
-use crate::fabric::{Fate, State};
+use crate::fabric::{FabricState, Fate};
 use crate::trace::TraceEvent;
 use crate::transfer::Kind;
 use crate::wire::{EndId, Phase, Side};
@@ -30,7 +30,7 @@ use crate::wire::{EndId, Phase, Side};
 /// The device of one endpoint.
 #[derive(Debug)]
 pub struct SimNic {
-    pub(crate) state: Rc<RefCell<State>>,
+    pub(crate) state: Rc<RefCell<FabricState>>,
     pub(crate) ep: usize,
     pub(crate) notices: Vec<Notice>,
 }
@@ -114,7 +114,7 @@ impl SimNic {
         &self.notices
     }
 
-    pub(crate) fn new(state: Rc<RefCell<State>>, ep: usize) -> Self {
+    pub(crate) fn new(state: Rc<RefCell<FabricState>>, ep: usize) -> Self {
         Self { state, ep, notices: Vec::new() }
     }
 
@@ -417,7 +417,7 @@ impl Nic for SimNic {
     }
 }
 
-impl State {
+impl FabricState {
     /// Takes the next arrival from an endpoint's inbox.
     fn take(&mut self, ep: usize) -> Option<Handover> {
         let event = self.endpoints[ep].inbox.pop_front()?;

@@ -1,7 +1,7 @@
 //! The registrations of a device, and the check that gets and puts touch nothing else.
 //!
 //! Place in the data flow: the engine's registration cache calls [`SimNic`] as a [`Registrar`]; `transfer`
-//! calls [`State::check_registered`] before it moves bytes.
+//! calls [`FabricState::check_registered`] before it moves bytes.
 //!
 //! Invariant: registering blocks the caller, so the time of the whole fabric advances meanwhile.
 
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use weft_engine::mem::Iov;
 use weft_engine::nic::{Demands, Refused, Registrar, Span};
 
-use crate::fabric::State;
+use crate::fabric::FabricState;
 use crate::nic::SimNic;
 use crate::trace::TraceEvent;
 use crate::transfer::Kind;
@@ -52,7 +52,7 @@ impl Registered {
     }
 }
 
-impl State {
+impl FabricState {
     fn is_registered(&self, ep: usize, memory: &Span) -> bool {
         let registered = &self.endpoints[ep].registered;
         let known = self.memory.place(memory);

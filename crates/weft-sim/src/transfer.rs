@@ -14,7 +14,7 @@ use weft_engine::mem::{self, IovList};
 use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov, Share, Sharing};
 
 use crate::event::Event;
-use crate::fabric::State;
+use crate::fabric::FabricState;
 use crate::trace::TraceEvent;
 use crate::wire::{EndId, Phase, Side};
 
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct SimTransfer {
     /// The end that started the transfer.
     pub(crate) end: EndId,
     pub(crate) link: LinkId,
@@ -60,7 +60,7 @@ pub(crate) struct Transfer {
     pub(crate) result: Option<Result<(), LinkError>>,
 }
 
-impl State {
+impl FabricState {
     /// Starts a get or put if there is room, and returns whether the peer may assist.
     pub(crate) fn start_shared(
         &mut self,
@@ -111,7 +111,7 @@ impl State {
             if follows && !self.end(id).rng.chance(overtakes_permille) { self.messages_arrived_ns(id) } else { 0 };
         let local = IovList::from_slice(local);
         let (sent, given, landed, result) = (0, 0, 0, None);
-        let transfer = Transfer { end: id, link, ctx, kind, local, len, sent, given, landed, not_before_ns, result };
+        let transfer = SimTransfer { end: id, link, ctx, kind, local, len, sent, given, landed, not_before_ns, result };
         self.transfers.insert(number, transfer);
         self.endpoints[ep].busy += 1;
         let Self { config, wires, now_ns, .. } = self;
@@ -213,7 +213,7 @@ impl State {
 
     /// Fails an assist: the assisted transfer fails too, and its owner chooses another way.
     fn fail_help(&mut self, number: u64) -> bool {
-        let Some(Transfer { kind: Kind::Assist { of, .. }, .. }) = self.transfers.get(&number) else { return false };
+        let Some(SimTransfer { kind: Kind::Assist { of, .. }, .. }) = self.transfers.get(&number) else { return false };
         let of = *of;
         if self.transfers.get(&of).is_some_and(|helped| helped.result.is_none()) {
             self.finish(of, Err(LinkError::Access));
@@ -369,7 +369,7 @@ impl State {
     }
 
     /// Removes a transfer whose initiator knows of its end or need not know.
-    pub(crate) fn forget(&mut self, number: u64) -> Option<Transfer> {
+    pub(crate) fn forget(&mut self, number: u64) -> Option<SimTransfer> {
         let transfer = self.transfers.remove(&number)?;
         let end = self.end(transfer.end);
         end.transfers -= 1;

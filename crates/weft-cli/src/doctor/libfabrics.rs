@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::{Finding, State};
+use super::{Finding, Outcome};
 use crate::bench;
 use crate::run::Start;
 
@@ -24,7 +24,7 @@ pub(super) fn examine(command: &[OsString], provider: Option<&Path>) -> Vec<Find
     }
     let mut findings: Vec<Finding> = all.iter().map(|path| ask(path, provider)).collect();
     // One usable libfabric suffices; the others belong to other programs.
-    let usable = |finding: &Finding| finding.state != State::Degraded;
+    let usable = |finding: &Finding| finding.state != Outcome::Degraded;
     if !findings.iter().any(usable) {
         findings.push(Finding::bad(
             "libfabrics together",
@@ -106,13 +106,13 @@ mod tests {
     #[test]
     fn a_file_that_is_no_libfabric_is_not_usable() {
         let finding = ask(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")), None);
-        assert!(finding.state == State::Degraded && finding.detail.contains("cannot be loaded"), "{finding:?}");
+        assert!(finding.state == Outcome::Degraded && finding.detail.contains("cannot be loaded"), "{finding:?}");
     }
 
     #[test]
     fn a_command_without_libfabric_is_not_judged() {
         let findings = examine(&["/bin/true".into()], None);
-        assert!(findings.len() == 2 && findings.iter().all(|one| one.state == State::Note), "{findings:?}");
+        assert!(findings.len() == 2 && findings.iter().all(|one| one.state == Outcome::Note), "{findings:?}");
         assert!(findings[0].detail.contains("no launcher"), "{findings:?}");
     }
 }

@@ -98,25 +98,25 @@ fn named_file(set: Option<&str>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Outcome;
     use super::*;
 
     #[test]
     fn provider_selections_are_parsed() {
         let state = |set| provider(set).state;
-        assert_eq!(state(None), State::Note);
-        assert_eq!(state(Some("weft")), State::Good);
-        assert_eq!(state(Some("tcp,Weft")), State::Good);
-        assert_eq!(state(Some("tcp")), State::Bad);
-        assert_eq!(state(Some("^weft")), State::Bad);
-        assert_eq!(state(Some("^tcp")), State::Note);
+        assert_eq!(state(None), Outcome::Note);
+        assert_eq!(state(Some("weft")), Outcome::Good);
+        assert_eq!(state(Some("tcp,Weft")), Outcome::Good);
+        assert_eq!(state(Some("tcp")), Outcome::Bad);
+        assert_eq!(state(Some("^weft")), Outcome::Bad);
+        assert_eq!(state(Some("^tcp")), Outcome::Note);
     }
 
     #[test]
     fn a_path_that_is_a_file_is_bad() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         let (finding, _) = provider_path(Some(file));
-        assert_eq!(finding.state, State::Bad);
+        assert_eq!(finding.state, Outcome::Bad);
         assert!(finding.remedy.ends_with("/weft-cli") && finding.detail.contains("is a file"), "{finding:?}");
         assert!(named_file(Some(&format!("+{file}"))).is_none());
     }
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn a_path_without_the_library_is_bad() {
         let (finding, _) = provider_path(Some("/nonexistent"));
-        assert_eq!(finding.state, State::Bad);
+        assert_eq!(finding.state, Outcome::Bad);
         assert!(finding.remedy.contains("FI_PROVIDER_PATH"), "{finding:?}");
     }
 }

@@ -19,7 +19,7 @@ use crate::render::{self, Text};
 /// The state of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub(crate) enum Outcome {
     /// No problem.
     Good,
     /// Information without a required action.
@@ -34,7 +34,7 @@ pub(crate) enum State {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Finding {
     what: String,
-    state: State,
+    state: Outcome,
     /// The observation, with the cause of a problem.
     detail: String,
     /// The remedy; empty if there is no problem.
@@ -42,24 +42,24 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    fn new(what: impl Into<String>, state: State, detail: impl Into<String>) -> Self {
+    fn new(what: impl Into<String>, state: Outcome, detail: impl Into<String>) -> Self {
         Self { what: what.into(), state, detail: detail.into(), remedy: String::new() }
     }
 
     fn good(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(what, State::Good, detail)
+        Self::new(what, Outcome::Good, detail)
     }
 
     fn note(what: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self::new(what, State::Note, detail)
+        Self::new(what, Outcome::Note, detail)
     }
 
     fn degraded(what: impl Into<String>, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { remedy: remedy.into(), ..Self::new(what, State::Degraded, detail) }
+        Self { remedy: remedy.into(), ..Self::new(what, Outcome::Degraded, detail) }
     }
 
     fn bad(what: impl Into<String>, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { remedy: remedy.into(), ..Self::new(what, State::Bad, detail) }
+        Self { remedy: remedy.into(), ..Self::new(what, Outcome::Bad, detail) }
     }
 }
 
@@ -89,24 +89,24 @@ pub(crate) fn examine(command: &[OsString]) -> Report {
     findings.extend(variables::examine(names, &params, &problems, processors));
     findings.extend(system::examine(&params));
     findings.extend(trace::examine(command));
-    Report { works: findings.iter().all(|finding| finding.state != State::Bad), findings }
+    Report { works: findings.iter().all(|finding| finding.state != Outcome::Bad), findings }
 }
 
 impl Text for Report {
     fn text(&self) -> String {
         let rows = self.findings.iter().map(|finding| {
             let state = match finding.state {
-                State::Good => "good",
-                State::Note => "note",
-                State::Degraded => "DEGRADED",
-                State::Bad => "BAD",
+                Outcome::Good => "good",
+                Outcome::Note => "note",
+                Outcome::Degraded => "DEGRADED",
+                Outcome::Bad => "BAD",
             };
             let remedy = if finding.remedy.is_empty() { String::new() } else { format!("\n→ {}", finding.remedy) };
             [state.to_owned(), finding.what.clone(), format!("{}{remedy}", finding.detail)]
         });
         let table = render::table(["state", "what", "finding and remedy (→)"], rows);
         let count = |state| self.findings.iter().filter(|finding| finding.state == state).count();
-        let verdict = match (count(State::Bad), count(State::Degraded)) {
+        let verdict = match (count(Outcome::Bad), count(Outcome::Degraded)) {
             (0, 0) => "weft works here.".to_owned(),
             (0, degraded) => format!("weft works here; {degraded} finding(s) could be better."),
             (bad, _) => format!("weft does not work here: {bad} cause(s) above."),
@@ -123,11 +123,11 @@ mod tests {
     fn every_problem_has_a_remedy() {
         let report = examine(&[]);
         for finding in &report.findings {
-            let wrong = matches!(finding.state, State::Bad | State::Degraded);
+            let wrong = matches!(finding.state, Outcome::Bad | Outcome::Degraded);
             assert_eq!(wrong, !finding.remedy.is_empty(), "{finding:?}");
             assert!(!finding.detail.is_empty(), "{finding:?}");
         }
-        assert_eq!(report.works(), !report.findings.iter().any(|finding| finding.state == State::Bad));
+        assert_eq!(report.works(), !report.findings.iter().any(|finding| finding.state == Outcome::Bad));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use rustix::process::{Resource, getrlimit};
 use weft_fi::params::Params;
 use weft_nic::{NicError, host, shm};
 
-use super::{Finding, State};
+use super::{Finding, Outcome};
 use crate::info::SHM_NEEDS;
 
 /// Descriptors that a process with many peers needs: one for each peer.
@@ -175,7 +175,7 @@ fn dev_shm() -> Finding {
         }
         Err(error) => format!("not there ({error})"),
     };
-    Finding::new(what, State::Good, format!("{size}: weft does not use it (it uses memfds); MPI libraries may"))
+    Finding::new(what, Outcome::Good, format!("{size}: weft does not use it (it uses memfds); MPI libraries may"))
 }
 
 #[cfg(test)]
@@ -184,33 +184,33 @@ mod tests {
 
     #[test]
     fn yama_settings_are_parsed() {
-        assert_eq!(yama(None).state, State::Good);
-        assert_eq!(yama(Some("0\n")).state, State::Good);
-        assert_eq!(yama(Some("1\n")).state, State::Degraded);
+        assert_eq!(yama(None).state, Outcome::Good);
+        assert_eq!(yama(Some("0\n")).state, Outcome::Good);
+        assert_eq!(yama(Some("1\n")).state, Outcome::Degraded);
         assert!(yama(Some("3\n")).remedy.contains("boot"));
     }
 
     #[test]
     fn seccomp_modes_are_parsed() {
-        assert_eq!(seccomp(Some("Name:\tx\nSeccomp:\t0\n")).state, State::Good);
-        assert_eq!(seccomp(Some("Seccomp:\t2\nSeccomp_filters:\t1\n")).state, State::Note);
-        assert_eq!(seccomp(None).state, State::Note);
+        assert_eq!(seccomp(Some("Name:\tx\nSeccomp:\t0\n")).state, Outcome::Good);
+        assert_eq!(seccomp(Some("Seccomp:\t2\nSeccomp_filters:\t1\n")).state, Outcome::Note);
+        assert_eq!(seccomp(None).state, Outcome::Note);
     }
 
     #[test]
     fn few_descriptors_are_noticed() {
-        assert_eq!(descriptors(Some(64), Some(64)).state, State::Degraded);
+        assert_eq!(descriptors(Some(64), Some(64)).state, Outcome::Degraded);
         let raised = descriptors(Some(64), Some(1 << 20));
-        assert!(raised.state == State::Good && raised.detail.contains("raises"), "{}", raised.detail);
-        assert_eq!(descriptors(Some(1 << 20), Some(1 << 20)).state, State::Good);
-        assert_eq!(descriptors(None, None).state, State::Good);
+        assert!(raised.state == Outcome::Good && raised.detail.contains("raises"), "{}", raised.detail);
+        assert_eq!(descriptors(Some(1 << 20), Some(1 << 20)).state, Outcome::Good);
+        assert_eq!(descriptors(None, None).state, Outcome::Good);
     }
 
     #[test]
     fn a_missing_interface_is_bad() {
         let params = Params { iface: Some("nonesuch0".to_owned()), ..Params::default() };
         let finding = address(&params);
-        assert_eq!(finding.state, State::Bad);
+        assert_eq!(finding.state, Outcome::Bad);
         assert!(finding.detail.contains("nonesuch0"), "{finding:?}");
     }
 
@@ -219,20 +219,20 @@ mod tests {
         let finding = |iface: &str| address(&Params { iface: Some(iface.to_owned()), ..Params::default() });
         for iface in ["lo", "127.0.0.1"] {
             let finding = finding(iface);
-            assert_eq!(finding.state, State::Degraded);
+            assert_eq!(finding.state, Outcome::Degraded);
             assert!(finding.detail.contains("127.0.0.1"), "{finding:?}");
             assert!(finding.remedy.contains(&format!("FI_WEFT_IFACE={iface}")), "{finding:?}");
         }
         // An address reserved for documentation belongs to no host.
         let foreign = finding("203.0.113.77");
-        assert_eq!(foreign.state, State::Bad);
+        assert_eq!(foreign.state, Outcome::Bad);
         assert!(foreign.detail.contains("203.0.113.77"), "{foreign:?}");
     }
 
     #[test]
     fn disabled_paths_are_reported() {
         let params = Params { shm: false, tcp: false, ..Params::default() };
-        assert_eq!(shared_memory(&params)[0].state, State::Degraded);
-        assert_eq!(address(&params).state, State::Degraded);
+        assert_eq!(shared_memory(&params)[0].state, Outcome::Degraded);
+        assert_eq!(address(&params).state, Outcome::Degraded);
     }
 }

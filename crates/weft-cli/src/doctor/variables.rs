@@ -54,7 +54,7 @@ pub(super) fn examine(
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::Outcome;
     use super::*;
 
     fn run(names: &[&str], params: &Params) -> Vec<Finding> {
@@ -67,19 +67,19 @@ mod tests {
         named.set(99);
         let params = Params { progress_affinity: Some(named), ..Params::default() };
         let findings = run(&["FI_WEFT_PROGRESS_AFFINITY"], &params);
-        assert!(findings[0].state == State::Degraded && findings[0].detail.contains("processor 99"), "{findings:?}");
+        assert!(findings[0].state == Outcome::Degraded && findings[0].detail.contains("processor 99"), "{findings:?}");
     }
 
     #[test]
     fn disabling_every_path_is_bad() {
         let findings = run(&["FI_WEFT_SHM", "FI_WEFT_TCP"], &Params { shm: false, tcp: false, ..Params::default() });
-        assert!(findings.iter().any(|finding| finding.state == State::Bad));
-        assert!(run(&[], &Params::default()).iter().all(|finding| finding.state == State::Good));
+        assert!(findings.iter().any(|finding| finding.state == Outcome::Bad));
+        assert!(run(&[], &Params::default()).iter().all(|finding| finding.state == Outcome::Good));
     }
 
     #[test]
     fn an_empty_job_key_is_bad() {
         let findings = run(&["FI_WEFT_JOB_KEY"], &Params { job_key: JobKey::Empty, ..Params::default() });
-        assert!(findings[0].state == State::Bad && findings[0].remedy.contains("unset"), "{findings:?}");
+        assert!(findings[0].state == Outcome::Bad && findings[0].remedy.contains("unset"), "{findings:?}");
     }
 }

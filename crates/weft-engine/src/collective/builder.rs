@@ -12,7 +12,7 @@ const ALIGN: usize = 64;
 /// A transfer that a schedule has started; `None` inside where it has no bytes and does not take place.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub(super) struct Transfer(Option<u32>);
+pub(super) struct TransferStep(Option<u32>);
 
 /// A schedule under construction.
 pub(super) struct Builder {
@@ -78,29 +78,29 @@ impl Builder {
     }
 
     /// Starts to send a range; nothing is sent if it is empty.
-    pub(super) fn send(&mut self, to: u32, at: Span) -> Transfer {
-        if at.len == 0 { Transfer(None) } else { self.signal(to, at) }
+    pub(super) fn send(&mut self, to: u32, at: Span) -> TransferStep {
+        if at.len == 0 { TransferStep(None) } else { self.signal(to, at) }
     }
 
     /// Starts to send a range, even an empty one.
-    pub(super) fn signal(&mut self, to: u32, at: Span) -> Transfer {
+    pub(super) fn signal(&mut self, to: u32, at: Span) -> TransferStep {
         let number = next(&mut self.sent, to);
         self.start(Task::Send { to, number, at })
     }
 
     /// Starts to receive a range; nothing is received if it is empty.
-    pub(super) fn receive(&mut self, from: u32, at: Span) -> Transfer {
-        if at.len == 0 { Transfer(None) } else { self.expect(from, at) }
+    pub(super) fn receive(&mut self, from: u32, at: Span) -> TransferStep {
+        if at.len == 0 { TransferStep(None) } else { self.expect(from, at) }
     }
 
     /// Starts to receive a range, even an empty one.
-    pub(super) fn expect(&mut self, from: u32, at: Span) -> Transfer {
+    pub(super) fn expect(&mut self, from: u32, at: Span) -> TransferStep {
         let number = next(&mut self.received, from);
         self.start(Task::Receive { from, number, at })
     }
 
     /// Waits for a transfer.
-    pub(super) fn wait(&mut self, transfer: Transfer) {
+    pub(super) fn wait(&mut self, transfer: TransferStep) {
         if let Some(task) = transfer.0 {
             self.push(Task::Wait { task });
         }
@@ -131,9 +131,9 @@ impl Builder {
         }
     }
 
-    fn start(&mut self, task: Task) -> Transfer {
+    fn start(&mut self, task: Task) -> TransferStep {
         self.push(task);
-        Transfer(u32::try_from(self.tasks.len() - 1).ok())
+        TransferStep(u32::try_from(self.tasks.len() - 1).ok())
     }
 
     /// Adds a task; those beyond the limit are dropped, as [`Builder::finish`] refuses the schedule anyway.

@@ -126,7 +126,7 @@ impl State {
             return at;
         }
         self.address_queries.push(AddressQuery { addr, probe: None, callers: SmallVec::new(), tries: 0 });
-        self.links.queue_query();
+        self.links.request_round();
         self.address_queries.len() - 1
     }
 

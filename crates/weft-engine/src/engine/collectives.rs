@@ -204,7 +204,7 @@ struct Ended {
 
 /// A transfer of a run, in the form that engine and matcher understand.
 #[derive(Clone, Copy)]
-struct Transfer {
+struct StepTransfer {
     peer: Addr,
     tag: Tag,
     memory: Iov,
@@ -238,11 +238,11 @@ impl<N: Nic> Engine<N> {
     /// the group has a key; `TooLong`; `Invalid` if the buffers are shorter than the operation needs; `Again` if too
     /// many collectives are under way.
     pub fn start_collective(&mut self, op: &CollectiveOp) -> Result<(), Error> {
-        let groups = self.state.collectives();
-        if groups.under_way() >= RUN_LIMIT {
+        let collectives = self.state.collectives();
+        if collectives.under_way() >= RUN_LIMIT {
             return Err(Error::Again);
         }
-        let group = groups.groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
+        let group = collectives.groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
         if group.joined {
             return self.begin_collective(op);
         }
@@ -251,17 +251,17 @@ impl<N: Nic> Engine<N> {
         }
         group.request(op)?;
         group.runs += 1;
-        groups.postponed.push(*op);
+        collectives.postponed.push(*op);
         Ok(())
     }
 
     /// Starts the operations that have waited for joins. Returns whether there were any.
     #[cold]
     fn start_early(&mut self) -> bool {
-        let Some(groups) = self.state.collectives.as_deref_mut() else { return false };
-        let due = |op: &CollectiveOp| groups.groups[op.group].may_begin();
-        let (due, early): (Vec<_>, Vec<_>) = groups.postponed.drain(..).partition(due);
-        groups.postponed = early;
+        let Some(collectives) = self.state.collectives.as_deref_mut() else { return false };
+        let due = |op: &CollectiveOp| collectives.groups[op.group].may_begin();
+        let (due, early): (Vec<_>, Vec<_>) = collectives.postponed.drain(..).partition(due);
+        collectives.postponed = early;
         for op in &due {
             let group = &mut self.state.collectives().groups[op.group];
             group.runs -= 1;
@@ -278,12 +278,12 @@ impl<N: Nic> Engine<N> {
     }
 
     fn begin_collective(&mut self, op: &CollectiveOp) -> Result<(), Error> {
-        let groups = self.state.collectives();
-        let group = &mut groups.groups[op.group];
+        let collectives = self.state.collectives();
+        let group = &mut collectives.groups[op.group];
         let request = group.request(op)?;
         if group.fits_board(&request) {
             let run = group.start_on_board(op, &request);
-            groups.on_boards.push(run);
+            collectives.on_boards.push(run);
             self.poll_boards();
             return Ok(());
         }
@@ -292,7 +292,7 @@ impl<N: Nic> Engine<N> {
         let sequence = group.next_sequence;
         group.next_sequence += 1;
         group.runs += 1;
-        groups.start(ActiveRun {
+        collectives.start(ActiveRun {
             group: op.group,
             purpose: Purpose::Operation { sequence },
             request,
@@ -318,8 +318,8 @@ impl<N: Nic> Engine<N> {
     ///
     /// Errors: `NoSuchAddress` if there is no such group, `TooLong`.
     pub fn collective_bytes(&self, op: &CollectiveOp) -> Result<(usize, usize), Error> {
-        let groups = self.state.collectives.as_deref().ok_or(Error::NoSuchAddress)?;
-        groups.groups.get(op.group).ok_or(Error::NoSuchAddress)?.buffer_bytes(op)
+        let collectives = self.state.collectives.as_deref().ok_or(Error::NoSuchAddress)?;
+        collectives.groups.get(op.group).ok_or(Error::NoSuchAddress)?.buffer_bytes(op)
     }
 
     /// The rank of a member, or `None` if there is no such group or the address is no member's.
@@ -349,21 +349,21 @@ impl<N: Nic> Engine<N> {
 
     fn advance(&mut self, id: RunId) {
         loop {
-            let groups = self.state.collectives();
-            let active = &mut groups.runs[id];
+            let collectives = self.state.collectives();
+            let active = &mut collectives.runs[id];
             match active.run.next_task() {
                 Next::Blocked => return,
                 Next::Done => return self.state.end_run(id),
                 Next::Perform(task, Task::Send { to, number, at }) => {
                     active.run.started();
                     let memory = if active.fault.is_some() { Iov::EMPTY } else { active.memory(at) };
-                    let transfer = groups.transfer(id, task, to, number, memory, Side::Send);
+                    let transfer = collectives.transfer(id, task, to, number, memory, Side::Send);
                     self.send_collective(&transfer);
                 }
                 Next::Perform(task, Task::Receive { from, number, at }) => {
                     active.run.started();
                     let memory = active.memory(at);
-                    let transfer = groups.transfer(id, task, from, number, memory, Side::Receive);
+                    let transfer = collectives.transfer(id, task, from, number, memory, Side::Receive);
                     self.receive_collective(&transfer);
                 }
                 Next::Perform(_, Task::Copy { from, into }) => {
@@ -395,8 +395,8 @@ impl State {
 
     /// A group of this endpoint.
     fn group(&self, id: GroupId) -> &Group {
-        let groups = self.collectives.as_deref().map(|groups| &groups.groups);
-        &groups.expect("an id is given out by the table")[id]
+        let collectives = self.collectives.as_deref().map(|collectives| &collectives.groups);
+        &collectives.expect("an id is given out by the table")[id]
     }
 }
 
@@ -432,13 +432,13 @@ impl Collectives {
         }
     }
 
-    fn transfer(&mut self, id: RunId, task: u32, peer: u32, number: u32, memory: Iov, side: Side) -> Transfer {
+    fn transfer(&mut self, id: RunId, task: u32, peer: u32, number: u32, memory: Iov, side: Side) -> StepTransfer {
         let active = &self.runs[id];
         let group = &self.groups[active.group];
         let peer = active.rank_of(group, peer);
         let receiver = if side == Side::Send { peer } else { group.rank };
         let tag = active.tag_at(group, receiver, number);
-        Transfer {
+        StepTransfer {
             peer: group.members[peer as usize],
             tag,
             memory,
@@ -561,30 +561,31 @@ impl Group {
 impl State {
     /// Whether operations have waited for a join that has ended.
     fn has_due_operations(&self) -> bool {
-        let Some(groups) = self.collectives.as_deref().filter(|groups| !groups.postponed.is_empty()) else {
+        let Some(collectives) = self.collectives.as_deref().filter(|collectives| !collectives.postponed.is_empty())
+        else {
             return false;
         };
-        groups.postponed.iter().any(|op| groups.groups[op.group].may_begin())
+        collectives.postponed.iter().any(|op| collectives.groups[op.group].may_begin())
     }
 
     /// The next run that may be able to continue.
     fn next_ready_run(&mut self) -> Option<RunId> {
-        let groups = self.collectives.as_deref_mut()?;
-        groups.settle();
-        let id = groups.ready.pop_front()?;
-        groups.runs[id].ready = false;
+        let collectives = self.collectives.as_deref_mut()?;
+        collectives.settle();
+        let id = collectives.ready.pop_front()?;
+        collectives.runs[id].ready = false;
         Some(id)
     }
 
     /// All tasks of a run are performed.
     fn end_run(&mut self, id: RunId) {
-        let groups = self.collectives();
-        let active = groups.runs.remove(id);
+        let collectives = self.collectives();
+        let active = collectives.runs.remove(id);
         let ActiveRun { purpose, request, run, scratch, ctx, flags, fault, .. } = active;
         let kind = match purpose {
             Purpose::Join { announcements, digest, .. } => {
                 let outcome = match fault {
-                    None => groups.numbers_known(active.group, &announcements.into_bytes(), digest),
+                    None => collectives.numbers_known(active.group, &announcements.into_bytes(), digest),
                     Some(fault) => Err(fault),
                 };
                 return match outcome {
@@ -594,15 +595,15 @@ impl State {
                 };
             }
             Purpose::Vote { votes } => {
-                groups.votes_known(active.group, &votes.into_bytes());
+                collectives.votes_known(active.group, &votes.into_bytes());
                 return self.complete_join(active.group, fault);
             }
             Purpose::Exchange { turn, .. } => {
-                groups.exchanged(active.group, turn, fault);
-                return groups.groups[active.group].keep(&request, run, scratch);
+                collectives.exchanged(active.group, turn, fault);
+                return collectives.groups[active.group].keep(&request, run, scratch);
             }
             Purpose::Operation { .. } => {
-                let group = &mut groups.groups[active.group];
+                let group = &mut collectives.groups[active.group];
                 group.runs -= 1;
                 group.keep(&request, run, scratch);
                 Kind::Collective

@@ -245,7 +245,7 @@ impl Links {
         }
     }
 
-    pub(crate) fn queue_query(&mut self) {
+    pub(crate) fn request_round(&mut self) {
         self.work.push(LinkWork::Query);
     }
 

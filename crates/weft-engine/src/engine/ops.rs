@@ -12,7 +12,7 @@ use crate::amo::Amo;
 use crate::api::{AtomicOp, Completion, Context, Fault, Kind, OpFlags, RmaIov, RmaOp, SendOp};
 use crate::broken::{cannot_happen, less};
 use crate::bugs::planted;
-use crate::engine::groups::Groups;
+use crate::engine::partition::PartitionedTable;
 use crate::engine::peer::Peer;
 use crate::engine::peers::Peers;
 use crate::engine::receives::RecvInfo;
@@ -593,8 +593,8 @@ impl Transfer {
 
 /// Operations and transfers of an endpoint, grouped by peer.
 pub(crate) struct Outgoing {
-    ops: Groups<TxOp>,
-    transfers: Groups<Transfer>,
+    ops: PartitionedTable<TxOp>,
+    transfers: PartitionedTable<Transfer>,
     generation: u32,
     /// Private copies of operations that have failed. The device reads them until their link is closed.
     lingering: Vec<(LinkId, Owned)>,
@@ -606,8 +606,8 @@ impl Outgoing {
     /// `request_limit` is the limit of unanswered requests to each peer.
     pub(crate) fn new(request_limit: u32) -> Self {
         Self {
-            ops: Groups::default(),
-            transfers: Groups::default(),
+            ops: PartitionedTable::default(),
+            transfers: PartitionedTable::default(),
             generation: 0,
             lingering: Vec::new(),
             request_limit,

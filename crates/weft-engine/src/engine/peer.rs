@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 
 use crate::api::{ADDR_NONE, Addr, OpFlags};
 use crate::engine::direct::PeerRegions;
-use crate::engine::groups::Group;
+use crate::engine::partition::Partition;
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::state::Violation;
 use crate::engine::strangers::Watch;
@@ -148,9 +148,9 @@ pub(crate) struct Peer {
     /// Number of operations that have left the TX queue and are not complete, counted by parts.
     outstanding: u32,
     /// Operations to the peer that are not complete ([`crate::engine::ops::Outgoing`]).
-    ops: Group,
+    ops: Partition,
     /// Transfers of bulk data for the peer.
-    transfers: Group,
+    transfers: Partition,
     /// Queued work, if any (`Peers::queues`).
     queues: Option<Box<PeerQueues>>,
     /// Further state, if the peer has exchanged more than a few messages ([`Peer::extra`]).
@@ -214,8 +214,8 @@ impl Peer {
             rx_used: 0,
             credit_owed: 0,
             outstanding: 0,
-            ops: Group::EMPTY,
-            transfers: Group::EMPTY,
+            ops: Partition::EMPTY,
+            transfers: Partition::EMPTY,
             queues: None,
             extra: None,
         }
@@ -492,21 +492,21 @@ impl Peer {
 
     /// Operations to the peer that are not complete.
     #[inline(always)]
-    pub(crate) fn ops(&self) -> Group {
+    pub(crate) fn ops(&self) -> Partition {
         self.ops
     }
 
     #[inline(always)]
-    pub(crate) fn ops_mut(&mut self) -> &mut Group {
+    pub(crate) fn ops_mut(&mut self) -> &mut Partition {
         &mut self.ops
     }
 
     /// Transfers of bulk data.
-    pub(crate) fn transfers(&self) -> Group {
+    pub(crate) fn transfers(&self) -> Partition {
         self.transfers
     }
 
-    pub(crate) fn transfers_mut(&mut self) -> &mut Group {
+    pub(crate) fn transfers_mut(&mut self) -> &mut Partition {
         &mut self.transfers
     }
 

@@ -385,16 +385,16 @@ impl State {
             return false;
         }
         posted.piece.write(rest);
-        let mut told = CompletionFlags::empty();
-        told.set(CompletionFlags::TAGGED, flags & F_TAGGED != 0);
-        told.set(CompletionFlags::DATA, flags & F_DATA != 0);
+        let mut told_flags = CompletionFlags::empty();
+        told_flags.set(CompletionFlags::TAGGED, flags & F_TAGGED != 0);
+        told_flags.set(CompletionFlags::DATA, flags & F_DATA != 0);
         self.completions.push(Completion {
             len: rest.len(),
             buf: posted.piece.as_ptr() as usize,
             data,
             tag,
             src,
-            ..Completion::new(Kind::Recv, posted.ctx, told)
+            ..Completion::new(Kind::Recv, posted.ctx, told_flags)
         });
         matcher.posted_mut().drop_item(key);
         peer.message_taken();

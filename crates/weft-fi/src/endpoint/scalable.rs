@@ -50,13 +50,13 @@ pub(crate) struct Sep<D: Device> {
     network: Network,
     /// The numbers of transmit and receive contexts.
     counts: [u8; 2],
-    state: Mutex<State<D>>,
+    state: Mutex<ScalableState<D>>,
     uses: Uses,
     /// The last field, so that the domain is released after all others.
     domain: Hold<Domain>,
 }
 
-struct State<D: Device> {
+struct ScalableState<D: Device> {
     /// The attributes with which contexts are opened.
     info: Box<Hints>,
     av: Option<Hold<Av>>,
@@ -183,7 +183,7 @@ impl<D: Device> Sep<D> {
     }
 
     /// Opens the devices of all receive contexts at the first enable, so that peers can reach each.
-    fn start<'a>(&self, state: &'a mut State<D>) -> Result<&'a mut Started<D>, Errno> {
+    fn start<'a>(&self, state: &'a mut ScalableState<D>) -> Result<&'a mut Started<D>, Errno> {
         if state.av.is_none() {
             return Err(Errno::NOAV);
         }
@@ -362,7 +362,7 @@ pub(crate) unsafe extern "C" fn open<D: Device>(
             collective: object::table(Ep::<D>::COLLECTIVE_OPS),
         };
         let cells = counts.map(|count| (0..count).map(|_| Weak::new()).collect());
-        let state = State { info, av: None, local, open: [0; 2], cells, started: None };
+        let state = ScalableState { info, av: None, local, open: [0; 2], cells, started: None };
         let sep = Sep::<D> {
             head: Head::new(head),
             format,

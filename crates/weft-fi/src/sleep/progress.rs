@@ -45,7 +45,7 @@ use weft_nic::Device;
 use weft_os::Worker;
 
 use crate::abi::errno::{self, Errno};
-use crate::endpoint::cell::{AnyCell, CellRef, EndpointCell, State};
+use crate::endpoint::cell::{AnyCell, CellRef, CellState, EndpointCell};
 use crate::host::{self, Host};
 use crate::observe::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::sleep::lock;
@@ -348,7 +348,7 @@ impl Member {
         &mut self,
         cell: &EndpointCell<D>,
         auto: &AutoProgress,
-        state: &mut State<D>,
+        state: &mut CellState<D>,
         interrupts: bool,
     ) -> Found {
         let before = cell.activity().0;

@@ -157,7 +157,7 @@ pub(super) enum Step {
 }
 
 /// The state of a handshake.
-enum State {
+enum HandshakeState {
     /// Initiator: the listener's backlog was full.
     Connecting,
     /// Initiator: connected, but the peer's user is not checked yet.
@@ -178,7 +178,7 @@ enum State {
 pub(super) struct Handshake {
     socket: ForkClosedFd,
     role: Role,
-    state: State,
+    state: HandshakeState,
     /// Initiator: the name of the wanted endpoint. Acceptor: the own name.
     target: EpName,
     /// Initiator: the link for which the handshake is made.
@@ -243,7 +243,7 @@ impl Handshake {
         Ok(Self {
             socket: unix_socket().map_err(shortage)?,
             role: Role::Initiator,
-            state: State::Connecting,
+            state: HandshakeState::Connecting,
             target: *target,
             link: Some(link),
             service: !target.is_full(),
@@ -267,7 +267,7 @@ impl Handshake {
         Ok(Self {
             socket,
             role: Role::Acceptor,
-            state: State::Accepted,
+            state: HandshakeState::Accepted,
             target: *me,
             link: None,
             service,
@@ -294,12 +294,12 @@ impl Handshake {
 
     /// Whether the socket is not connected yet. Connecting must be retried from time to time.
     pub(super) fn is_connecting(&self) -> bool {
-        matches!(self.state, State::Connecting)
+        matches!(self.state, HandshakeState::Connecting)
     }
 
     /// Whether the peer may belong to a foreign user.
     pub(super) fn may_be_foreign(&self) -> bool {
-        matches!(self.state, State::Connected)
+        matches!(self.state, HandshakeState::Connected)
     }
 
     /// Advances the handshake as far as possible without waiting.
@@ -326,11 +326,11 @@ impl Handshake {
         if frame.kind == REFUSE && self.role == Role::Initiator {
             return Err(reason(frame.reason));
         }
-        match (std::mem::replace(&mut self.state, State::Done), frame.kind) {
-            (State::HelloSent, CHALLENGE) => self.make_offer(&frame, local),
-            (State::OfferSent(map), ACCEPT) => self.take_answer(&frame, fds, map, local),
-            (State::Accepted, HELLO) => self.challenge(&frame, local),
-            (State::ChallengeSent, OFFER) => self.take_offer(&frame, fds, local),
+        match (std::mem::replace(&mut self.state, HandshakeState::Done), frame.kind) {
+            (HandshakeState::HelloSent, CHALLENGE) => self.make_offer(&frame, local),
+            (HandshakeState::OfferSent(map), ACCEPT) => self.take_answer(&frame, fds, map, local),
+            (HandshakeState::Accepted, HELLO) => self.challenge(&frame, local),
+            (HandshakeState::ChallengeSent, OFFER) => self.take_offer(&frame, fds, local),
             _ => Err(LinkError::Protocol),
         }
     }
@@ -361,14 +361,14 @@ impl Handshake {
             Err(Errno::ACCESS | Errno::PERM) => return Err(LinkError::Denied),
             Err(errno) => return Err(shortage(errno)),
         }
-        self.state = State::Connected;
+        self.state = HandshakeState::Connected;
         self.pid = peer_pid(self.socket.as_fd())?;
         rights::allow(self.socket.as_fd(), true);
         let mut frame = Frame::new(HELLO, local.version);
         frame.flags = if self.service { FLAG_SERVICE } else { 0 };
         frame.nonce = self.nonces[0];
         send(self.socket.as_fd(), &frame, &[])?;
-        self.state = State::HelloSent;
+        self.state = HandshakeState::HelloSent;
         Ok(Step::Sent)
     }
 
@@ -383,7 +383,7 @@ impl Handshake {
         frame.nonce = self.nonces[1];
         frame.proof = self.key(local).proof(handshake::Role::Acceptor, &self.dialogue());
         send(self.socket.as_fd(), &frame, &[])?;
-        self.state = State::ChallengeSent;
+        self.state = HandshakeState::ChallengeSent;
         Ok(Step::Sent)
     }
 
@@ -400,7 +400,7 @@ impl Handshake {
         frame.slot = self.link.unwrap_or(0) % SLOTS;
         frame.lines = local.lines;
         send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door[0], local.door[1]])?;
-        self.state = State::OfferSent(map);
+        self.state = HandshakeState::OfferSent(map);
         Ok(Step::Sent)
     }
 

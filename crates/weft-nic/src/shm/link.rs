@@ -28,7 +28,7 @@ use super::segment::{Mapping, Role};
 use super::share::SHARE_BYTES;
 use super::sleep_protocol;
 use super::sync::{AtomicU32, Ordering};
-use super::transfer::{Help, Slots, Step, Transfer};
+use super::transfer::{CopyJob, Help, Slots, Step};
 
 /// Maximum number of pushes, and of transfers by address, that one link queues.
 const QUEUE_DEPTH: usize = 64;
@@ -116,7 +116,7 @@ pub(super) struct Parts {
 /// Bulk transfers in progress.
 struct Bulk {
     pushes: VecDeque<Push>,
-    transfers: VecDeque<Transfer>,
+    transfers: VecDeque<CopyJob>,
     helps: VecDeque<Help>,
     slots: Slots,
 }
@@ -339,7 +339,7 @@ impl Link {
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
         let bulk = self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap)));
-        let mut transfer = Transfer::new(span, ctx);
+        let mut transfer = CopyJob::new(span, ctx);
         let mut share = None;
         if awake && sharing == Sharing::Allowed && transfer.total_bytes() >= SHARE_BYTES {
             share = transfer.offer(&self.map, self.role, &mut bulk.slots);

@@ -65,10 +65,10 @@ fn allocations() -> MutexGuard<'static, Vec<Arc<MappedMemory>>> {
 /// An allocation: whole pages in a file without a name.
 pub struct MappedMemory {
     map: Mapping,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
-struct State {
+struct MemoryState {
     /// The file. `None`: peers cannot map the memory any more, because descriptors ran out.
     file: Option<OwnedFd>,
     /// The access of the peers that have the file. `None`: none has it.
@@ -108,7 +108,7 @@ pub fn allocate(len: usize, huge: bool) -> Result<NonNull<u8>, NicError> {
     }
     map.populate(0, len).map_err(NicError::system("madvise of a memfd"))?;
     let base = map.base();
-    let state = Mutex::new(State { file: Some(file), shared: None, guards: Vec::new() });
+    let state = Mutex::new(MemoryState { file: Some(file), shared: None, guards: Vec::new() });
     allocations().push(Arc::new(MappedMemory { map, state }));
     ALLOCATED.fetch_add(len as u64, Ordering::Relaxed);
     Ok(base)
@@ -167,7 +167,7 @@ impl MappedMemory {
         self.map.base().as_ptr() as usize
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -29,7 +29,7 @@ pub(super) enum Step {
 }
 
 /// A get or put of this side.
-pub(super) struct Transfer {
+pub(super) struct CopyJob {
     span: Span,
     /// Passed to `done`.
     pub(super) ctx: u64,
@@ -95,7 +95,7 @@ impl Slots {
     }
 }
 
-impl Transfer {
+impl CopyJob {
     pub(super) fn new(span: Span, ctx: u64) -> Self {
         Self { span, ctx, moved: 0, shared: None }
     }

@@ -12,7 +12,7 @@ use weft_os::ForkClosedFd;
 
 use super::connect::ProvenPeer;
 use super::half_open::{HalfOpen, Source, Step, answer_no_room};
-use super::{State, Tcp, Token, sys};
+use super::{LinkState, Tcp, Token, sys};
 
 /// Limit of accepted connections in one poll. It also applies to one tick of the clock while half-open connections
 /// crowd, so that a flood of the port takes a small part of the time.
@@ -169,7 +169,7 @@ impl Tcp {
     #[inline(never)]
     fn adopt<S: Sink>(&mut self, half: HalfOpen, found: ProvenPeer, sink: &mut S) {
         let generation = self.next_generation();
-        let Ok(id) = self.insert(Some(half.socket), generation, State::Up) else { return };
+        let Ok(id) = self.insert(Some(half.socket), generation, LinkState::Up) else { return };
         let data = epoll::EventData::new_u64(Token::Link(id, generation).pack());
         let socket = self.links.get(id).and_then(|link| link.socket.as_ref());
         let watched = socket.map(|socket| epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN));

@@ -27,7 +27,7 @@ use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::tx::Rest;
 use super::wire;
-use super::{Link, State, Task, Tcp, Token};
+use super::{Link, LinkState, Task, Tcp, Token};
 
 /// Time limit in milliseconds without progress.
 const LINGER_MS: u64 = 5000;
@@ -156,7 +156,7 @@ impl Tcp {
         let linger = Linger { until_ms, deadline_ms, left, bytes, sent, shut, rest, close_mark };
         self.agenda.add(Task::Close, id);
         log::debug!("tcp: link {id} is closed");
-        if let State::Broken(redial) = &mut link.state {
+        if let LinkState::Broken(redial) = &mut link.state {
             redial.closed = Some(Box::new(linger));
             return self.limit_lingering(id);
         }
@@ -188,7 +188,7 @@ impl Tcp {
         (linger.sent, linger.shut) = (0, false);
         (linger.deadline_ms, linger.left) = (now_ms + LINGER_MS, usize::MAX);
         link.tx.unproven = true;
-        link.state = State::Closed(linger);
+        link.state = LinkState::Closed(linger);
         self.set_timer(now_ms + LINGER_CHECK_MS);
         self.pace.wake();
         self.linger_event(id);
@@ -197,7 +197,7 @@ impl Tcp {
     /// Continues a closed link whose socket reported an event, or whose timer expired.
     pub(super) fn linger_event(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let (State::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { return };
+        let (LinkState::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { return };
         let fd = socket.as_fd();
         let outcome = match self.secrets.of(id, fd) {
             Some(sealed) => linger.advance(fd, sealed, &mut self.stage, &mut link.rx, LinkId(id)),
@@ -238,7 +238,7 @@ impl Tcp {
     /// Whether all last bytes of a closed link have reached the peer's system.
     pub(super) fn has_delivered_last(&self, id: u32) -> bool {
         self.links.get(id).is_none_or(|link| match (&link.state, &link.socket) {
-            (State::Closed(linger), Some(socket)) => linger.arrived(socket.as_fd()),
+            (LinkState::Closed(linger), Some(socket)) => linger.arrived(socket.as_fd()),
             _ => false,
         })
     }
@@ -247,7 +247,7 @@ impl Tcp {
     pub(super) fn time_closed(&mut self, now_ms: u64) {
         for id in self.agenda.links(Task::Close).collect::<Vec<_>>() {
             let Some(link) = self.links.get_mut(id) else { continue };
-            let (State::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { continue };
+            let (LinkState::Closed(linger), Some(socket)) = (&mut link.state, &link.socket) else { continue };
             if linger.delivered(socket.as_fd()) {
                 self.remove_closed(id);
                 continue;

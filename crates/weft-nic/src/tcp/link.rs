@@ -20,7 +20,7 @@ pub(super) struct Link {
     /// `None` while an attempt pauses.
     pub(super) socket: Option<ForkClosedFd>,
     pub(super) generation: u32,
-    pub(super) state: State,
+    pub(super) state: LinkState,
     pub(super) rx: Intake,
     pub(super) tx: Tx,
     /// `None` before the link came up for the first time.
@@ -31,8 +31,8 @@ impl Link {
     /// The end of the stream, if this side has closed the link.
     pub(super) fn linger(&self) -> Option<&Linger> {
         match &self.state {
-            State::Closed(linger) => Some(linger),
-            State::Broken(redial) => redial.closed.as_deref(),
+            LinkState::Closed(linger) => Some(linger),
+            LinkState::Broken(redial) => redial.closed.as_deref(),
             _ => None,
         }
     }
@@ -45,7 +45,7 @@ impl Link {
 
 /// The state of a link.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum LinkState {
     Connecting(Box<Attempt>),
     Up,
     /// The connection has broken and is being replaced. Meanwhile no byte is sent or accepted.

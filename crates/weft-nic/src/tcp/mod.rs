@@ -86,7 +86,7 @@ use chain::Chains;
 use connect::{Attempt, Local};
 use half_open::HalfOpen;
 use initiator::Failure;
-use link::{GENERATION_BITS, Link, Links, State, Token};
+use link::{GENERATION_BITS, Link, LinkState, Links, Token};
 use pace::Pace;
 use progress::Focus;
 use rails::Rails;
@@ -256,7 +256,7 @@ impl Tcp {
     pub fn drain(&mut self) -> bool {
         self.write_dirty();
         let is_kept =
-            |link: &Link| link.tx.is_unsent() && !link.tx.socket.has_failed() && matches!(link.state, State::Up);
+            |link: &Link| link.tx.is_unsent() && !link.tx.socket.has_failed() && matches!(link.state, LinkState::Up);
         let kept: Vec<u32> = self.links.iter().filter(|(_, link)| is_kept(link)).map(|(id, _)| id).collect();
         for &id in &kept {
             if let Some(link) = self.links.get_mut(id) {
@@ -372,7 +372,7 @@ impl Tcp {
     }
 
     /// Puts a link into the table.
-    fn insert(&mut self, socket: Option<ForkClosedFd>, generation: u32, state: State) -> Result<u32, LinkError> {
+    fn insert(&mut self, socket: Option<ForkClosedFd>, generation: u32, state: LinkState) -> Result<u32, LinkError> {
         let link = Link { socket, generation, state, rx: Intake::START, tx: Tx::default(), session: None };
         let id = self.links.insert(link).ok_or(LinkError::Resources)?;
         self.agenda.admit(id);
@@ -433,7 +433,7 @@ impl Tcp {
     /// Sends a link's bytes, within a budget.
     fn pump(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
+        let (LinkState::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let fd = socket.as_fd();
         let pumped = if self.config.endpoint.encrypt {
             let Some(wire) = self.secrets.of(id, fd) else { return };
@@ -520,7 +520,7 @@ impl Tcp {
     fn send_on<const SEALED: bool>(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let id = link.0;
         let Some(link) = self.links.get_mut(id) else { return Err(Full) };
-        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return Err(Full) };
+        let (LinkState::Up, Some(socket)) = (&link.state, &link.socket) else { return Err(Full) };
         self.pace.wake();
         let fd = socket.as_fd();
         let outcome = if SEALED {
@@ -567,7 +567,7 @@ impl Nic for Tcp {
         let now_ms = sys::now_ms();
         let attempt = Box::new(Attempt::new(peer, &self.config, now_ms));
         let generation = self.next_generation();
-        let id = self.insert(None, generation, State::Connecting(attempt))?;
+        let id = self.insert(None, generation, LinkState::Connecting(attempt))?;
         self.agenda.add(Task::Connect, id);
         self.dial(id, now_ms);
         self.pace.wake();
@@ -585,7 +585,7 @@ impl Nic for Tcp {
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
         let id = link.0;
         let Some(link) = self.links.get_mut(id) else { return Err(Full) };
-        if !matches!(link.state, State::Up) {
+        if !matches!(link.state, LinkState::Up) {
             return Err(Full);
         }
         self.pace.wake();
@@ -607,7 +607,7 @@ impl Nic for Tcp {
     }
 
     fn announce(&mut self, link: LinkId, head: &[u8], window: u64, src: &[Iov], ctx: u64) -> Result<bool, Full> {
-        let slot = self.links.get_mut(link.0).filter(|slot| matches!(slot.state, State::Up)).ok_or(Full)?;
+        let slot = self.links.get_mut(link.0).filter(|slot| matches!(slot.state, LinkState::Up)).ok_or(Full)?;
         self.writer.gather(&mut slot.tx, head, &[])?;
         let pushed = self.push(link, window, 0, src, ctx).is_ok();
         if !pushed {
@@ -645,7 +645,7 @@ impl Nic for Tcp {
         self.writer.forget_done(link);
         match self.links.get(link.0) {
             Some(gone) if gone.is_closed() => {}
-            Some(Link { state: State::Up | State::Broken(_), .. }) => self.close_gracefully(link.0),
+            Some(Link { state: LinkState::Up | LinkState::Broken(_), .. }) => self.close_gracefully(link.0),
             _ => self.remove_closed(link.0),
         }
     }
@@ -665,8 +665,8 @@ impl Nic for Tcp {
         !self.writer.has_done()
             && self.rails.is_drained()
             && self.links.iter().all(|(_, link)| match link.state {
-                State::Closed(_) => true,
-                State::Broken(_) => link.tx.unacked() == 0 && link.tx.pushes() == 0,
+                LinkState::Closed(_) => true,
+                LinkState::Broken(_) => link.tx.unacked() == 0 && link.tx.pushes() == 0,
                 _ => link.tx.is_empty() || link.tx.socket.has_failed(),
             })
             && self.agenda.links(Task::Close).all(|id| self.has_delivered_last(id))

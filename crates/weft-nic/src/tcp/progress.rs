@@ -27,7 +27,7 @@ use weft_os::ForkClosedFd;
 use super::connect::ProvenPeer;
 use super::initiator::Failure;
 use super::session::Session;
-use super::{Link, State, Task, Tcp, Token, sys};
+use super::{Link, LinkState, Task, Tcp, Token, sys};
 
 /// The delay in milliseconds of an acknowledgement that the peer did not request.
 const TELL_MS: u64 = 200;
@@ -202,7 +202,7 @@ impl Tcp {
         if !self.agenda.is_empty(Task::ReportEnd) {
             let ended = self.agenda.take(Task::ReportEnd);
             for id in ended.links() {
-                if let Some(State::Failed(why)) = self.links.get(id).map(|link| &link.state) {
+                if let Some(LinkState::Failed(why)) = self.links.get(id).map(|link| &link.state) {
                     self.end(id, *why, sink);
                 }
             }
@@ -248,7 +248,7 @@ impl Tcp {
     fn link_event<S: Sink>(&mut self, id: u32, generation: u32, flags: epoll::EventFlags, sink: &mut S, now_ms: u64) {
         let Some(link) = self.links.get_mut(id).filter(|link| link.generation == generation) else { return };
         match link.state {
-            State::Up => {
+            LinkState::Up => {
                 if flags.contains(epoll::EventFlags::OUT) {
                     link.tx.socket.try_again();
                     self.pace.wake();
@@ -258,10 +258,10 @@ impl Tcp {
                     self.read(id, sink);
                 }
             }
-            State::Connecting(_) => self.continue_attempt(id, sink, now_ms),
-            State::Broken(_) => self.continue_redial(id, now_ms),
-            State::Closed(_) => self.linger_event(id),
-            State::Failed(_) => {}
+            LinkState::Connecting(_) => self.continue_attempt(id, sink, now_ms),
+            LinkState::Broken(_) => self.continue_redial(id, now_ms),
+            LinkState::Closed(_) => self.linger_event(id),
+            LinkState::Failed(_) => {}
         }
     }
 
@@ -295,7 +295,7 @@ impl Tcp {
     #[inline(always)]
     fn read_on<const SEALED: bool, S: Sink>(&mut self, id: u32, sink: &mut S) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
+        let (LinkState::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let (fd, rx) = (socket.as_fd(), &mut link.rx.rx);
         let (bytes, mut end) = if SEALED {
             let Some(wire) = self.secrets.of(id, fd) else { return };
@@ -365,7 +365,7 @@ impl Tcp {
     #[cold]
     pub(super) fn report_end(&mut self, id: u32, why: LinkError) {
         let Some(link) = self.links.get_mut(id) else { return };
-        link.state = State::Failed(why);
+        link.state = LinkState::Failed(why);
         self.agenda.remove(Task::Connect, id);
         self.agenda.remove(Task::AwaitWritable, id);
         self.agenda.add(Task::ReportEnd, id);
@@ -417,7 +417,7 @@ impl Tcp {
     /// Starts a connection, or plans the next try. The next poll reports a failure.
     pub(super) fn dial(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let State::Connecting(attempt) = &mut link.state else { return };
+        let LinkState::Connecting(attempt) = &mut link.state else { return };
         let generation = link.generation;
         let dialled = attempt.dial(&self.config, now_ms);
         let wake_ms = attempt.wake_ms();
@@ -439,7 +439,7 @@ impl Tcp {
     /// Handles a failed try: plans another one, or ends the attempt.
     pub(super) fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let State::Connecting(attempt) = &mut link.state else { return };
+        let LinkState::Connecting(attempt) = &mut link.state else { return };
         let verdict = attempt.pause(failure, &self.config, now_ms);
         let (wake_ms, peer) = (attempt.wake_ms(), *attempt.peer());
         let socket = link.socket.take();
@@ -457,7 +457,7 @@ impl Tcp {
     /// Continues an attempt whose socket reported an event.
     pub(super) fn continue_attempt<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let (State::Connecting(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
+        let (LinkState::Connecting(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
         let outcome = attempt.advance(socket.as_fd(), &self.local, &self.config, now_ms);
         match outcome {
             Ok(found) => {
@@ -486,7 +486,7 @@ impl Tcp {
         log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "dialled" } else { "accepted" });
         self.stats.links_up += 1;
         if let Some(link) = self.links.get_mut(id) {
-            link.state = State::Up;
+            link.state = LinkState::Up;
             let mut session = Session::new(found.session, &peer, &self.local, initiator);
             if let (Some(socket), Some(second)) = (&link.socket, peer.second_socket()) {
                 session.prefer(second, sys::peer_ip(socket.as_fd()));

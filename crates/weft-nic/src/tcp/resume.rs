@@ -41,7 +41,7 @@ use super::redial::Redial;
 use super::session::Session;
 use super::tx::SocketState;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
-use super::{Link, State, Task, Tcp, Token, sys};
+use super::{Link, LinkState, Task, Tcp, Token, sys};
 
 /// The dialogue of a half-open connection that resumes a link.
 #[derive(Debug)]
@@ -76,9 +76,9 @@ impl Tcp {
         if redial.is_hopeless() {
             return false;
         }
-        match std::mem::replace(&mut link.state, State::Up) {
-            State::Up => {}
-            State::Closed(linger) if now_ms < linger.until_ms => redial.closed = Some(linger),
+        match std::mem::replace(&mut link.state, LinkState::Up) {
+            LinkState::Up => {}
+            LinkState::Closed(linger) if now_ms < linger.until_ms => redial.closed = Some(linger),
             other => {
                 link.state = other;
                 return false;
@@ -90,7 +90,7 @@ impl Tcp {
         } else {
             log::info!("tcp: the connection with {peer} broke: hang-up or reset without a goodbye; {CALLING}");
         }
-        link.state = State::Broken(Box::new(redial));
+        link.state = LinkState::Broken(Box::new(redial));
         self.drop_socket(id);
         self.agenda.add(Task::Connect, id);
         self.stats.breaks += 1;
@@ -118,7 +118,7 @@ impl Tcp {
     /// Dials when it is time, and gives up an attempt whose time is over without a message from the peer.
     pub(super) fn redial_when_due(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let State::Broken(redial) = &mut link.state else { return };
+        let LinkState::Broken(redial) = &mut link.state else { return };
         if redial.closed.as_ref().is_some_and(|linger| now_ms >= linger.until_ms) {
             return self.remove_closed(id);
         }
@@ -129,14 +129,14 @@ impl Tcp {
         if !redial.is_waiting() {
             self.continue_redial(id, now_ms);
             let state = self.links.get(id).map(|link| &link.state);
-            if matches!(state, Some(State::Broken(redial)) if !redial.is_waiting() && now_ms >= redial.wake_ms) {
+            if matches!(state, Some(LinkState::Broken(redial)) if !redial.is_waiting() && now_ms >= redial.wake_ms) {
                 self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms);
             }
             return;
         }
         let tries = redial.tries();
         let Some(address) = self.address_of(id, tries) else { return };
-        let Some(Link { state: State::Broken(redial), .. }) = self.links.get_mut(id) else { return };
+        let Some(Link { state: LinkState::Broken(redial), .. }) = self.links.get_mut(id) else { return };
         let dialled = redial.dial(address, &self.config, now_ms);
         let wake_ms = redial.wake_ms;
         let generation = self.next_generation();
@@ -158,7 +158,7 @@ impl Tcp {
 
     pub(super) fn redial_failed(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let State::Broken(redial) = &mut link.state else { return };
+        let LinkState::Broken(redial) = &mut link.state else { return };
         let verdict = redial.pause(failure, &self.config, now_ms);
         let (wake_ms, tried_ms) = (redial.wake_ms, now_ms - redial.since_ms);
         if let Some(socket) = link.socket.take() {
@@ -184,7 +184,8 @@ impl Tcp {
     /// Continues an attempt whose socket reported an event.
     pub(super) fn continue_redial(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let (State::Broken(redial), Some(socket), Some(session)) = (&mut link.state, &link.socket, &mut link.session)
+        let (LinkState::Broken(redial), Some(socket), Some(session)) =
+            (&mut link.state, &link.socket, &mut link.session)
         else {
             return;
         };
@@ -212,12 +213,12 @@ impl Tcp {
     /// Continues a link on its new connection. The peer expects this side's stream from `position` on.
     fn resumed(&mut self, id: u32, position: u64) {
         let Some(link) = self.links.get_mut(id) else { return };
-        let before = std::mem::replace(&mut link.state, State::Up);
+        let before = std::mem::replace(&mut link.state, LinkState::Up);
         self.agenda.remove(Task::Connect, id);
         self.stats.resumed += 1;
         let closed = match before {
-            State::Broken(redial) => redial.closed,
-            State::Closed(linger) => Some(linger),
+            LinkState::Broken(redial) => redial.closed,
+            LinkState::Closed(linger) => Some(linger),
             _ => None,
         };
         if let Some(linger) = closed {
@@ -318,7 +319,7 @@ impl Tcp {
         !from_initiator
             && self.agenda.links(Task::Connect).any(|id| {
                 let state = self.links.get(id).map(|link| &link.state);
-                matches!(state, Some(State::Connecting(attempt)) if attempt.awaits_verdict_on(number.get()))
+                matches!(state, Some(LinkState::Connecting(attempt)) if attempt.awaits_verdict_on(number.get()))
             })
     }
 
@@ -327,7 +328,7 @@ impl Tcp {
     fn check_resumption(&mut self, resumption: &ResumeDialogue, finish: &Finish) -> Result<u64, u8> {
         let link = self.links.get_mut(resumption.link).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;
-        if !session.has_number_of(&resumption.hello) || matches!(link.state, State::Failed(_)) {
+        if !session.has_number_of(&resumption.hello) || matches!(link.state, LinkState::Failed(_)) {
             return Err(wire::UNKNOWN);
         }
         session.accept(&resumption.hello, &resumption.answer, finish)

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use weft_engine::nic::{LinkError, Sink};
 
 use super::initiator::Failure;
-use super::{Link, State, Task, Tcp, sys};
+use super::{Link, LinkState, Task, Tcp, sys};
 
 /// The part of the time limit for a silent host after which its connection is suspected.
 const STALLS: u64 = 6;
@@ -37,7 +37,7 @@ impl Tcp {
     fn time_calls<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         for id in self.agenda.links(Task::Connect).collect::<Vec<_>>() {
             let Some(link) = self.links.get(id) else { continue };
-            let State::Connecting(attempt) = &link.state else {
+            let LinkState::Connecting(attempt) = &link.state else {
                 self.redial_when_due(id, now_ms);
                 continue;
             };
@@ -47,7 +47,7 @@ impl Tcp {
             } else if attempt.wants_dial(now_ms) {
                 self.dial(id, now_ms);
             }
-            let Some(Link { state: State::Connecting(attempt), .. }) = self.links.get(id) else { continue };
+            let Some(Link { state: LinkState::Connecting(attempt), .. }) = self.links.get(id) else { continue };
             if attempt.expired(now_ms) {
                 log::debug!("tcp: no answer from {}", attempt.peer());
                 self.end(id, LinkError::Timeout, sink);
@@ -95,11 +95,11 @@ impl Tcp {
         let mut silent: Vec<(u32, u64)> = Vec::new();
         for (id, link) in self.links.iter_mut() {
             let watched = match &link.state {
-                State::Connecting(attempt) => attempt.awaits_peer(),
-                State::Broken(redial) => redial.awaits_peer(),
-                State::Up | State::Closed(_) => link.tx.unproven,
+                LinkState::Connecting(attempt) => attempt.awaits_peer(),
+                LinkState::Broken(redial) => redial.awaits_peer(),
+                LinkState::Up | LinkState::Closed(_) => link.tx.unproven,
                 // The next poll reports the end.
-                State::Failed(_) => false,
+                LinkState::Failed(_) => false,
             };
             let Some(socket) = link.socket.as_ref().filter(|_| watched) else { continue };
             let fd = socket.as_fd();
@@ -115,11 +115,11 @@ impl Tcp {
         for (id, silent_ms) in silent {
             log::debug!("tcp: the host of link {id} has not answered for {silent_ms} ms");
             match self.links.get_mut(id).map(|link| &mut link.state) {
-                Some(State::Connecting(attempt)) => {
+                Some(LinkState::Connecting(attempt)) => {
                     attempt.has_lost(&self.config, now_ms);
                     self.retry(id, Failure::Retry(LinkError::Timeout), now_ms);
                 }
-                Some(State::Broken(_)) => self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms),
+                Some(LinkState::Broken(_)) => self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms),
                 _ => {
                     if !self.connection_lost(id, silent_ms) {
                         self.end(id, LinkError::Cut, sink);

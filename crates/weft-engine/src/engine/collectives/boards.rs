@@ -284,8 +284,9 @@ impl<N: Nic> Engine<N> {
                 break;
             }
         }
-        let groups = self.state.collectives();
-        let more = !groups.linking.is_empty() || !groups.on_boards.is_empty() || !groups.chained.is_empty();
+        let collectives = self.state.collectives();
+        let more =
+            !collectives.linking.is_empty() || !collectives.on_boards.is_empty() || !collectives.chained.is_empty();
         self.state.links.poll_boards(more);
         self.state.completions.len() - before
     }
@@ -293,12 +294,12 @@ impl<N: Nic> Engine<N> {
     /// Whether an operation on a board or chain can continue. A caller that is about to sleep checks this after it has
     /// announced its sleep: members that change the board later wake it.
     pub fn boards_ready(&self) -> bool {
-        let Some(groups) = self.state.collectives.as_deref() else { return false };
-        if groups.has_ended_chain(|id| self.nic.has_ended_chain(id)) {
+        let Some(collectives) = self.state.collectives.as_deref() else { return false };
+        if collectives.has_ended_chain(|id| self.nic.has_ended_chain(id)) {
             return true;
         }
-        groups.on_boards.iter().any(|run| {
-            let host = groups.groups[run.group].host.as_deref();
+        collectives.on_boards.iter().any(|run| {
+            let host = collectives.groups[run.group].host.as_deref();
             let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_ref()?))) else {
                 cannot_happen!("the group of an operation on a board has a board");
                 return true;
@@ -318,8 +319,8 @@ impl<N: Nic> Engine<N> {
     /// Advances one operation. Returns whether it has ended.
     fn advance_on_board(&mut self, run: &mut BoardRun) -> bool {
         let State { collectives, peers, completions, .. } = &mut self.state;
-        let groups = collectives.get_or_insert_default();
-        let group = &mut groups.groups[run.group];
+        let collectives = collectives.get_or_insert_default();
+        let group = &mut collectives.groups[run.group];
         let mut host = group.host.as_deref_mut();
         let outcome = match host.as_mut().and_then(|host| Some((host.shared.take()?, host))) {
             Some((mut board, host)) => {
@@ -344,7 +345,7 @@ impl<N: Nic> Engine<N> {
         match outcome {
             Outcome::Waits => false,
             Outcome::Exchanges => {
-                groups.start_exchange(run);
+                collectives.start_exchange(run);
                 self.state.check_losses(run.group);
                 false
             }
@@ -374,7 +375,9 @@ impl State {
             return Ok(());
         }
         // The group may have been left, or use no boards.
-        let Some(id) = self.collectives.as_deref().and_then(|groups| groups.numbered(number)) else { return Ok(()) };
+        let Some(id) = self.collectives.as_deref().and_then(|collectives| collectives.numbered(number)) else {
+            return Ok(());
+        };
         match self.standing(id, peer_id) {
             Standing::Member(rank) => self.host_of(id).map_or(Ok(()), |host| host.receive(rank, board)),
             Standing::Outsider => Err(Violation),

@@ -146,11 +146,13 @@ impl<N: Nic> Engine<N> {
 
     /// Advances the chains that have work. Returns whether anything has changed.
     pub(super) fn poll_chains(&mut self) -> bool {
-        let Some(groups) = self.state.collectives.as_deref_mut().filter(|groups| !groups.chained.is_empty()) else {
+        let Some(collectives) =
+            self.state.collectives.as_deref_mut().filter(|collectives| !collectives.chained.is_empty())
+        else {
             return false;
         };
         let mut changed = false;
-        let mut chained = std::mem::take(&mut groups.chained);
+        let mut chained = std::mem::take(&mut collectives.chained);
         chained.retain(|&id| {
             let look = self.poll_chain(id);
             changed |= look == Look::Changed;
@@ -212,12 +214,12 @@ impl<N: Nic> Engine<N> {
             }
             return Look::Changed;
         }
-        let groups = self.state.collectives();
-        let group = &groups.groups[id];
+        let collectives = self.state.collectives();
+        let group = &collectives.groups[id];
         let Some(chain) = group.chain.as_deref() else { return Look::Idle };
         // No barrier waits.
         let Some(&run) = chain.queue.front() else { return Look::Idle };
-        let sequence = groups.runs[run].sequence();
+        let sequence = collectives.runs[run].sequence();
         let step = |step: &Step| {
             let receiver = if step.sends { chain.partners[step.end as usize] } else { group.rank };
             let tag = group.tag_for(receiver, sequence, step.number).to_wire();
@@ -333,8 +335,8 @@ impl State {
     /// Discards the messages of steps that the chain has taken.
     fn discard_repeated(&mut self, id: GroupId) {
         let Self { collectives, peers, incoming, .. } = self;
-        let groups = collectives.get_or_insert_default();
-        let group = &groups.groups[id];
+        let collectives = collectives.get_or_insert_default();
+        let group = &collectives.groups[id];
         let is_repeated =
             |peer_id: PeerId, tag| group.rank_of(peers[peer_id].addr()).is_some_and(|rank| group.has_taken(rank, tag));
         let repeated = arrived(incoming, is_repeated);

@@ -112,11 +112,11 @@ impl State {
 
     /// The join of a group begins. Members may have reported its failure already.
     pub(super) fn take_early_notices(&mut self, id: GroupId, tag: Tag) {
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        if groups.early.by_peer.is_empty() {
+        let Some(collectives) = self.collectives.as_deref_mut() else { return };
+        if collectives.early.by_peer.is_empty() {
             return;
         }
-        let members = Arc::clone(&groups.groups[id].members);
+        let members = Arc::clone(&collectives.groups[id].members);
         for &addr in members.iter() {
             // A member that was never a peer has sent nothing.
             let Some(peer_id) = self.member_peer(addr) else { continue };
@@ -137,7 +137,8 @@ impl State {
 
     /// Drops everything that a stranger has sent for later joins.
     fn drop_early(&mut self, peer_id: PeerId) {
-        let of_peer = self.collectives.as_deref_mut().and_then(|groups| groups.early.by_peer.remove(&peer_id));
+        let of_peer =
+            self.collectives.as_deref_mut().and_then(|collectives| collectives.early.by_peer.remove(&peer_id));
         for tag in of_peer.map(|of_peer| of_peer.messages).unwrap_or_default() {
             if let Some(key) = self.find_arrived(peer_id, tag) {
                 self.drop_orphan(peer_id, Space::Group, key);
@@ -148,20 +149,20 @@ impl State {
 
     /// Drops everything that a departed peer whose address was removed has sent for later joins.
     pub(crate) fn drop_all_early(&mut self, peer_id: PeerId) {
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
+        let Some(collectives) = self.collectives.as_deref_mut() else { return };
         let theirs = self.incoming.matcher(Space::Group).unexpected().iter().map(|(_, message)| message);
         let theirs = theirs.filter(|message| message.peer() == peer_id);
         let theirs = theirs.map(|message| Tag::from_wire(message.tag())).collect();
-        groups.early.by_peer.entry(peer_id).or_default().messages = theirs;
+        collectives.early.by_peer.entry(peer_id).or_default().messages = theirs;
         self.drop_early(peer_id);
     }
 
     /// Drops everything that departed strangers have sent for later joins. They were in an address vector when they
     /// left.
     pub(crate) fn drop_early_of_departed(&mut self) {
-        let Some(groups) = self.collectives.as_deref() else { return };
+        let Some(collectives) = self.collectives.as_deref() else { return };
         let departed = |peer: &PeerId| self.peers[*peer].is_sweepable();
-        let mut theirs: Vec<PeerId> = groups.early.peers().filter(departed).collect();
+        let mut theirs: Vec<PeerId> = collectives.early.peers().filter(departed).collect();
         theirs.sort_unstable(); // Nothing happens in hash order.
         for peer_id in theirs {
             self.drop_early(peer_id);

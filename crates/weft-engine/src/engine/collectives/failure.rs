@@ -125,9 +125,9 @@ impl State {
             self.links.poll_boards(true);
         }
         self.leave_chain(index);
-        let groups = self.collectives();
+        let collectives = self.collectives();
         let others = members.iter().enumerate().filter(|(at, _)| ids::number(*at) != rank).map(|(_, addr)| *addr);
-        others.clone().for_each(|addr| groups.notices.make(tag, addr));
+        others.clone().for_each(|addr| collectives.notices.make(tag, addr));
         self.fail_receives_of(index, why);
         self.discard_arrived(|_, arrived| arrived.with_number(0) == tag || arrived.is_of(number));
         for addr in others {
@@ -145,8 +145,8 @@ impl State {
     /// Fails the receives of a group that wait for their messages.
     fn fail_receives_of(&mut self, index: GroupId, why: Fault) {
         let Self { collectives, incoming, .. } = self;
-        let groups = collectives.get_or_insert_default();
-        let of_group = |step: StepId| groups.runs[step.run()].group == index;
+        let collectives = collectives.get_or_insert_default();
+        let of_group = |step: StepId| collectives.runs[step.run()].group == index;
         let theirs = |posted: &Posted| StepId::from_context(posted.ctx).is_some_and(of_group);
         let keys = keys_of(incoming, theirs);
         self.end_receives(keys, why);
@@ -177,21 +177,21 @@ impl State {
     /// on the link.
     pub(super) fn lose_peer(&mut self, peer_id: PeerId, why: LinkError, linked: bool) {
         let addr = self.peers[peer_id].addr();
-        let Some(groups) = self.collectives.as_deref_mut() else { return };
-        groups.notices.link_ended(addr);
+        let Some(collectives) = self.collectives.as_deref_mut() else { return };
+        collectives.notices.link_ended(addr);
         let relies = |group: &Group| {
             let shares = || group.host.as_deref().is_some_and(|host| host.peers().any(|peer| peer == peer_id));
             group.rank_of(addr).filter(|&rank| linked || shares() || group.opens_chain_with(rank))
         };
-        let affected = groups.groups.iter().filter_map(|(index, group)| Some((index, relies(group)?)));
+        let affected = collectives.groups.iter().filter_map(|(index, group)| Some((index, relies(group)?)));
         for (index, rank) in affected.collect::<Vec<_>>() {
             self.lose_member(index, rank, why);
         }
     }
 
     fn lose_member(&mut self, index: GroupId, rank: u32, why: LinkError) {
-        let groups = self.collectives();
-        let group = &mut groups.groups[index];
+        let collectives = self.collectives();
+        let group = &mut collectives.groups[index];
         if rank == group.rank || group.cut_off(rank).is_some() {
             return;
         }
@@ -200,9 +200,9 @@ impl State {
             host.lose(rank, why);
             self.links.poll_boards(true);
         }
-        let groups = self.collectives();
-        let group = &groups.groups[index];
-        groups.notices.make(group.tag, group.members[rank as usize]);
+        let collectives = self.collectives();
+        let group = &collectives.groups[index];
+        collectives.notices.make(group.tag, group.members[rank as usize]);
         self.leave_chain(index);
         self.check_losses(index);
     }
@@ -221,11 +221,11 @@ impl State {
 
     /// Whether operations exchange messages with a member that they have not exchanged.
     fn needs(&mut self, index: GroupId, rank: u32) -> bool {
-        let groups = self.collectives();
-        let group = &groups.groups[index];
+        let collectives = self.collectives();
+        let group = &collectives.groups[index];
         let addr = group.members[rank as usize];
         let mut awaited = Vec::new();
-        for (_, run) in groups.runs.iter().filter(|(at, run)| run.group == index && !group.is_on_chain(*at)) {
+        for (_, run) in collectives.runs.iter().filter(|(at, run)| run.group == index && !group.is_on_chain(*at)) {
             for task in run.run.open_transfers() {
                 match task {
                     Task::Send { to, .. } if run.rank_of(group, to) == rank => return true,
@@ -243,11 +243,11 @@ impl State {
 
     /// Sends the notices of which the peer does not know, if there is a link.
     pub(crate) fn tell_failures(&mut self, peer_id: PeerId) {
-        let Self { collectives: Some(groups), peers, outgoing, .. } = self else { return };
+        let Self { collectives: Some(collectives), peers, outgoing, .. } = self else { return };
         if !peers[peer_id].is_in_use() {
             return;
         }
-        let Some(made) = groups.notices.made.get_mut(&peers[peer_id].addr()) else { return };
+        let Some(made) = collectives.notices.made.get_mut(&peers[peer_id].addr()) else { return };
         for one in made.iter_mut().filter(|one| !one.told) {
             one.told = true;
             let mut flags = OpFlags::TAGGED;
@@ -258,8 +258,8 @@ impl State {
 
     /// A peer reports the failure of a group, or has left its chain. The group's members alone may.
     pub(super) fn on_signal(&mut self, peer_id: PeerId, signal: Signal, join: Tag) -> Result<(), Violation> {
-        let groups = self.collectives();
-        let Some(index) = groups.joined_by(join) else {
+        let collectives = self.collectives();
+        let Some(index) = collectives.joined_by(join) else {
             if signal == Signal::Failed {
                 self.keep_notice(peer_id, join);
             }
@@ -279,10 +279,10 @@ impl State {
     /// A member has told that the group has failed.
     pub(super) fn on_notice(&mut self, index: GroupId, peer_id: PeerId) {
         let from = self.peers[peer_id].addr();
-        let groups = self.collectives();
-        let tag = groups.groups[index].tag;
-        groups.notices.make(tag, from);
-        groups.notices.is_known(tag, from);
+        let collectives = self.collectives();
+        let tag = collectives.groups[index].tag;
+        collectives.notices.make(tag, from);
+        collectives.notices.is_known(tag, from);
         self.fail_group(index, Fault::Link(LinkError::Closed));
     }
 

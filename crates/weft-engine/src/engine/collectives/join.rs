@@ -55,8 +55,8 @@ pub(super) enum Joined {
 impl<N: Nic> Engine<N> {
     /// Whether members of the group are on different hosts.
     pub fn spans_hosts(&self, group: GroupId) -> bool {
-        let groups = self.state.collectives.as_deref();
-        groups.and_then(|groups| groups.groups.get(group)).is_some_and(|group| group.spans_hosts)
+        let collectives = self.state.collectives.as_deref();
+        collectives.and_then(|collectives| collectives.groups.get(group)).is_some_and(|group| group.spans_hosts)
     }
 
     /// Joins the group of these members, which all of them must do. Its completion has kind `Joined`.
@@ -85,25 +85,25 @@ impl<N: Nic> Engine<N> {
         let spans = places.as_ref().is_some_and(Places::spans_hosts);
         // Leaders spare the other members of their hosts the exchange, so that these need no ring.
         let spared = boards && places.as_ref().is_some_and(|places| !places.is_leader());
-        let groups = self.state.collectives();
-        let joins = if key.is_empty() { groups.count_join(&names) } else { 0 };
+        let collectives = self.state.collectives();
+        let joins = if key.is_empty() { collectives.count_join(&names) } else { 0 };
         let (hash, digest) = hashes(&names, key, joins);
         let tag = Tag::join(hash);
-        if groups.joined_by(tag).is_some() {
+        if collectives.joined_by(tag).is_some() {
             return Err(Error::Invalid);
         }
         let chains = spans && self.nic.offers_chains(!spared);
         let places = places.filter(|places| boards && places.shares_memory());
         let seat = places.as_ref().map(|places| self.seat_for(&names, places));
-        let groups = self.state.collectives();
-        let number = groups.free_number();
+        let collectives = self.state.collectives();
+        let number = collectives.free_number();
         let own = names.len() * ANNOUNCEMENT_BYTES;
         let site = seat.as_ref().map(Seat::site).unwrap_or_default();
         let mut bytes = vec![0; own];
         bytes.extend(announcement(number, boards, chains, site, digest));
         let mut announcements = Owned::new(bytes);
         let all = announcements.iov();
-        let group = groups.groups.insert(Group {
+        let group = collectives.groups.insert(Group {
             number,
             tag,
             rank: request.rank,
@@ -121,7 +121,7 @@ impl<N: Nic> Engine<N> {
             chain: None,
             join: ctx,
         });
-        groups.start(ActiveRun {
+        collectives.start(ActiveRun {
             group,
             purpose: Purpose::Join { announcements, digest },
             request,
@@ -215,7 +215,7 @@ impl<N: Nic> Engine<N> {
                     Ok(()) => host.set_passed(place),
                     Err(Full) => {
                         // The next round tries again, before the caller sleeps.
-                        self.state.links.queue_query();
+                        self.state.links.request_round();
                         pending = true;
                     }
                 }

@@ -8,7 +8,7 @@
 //! is no member, or sends a message that the join does not have, has broken the protocol ([`State::receive_later`]).
 
 use super::tag::Signal;
-use super::{Ended, NO_PEER, Purpose, StepId, Tag, Transfer};
+use super::{Ended, NO_PEER, Purpose, StepId, StepTransfer, Tag};
 use crate::api::{Context, Fault, OpFlags};
 use crate::broken::cannot_happen;
 use crate::engine::collective_op::GroupId;
@@ -40,8 +40,8 @@ pub(crate) enum Reception {
 }
 
 impl<N: Nic> Engine<N> {
-    pub(super) fn send_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, step, poisoned, cut_off, .. } = *transfer;
+    pub(super) fn send_collective(&mut self, transfer: &StepTransfer) {
+        let StepTransfer { peer, tag, memory, step, poisoned, cut_off, .. } = *transfer;
         if cut_off.is_some() {
             return self.state.end_step(step, cut_off);
         }
@@ -56,8 +56,8 @@ impl<N: Nic> Engine<N> {
         self.run_peer(peer_id);
     }
 
-    pub(super) fn receive_collective(&mut self, transfer: &Transfer) {
-        let Transfer { peer, tag, memory, step, cut_off, taken, .. } = *transfer;
+    pub(super) fn receive_collective(&mut self, transfer: &StepTransfer) {
+        let StepTransfer { peer, tag, memory, step, cut_off, taken, .. } = *transfer;
         if taken {
             return self.state.end_step(step, None);
         }
@@ -142,11 +142,11 @@ impl State {
         if let Some(why) = fault.filter(|why| matches!(why, Fault::Link(_)) || *why == NO_PEER) {
             self.fail_group_of(step, why);
         }
-        let groups = self.collectives();
-        groups.ended.push(Ended { step, fault });
-        if groups.ended.len() == 1 {
+        let collectives = self.collectives();
+        collectives.ended.push(Ended { step, fault });
+        if collectives.ended.len() == 1 {
             // The next round of progress works off the links' queue, and collectives with it.
-            self.links.queue_query();
+            self.links.request_round();
         }
     }
 
@@ -169,18 +169,20 @@ impl State {
     /// The treatment of a message that has no receive. An error: its sender may not send it.
     pub(super) fn receive_later(&self, peer_id: PeerId, tag: Tag) -> Result<Reception, Violation> {
         let (is_join, join) = (tag.is_join(), tag.with_number(0));
-        let Some(groups) = self.collectives.as_deref() else {
+        let Some(collectives) = self.collectives.as_deref() else {
             // No join has begun here.
             return Ok(if is_join { Reception::Kept } else { Reception::Discarded });
         };
-        let id = if is_join { groups.joined_by(join) } else { groups.numbered(tag.group()) };
+        let id = if is_join { collectives.joined_by(join) } else { collectives.numbered(tag.group()) };
         let Some(id) = id else {
             // The join has not begun here, or the group was left.
-            let failed =
-                || groups.notices.is_made(join, self.peers[peer_id].addr()) || groups.early.has_notice(peer_id, join);
+            let failed = || {
+                collectives.notices.is_made(join, self.peers[peer_id].addr())
+                    || collectives.early.has_notice(peer_id, join)
+            };
             return Ok(if is_join && !failed() { Reception::Kept } else { Reception::Discarded });
         };
-        let group = &groups.groups[id];
+        let group = &collectives.groups[id];
         let rank = match self.standing(id, peer_id) {
             Standing::Member(rank) => rank,
             Standing::Outsider => return Err(Violation),
@@ -189,14 +191,14 @@ impl State {
         if group.cut_off(rank).is_some() || group.has_taken(rank, tag) {
             return Ok(Reception::Discarded);
         }
-        let mut runs = groups.runs.iter().map(|(_, run)| run).filter(|run| run.group == id);
+        let mut runs = collectives.runs.iter().map(|(_, run)| run).filter(|run| run.group == id);
         if is_join {
             // All steps of the join are known.
             let run = runs.find(|run| matches!(run.purpose, Purpose::Join { .. })).ok_or(Violation)?;
             return if run.expects(group, rank, tag) { Ok(Reception::Kept) } else { Err(Violation) };
         }
-        let is_under_way =
-            runs.any(|run| run.expects(group, rank, tag)) || groups.on_boards.iter().any(|run| run.exchanges(id, tag));
+        let is_under_way = runs.any(|run| run.expects(group, rank, tag))
+            || collectives.on_boards.iter().any(|run| run.exchanges(id, tag));
         Ok(if is_under_way || !group.is_past(tag) { Reception::Kept } else { Reception::Discarded })
     }
 

@@ -16,7 +16,7 @@ use weft_nic::{Device, Unsent};
 
 use super::deferred::Standing;
 use super::progress::this_cpu;
-use super::{EndpointCell, State};
+use super::{CellState, EndpointCell};
 use crate::cntr::Cntr;
 use crate::endpoint::route::RegionCounters;
 use crate::eq::drivers::Driver;
@@ -228,7 +228,7 @@ impl<D: Device> AnyCell for EndpointCell<D> {
     fn remove_region(&self, key: u64) {
         let mut state = self.state.intrude();
         state.routes.remove_region(key);
-        let State { engine: Some(engine), .. } = &mut *state else { return };
+        let CellState { engine: Some(engine), .. } = &mut *state else { return };
         engine.remove_region(key);
         self.notify_sleepers(&mut state);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use weft_engine::api::{Error, Fault};
 use weft_nic::Device;
 
-use super::{CellRef, EndpointCell, State};
+use super::{CellRef, CellState, EndpointCell};
 use crate::abi::errno::Errno;
 use crate::endpoint::route::User;
 use crate::trigger::op::{Op, Report};
@@ -40,7 +40,7 @@ impl<D: Device> EndpointCell<D> {
     /// Checks whether the engine would accept the operation, as far as that can be known at submission.
     pub(crate) fn admit(&self, op: &Op) -> Result<(), Errno> {
         let mut state = self.state();
-        let State { engine, routes, .. } = &mut *state;
+        let CellState { engine, routes, .. } = &mut *state;
         let engine = engine.as_mut().ok_or(Errno::OPBADSTATE)?;
         if !routes.has_queue_for(op) {
             return Err(Errno::NOCQ);
@@ -54,7 +54,7 @@ impl<D: Device> EndpointCell<D> {
     /// The bounds of the completion queues are not checked: the operation was admitted when it was submitted.
     pub(super) fn start(&self, op: &mut Op, report: &mut Option<Report>) -> bool {
         let mut state = self.state();
-        let State { engine: Some(engine), routes, .. } = &mut *state else {
+        let CellState { engine: Some(engine), routes, .. } = &mut *state else {
             // The endpoint was closed in the meantime, and its operations are discarded.
             return true;
         };
@@ -70,7 +70,7 @@ impl<D: Device> EndpointCell<D> {
             room = state.make_room();
             result = state.engine.as_mut().map_or(result, |engine| op.start(engine));
         }
-        let State { engine: Some(engine), routes, programs_due, programs_stalled, .. } = &mut *state else {
+        let CellState { engine: Some(engine), routes, programs_due, programs_stalled, .. } = &mut *state else {
             return true;
         };
         let started = result != Err(Error::Again);
@@ -88,7 +88,7 @@ impl<D: Device> EndpointCell<D> {
         started
     }
 
-    fn notify_after_start(&self, state: &mut State<D>) {
+    fn notify_after_start(&self, state: &mut CellState<D>) {
         if state.programs_due {
             self.notify_sleepers(state);
         }
@@ -101,7 +101,7 @@ impl<D: Device> EndpointCell<D> {
     /// Cancels deferred work whose operation was started, if that is a receive without a message.
     pub(super) fn cancel_work(&self, work: usize) -> Standing {
         let mut state = self.state();
-        let State { engine: Some(engine), routes, .. } = &mut *state else { return Standing::Unknown };
+        let CellState { engine: Some(engine), routes, .. } = &mut *state else { return Standing::Unknown };
         let works = &routes.works;
         if !works.has(work) {
             return Standing::Unknown;
@@ -116,7 +116,7 @@ impl<D: Device> EndpointCell<D> {
     }
 
     /// Delivers the outcome of a control call that has started something, and wakes the threads that it concerns.
-    pub(in crate::endpoint) fn finish_control(&self, state: &mut State<D>) {
+    pub(in crate::endpoint) fn finish_control(&self, state: &mut CellState<D>) {
         state.deliver();
         self.notify_after_start(state);
     }

@@ -13,8 +13,8 @@
 //!   completions to the next round of progress. Thus a queue's ring is entered only by threads that the threading
 //!   level covers, and by the progress thread ([`progress::Visit`]), which the rings know.
 //! - A call that has delivered runs the programs that it released ([`crate::trigger`]) after it has left the
-//!   engine, or leaves them to the next round (`State::programs_due`).
-//! - The same applies to stalled programs (`State::programs_stalled`) after any call in which the engine may make
+//!   engine, or leaves them to the next round (`CellState::programs_due`).
+//! - The same applies to stalled programs (`CellState::programs_stalled`) after any call in which the engine may make
 //!   progress. Such a call may have made room for them, and no later round needs to find work.
 
 mod any;
@@ -45,7 +45,7 @@ use crate::trigger::WorkQueue;
 
 /// An endpoint as queues, counters and regions see it.
 pub(crate) struct EndpointCell<D: Device> {
-    state: Guarded<State<D>>,
+    state: Guarded<CellState<D>>,
     /// Bindings that the data path reads before it takes the lock.
     pub(super) bound: Bound,
     /// Rounds of progress that threads of the client have made.
@@ -72,7 +72,7 @@ pub(crate) struct EndpointCell<D: Device> {
 }
 
 /// The state that the lock guards.
-pub(crate) struct State<D: Device> {
+pub(crate) struct CellState<D: Device> {
     /// `None` before enable and after close. Boxed, so that it is not moved on the stacks of clients.
     pub(super) engine: Option<Box<Engine<D>>>,
     /// The bound queues and counters.
@@ -105,7 +105,7 @@ impl<D: Device> EndpointCell<D> {
         shared: Option<Receives<D>>,
         auth_key: Option<Vec<u8>>,
     ) -> Self {
-        let state = State {
+        let state = CellState {
             engine: None,
             routes,
             parking: Parking::default(),
@@ -142,7 +142,7 @@ impl<D: Device> EndpointCell<D> {
     }
 
     /// The state for a call that the client serializes with data-path calls: bind, enable, options.
-    pub(super) fn state(&self) -> Guard<'_, State<D>> {
+    pub(super) fn state(&self) -> Guard<'_, CellState<D>> {
         self.state.lock()
     }
 }
@@ -150,7 +150,7 @@ impl<D: Device> EndpointCell<D> {
 /// Control calls, which may come from any thread at any time.
 impl<D: Device> EndpointCell<D> {
     /// The state for a control call.
-    pub(super) fn control(&self) -> Guard<'_, State<D>> {
+    pub(super) fn control(&self) -> Guard<'_, CellState<D>> {
         self.state.intrude()
     }
 
@@ -178,7 +178,7 @@ impl<D: Device> EndpointCell<D> {
     }
 }
 
-impl<D: Device> State<D> {
+impl<D: Device> CellState<D> {
     /// Installs the engine that enable has made.
     pub(super) fn install(&mut self, mut engine: Box<Engine<D>>, book: Book, publisher: Option<Box<Publisher>>) {
         engine.bind_book(book);

@@ -1,7 +1,7 @@
 //! Sleep and wake of an endpoint: its devices are parked while threads sleep, and the threads are woken.
 //!
 //! Place in the data flow: [`crate::sleep::poll`] → [`EndpointCell::park`], [`EndpointCell::wake`]; the progress
-//! thread → [`State::park_listener`]; data path and control calls → [`EndpointCell::ensure_wake_up`],
+//! thread → [`CellState::park_listener`]; data path and control calls → [`EndpointCell::ensure_wake_up`],
 //! [`EndpointCell::notify_sleepers`].
 //!
 //! [`crate::sleep`] describes the sleepers and their states. Two kinds of threads of the client rely on
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use weft_nic::Device;
 
-use super::{EndpointCell, Sleep, State};
+use super::{CellState, EndpointCell, Sleep};
 use crate::observe::publish::BEFORE_SLEEP;
 use crate::sleep::parking::Effect;
 use crate::sleep::policy::Next;
@@ -56,7 +56,7 @@ impl<D: Device> EndpointCell<D> {
 
     /// The client has made a round while threads rely on parked devices.
     #[cold]
-    pub(super) fn progress_beside_sleepers(&self, state: &mut State<D>) {
+    pub(super) fn progress_beside_sleepers(&self, state: &mut CellState<D>) {
         match (state.parking.count_round(), &self.progress_thread) {
             (Effect::StepBack, thread) => {
                 // From now on the thread looks at the endpoint once per tick.
@@ -77,12 +77,12 @@ impl<D: Device> EndpointCell<D> {
     /// The client leaves the endpoint after it has started an operation. Wakes sleepers, or parks the devices
     /// again, if the devices would not wake them for the work that is pending. Returns whether programs can continue.
     #[inline(always)]
-    pub(in crate::endpoint) fn ensure_wake_up(&self, state: &mut State<D>) -> bool {
+    pub(in crate::endpoint) fn ensure_wake_up(&self, state: &mut CellState<D>) -> bool {
         state.parking.has_sleepers() && self.ensure_sleepers_wake(state)
     }
 
     #[cold]
-    fn ensure_sleepers_wake(&self, state: &mut State<D>) -> bool {
+    fn ensure_sleepers_wake(&self, state: &mut CellState<D>) -> bool {
         if let Some(thread) = &self.progress_thread {
             state.unmute(thread.waker());
         }
@@ -105,7 +105,7 @@ impl<D: Device> EndpointCell<D> {
     }
 
     /// Notifies the progress thread, if it sleeps.
-    pub(in crate::endpoint) fn notify_listener(&self, state: &mut State<D>) {
+    pub(in crate::endpoint) fn notify_listener(&self, state: &mut CellState<D>) {
         if state.parking.wake_listener() {
             self.progress_thread.as_ref().inspect(|thread| thread.notify());
         }
@@ -113,7 +113,7 @@ impl<D: Device> EndpointCell<D> {
 
     /// Notifies all sleepers after a control call. The call may have left completions undelivered, made room for
     /// stalled programs, or ended the devices' parking.
-    pub(in crate::endpoint) fn notify_sleepers(&self, state: &mut State<D>) {
+    pub(in crate::endpoint) fn notify_sleepers(&self, state: &mut CellState<D>) {
         state.programs_due |= state.programs_stalled;
         if state.parking.has_client() {
             state.routes.notify();
@@ -122,7 +122,7 @@ impl<D: Device> EndpointCell<D> {
     }
 }
 
-impl<D: Device> State<D> {
+impl<D: Device> CellState<D> {
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
         // The devices do not wake a sleeper for programs that are due.
         if !(self.watch_idle(waker) && !self.programs_due && self.park_devices()) {

@@ -1,7 +1,7 @@
 //! Progress of an endpoint: rounds of its engine, the programs that they release, and statistics.
 //!
 //! Place in the data flow: a queue or counter that is read → [`EndpointCell::progress`]; the progress thread →
-//! [`EndpointCell::try_visit`], [`State::progress_until_idle`]. Both end with [`EndpointCell::run_programs`]
+//! [`EndpointCell::try_visit`], [`CellState::progress_until_idle`]. Both end with [`EndpointCell::run_programs`]
 //! where programs are due.
 
 use std::ops::{Deref, DerefMut};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use weft_nic::Device;
 
-use super::{AnyCell, EndpointCell, State};
+use super::{AnyCell, CellState, EndpointCell};
 use crate::cq::Reading;
 use crate::endpoint::connection::Reports;
 use crate::observe::publish::{CellCounters, INTERVAL, ROUNDS_PER_CHECK};
@@ -50,7 +50,7 @@ impl<D: Device> EndpointCell<D> {
     /// Updates the processor's number, and schedules the next look at the clock for statistics.
     #[cold]
     #[inline(never)]
-    fn update_cpu(&self, state: &mut State<D>, rounds: u64) {
+    fn update_cpu(&self, state: &mut CellState<D>, rounds: u64) {
         // Only the progress thread reads the number.
         if self.progress_thread.is_some() {
             self.cpu.store(this_cpu(), Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl<D: Device> EndpointCell<D> {
     /// Runs the domain's programs outside the engine, and retries those that are stalled on this endpoint.
     /// Publishes the endpoint's statistics first, if that is due. Reports the end of the connection, if it is held.
     #[cold]
-    pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = State<D>>) {
+    pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = CellState<D>>) {
         state.programs_due = false;
         state.programs_stalled = false;
         if std::mem::take(&mut state.publish_due) {
@@ -101,8 +101,8 @@ impl<D: Device> EndpointCell<D> {
     }
 
     /// Publishes the endpoint's statistics, unless that was done within `interval`.
-    pub(crate) fn publish(&self, state: &mut State<D>, interval: Duration) {
-        let State { engine: Some(engine), routes, publisher: Some(publisher), .. } = state else { return };
+    pub(crate) fn publish(&self, state: &mut CellState<D>, interval: Duration) {
+        let CellState { engine: Some(engine), routes, publisher: Some(publisher), .. } = state else { return };
         publisher.publish_if_due(engine, interval, || CellCounters {
             rounds: self.rounds.load(Ordering::Relaxed),
             sleepers: self.sleeping_threads.load(Ordering::Relaxed).into(),
@@ -133,24 +133,24 @@ impl<D: Device> EndpointCell<D> {
 }
 
 /// The state while the progress thread works on it: the queues' rings admit that thread meanwhile.
-pub(crate) struct Visit<'a, D: Device>(Guard<'a, State<D>>);
+pub(crate) struct Visit<'a, D: Device>(Guard<'a, CellState<D>>);
 
 impl<'a, D: Device> Visit<'a, D> {
-    fn new(mut state: Guard<'a, State<D>>) -> Self {
+    fn new(mut state: Guard<'a, CellState<D>>) -> Self {
         state.routes.visited = true;
         Self(state)
     }
 }
 
 impl<D: Device> Deref for Visit<'_, D> {
-    type Target = State<D>;
-    fn deref(&self) -> &State<D> {
+    type Target = CellState<D>;
+    fn deref(&self) -> &CellState<D> {
         &self.0
     }
 }
 
 impl<D: Device> DerefMut for Visit<'_, D> {
-    fn deref_mut(&mut self) -> &mut State<D> {
+    fn deref_mut(&mut self) -> &mut CellState<D> {
         &mut self.0
     }
 }
@@ -161,7 +161,7 @@ impl<D: Device> Drop for Visit<'_, D> {
     }
 }
 
-impl<D: Device> State<D> {
+impl<D: Device> CellState<D> {
     /// Makes one round of progress and delivers its completions, some of them directly to a read.
     #[inline(always)]
     pub(super) fn round(&mut self, reading: Option<&mut Reading<'_>>) -> usize {

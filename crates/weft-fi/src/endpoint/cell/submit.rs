@@ -15,7 +15,7 @@ use weft_engine::api::{Error, OpFlags, RecvFlags, RecvOp, SendOp};
 use weft_engine::{Engine, GroupId};
 use weft_nic::Device;
 
-use super::{AnyCell, EndpointCell, State};
+use super::{AnyCell, CellState, EndpointCell};
 use crate::abi::errno::Errno;
 use crate::endpoint::route::Routes;
 use crate::sleep::lock::Guard;
@@ -26,7 +26,7 @@ impl<D: Device> EndpointCell<D> {
     #[inline]
     pub(crate) fn submit_tx(&self, start: impl Fn(&mut Engine<D>) -> Result<(), Error>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
+        let CellState { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() || routes.flooded() {
             return routes.tx_refusal();
         }
@@ -48,7 +48,7 @@ impl<D: Device> EndpointCell<D> {
         start: impl Fn(&mut Engine<D>) -> Result<(), Error>,
     ) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
+        let CellState { engine: Some(engine), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
             return routes.tx_refusal();
         }
@@ -76,7 +76,7 @@ impl<D: Device> EndpointCell<D> {
     #[inline(always)]
     pub(crate) fn submit_send(self: &Arc<Self>, op: SendOp<'_>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let CellState { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
             return routes.tx_refusal();
         }
@@ -91,7 +91,7 @@ impl<D: Device> EndpointCell<D> {
 
     #[cold]
     #[inline(never)]
-    fn send_later(self: &Arc<Self>, mut state: Guard<'_, State<D>>, op: SendOp<'_>) -> isize {
+    fn send_later(self: &Arc<Self>, mut state: Guard<'_, CellState<D>>, op: SendOp<'_>) -> isize {
         if op.flags.contains(OpFlags::TRIGGER) {
             drop(state);
             return self.trigger(Op::send(&op));
@@ -107,7 +107,7 @@ impl<D: Device> EndpointCell<D> {
         // Read before the lock is taken, so that the compiler can keep it in registers.
         let piece = if let [one] = op.iov { Some(*one) } else { None };
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, .. } = &mut *state else { return self.post_shared(op) };
+        let CellState { engine: Some(engine), routes, .. } = &mut *state else { return self.post_shared(op) };
         if let Some(refusal) = routes.rx_refusal(&op) {
             return refusal;
         }
@@ -119,7 +119,7 @@ impl<D: Device> EndpointCell<D> {
 
     #[cold]
     #[inline(never)]
-    fn post_later(self: &Arc<Self>, mut state: Guard<'_, State<D>>, op: RecvOp<'_>) -> isize {
+    fn post_later(self: &Arc<Self>, mut state: Guard<'_, CellState<D>>, op: RecvOp<'_>) -> isize {
         if op.flags.contains(RecvFlags::TRIGGER) {
             drop(state);
             return self.trigger(Op::recv(&op));
@@ -133,7 +133,7 @@ impl<D: Device> EndpointCell<D> {
 
     /// Ends a call that has started an operation. `released`: programs can continue.
     #[inline(always)]
-    fn finish_call(&self, state: impl DerefMut<Target = State<D>>, released: bool) {
+    fn finish_call(&self, state: impl DerefMut<Target = CellState<D>>, released: bool) {
         if state.parking.has_sleepers() {
             self.finish_call_beside_sleeper(state, released);
         } else if released {
@@ -143,7 +143,7 @@ impl<D: Device> EndpointCell<D> {
 
     #[cold]
     #[inline(never)]
-    fn finish_call_beside_sleeper(&self, mut state: impl DerefMut<Target = State<D>>, released: bool) {
+    fn finish_call_beside_sleeper(&self, mut state: impl DerefMut<Target = CellState<D>>, released: bool) {
         if self.ensure_wake_up(&mut state) || released {
             self.run_programs(state);
         }
@@ -152,12 +152,12 @@ impl<D: Device> EndpointCell<D> {
     /// Cancels a receive, or an operation that waits for its trigger.
     pub(crate) fn cancel(&self, context: usize) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), .. } = &mut *state else { return self.cancel_shared(context) };
+        let CellState { engine: Some(engine), .. } = &mut *state else { return self.cancel_shared(context) };
         if !engine.cancel(context) {
             drop(state);
             let waiting = self.work.cancel_operation(self.id(), context);
             state = self.state.lock();
-            let State { engine: Some(engine), .. } = &mut *state else { return Errno::NOENT.size() };
+            let CellState { engine: Some(engine), .. } = &mut *state else { return Errno::NOENT.size() };
             match waiting {
                 Some(waiting) => engine.completions().push(waiting),
                 // A program may have posted the receive in the meantime.
@@ -173,7 +173,7 @@ impl<D: Device> EndpointCell<D> {
     }
 }
 
-impl<D: Device> State<D> {
+impl<D: Device> CellState<D> {
     /// Starts an operation. If its queue is full, one round of progress may make room. Returns the value that the
     /// C function returns, and whether programs can continue.
     #[inline]

@@ -22,7 +22,7 @@ use super::sync::{AtomicU8, Ordering, fence};
 
 /// The states of the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum Stage {
     /// There is no thread.
     Absent,
     /// The thread looks at the endpoints after each tick.
@@ -33,7 +33,7 @@ enum State {
     Ending,
 }
 
-impl State {
+impl Stage {
     fn of(number: u8) -> Self {
         match number {
             0 => Self::Absent,
@@ -50,7 +50,7 @@ pub(super) struct ThreadState(AtomicU8);
 impl ThreadState {
     /// There is no thread yet.
     pub(super) fn new() -> Self {
-        Self(AtomicU8::new(State::Absent as u8))
+        Self(AtomicU8::new(Stage::Absent as u8))
     }
 
     /// A device keeps a message. Returns whether the thread will write it.
@@ -59,66 +59,66 @@ impl ThreadState {
     /// thread exists afterwards.
     pub(super) fn notify(&self, wake: impl FnOnce() -> bool) -> bool {
         match self.load() {
-            State::Absent => wake(),
-            State::Running => true,
-            State::Parked => match self.change(State::Parked, State::Running) {
+            Stage::Absent => wake(),
+            Stage::Running => true,
+            Stage::Parked => match self.change(Stage::Parked, Stage::Running) {
                 Ok(()) => wake(),
                 // Another caller, or the thread itself, was faster.
-                Err(now) => now == State::Running,
+                Err(now) => now == Stage::Running,
             },
             // The thread writes no more messages.
-            State::Ending => false,
+            Stage::Ending => false,
         }
     }
 
     /// The thread was started.
     pub(super) fn started(&self) {
-        self.0.swap(State::Running as u8, Ordering::AcqRel);
+        self.0.swap(Stage::Running as u8, Ordering::AcqRel);
     }
 
     /// The thread must end. The caller wakes it.
     pub(super) fn end(&self) {
-        self.0.swap(State::Ending as u8, Ordering::AcqRel);
+        self.0.swap(Stage::Ending as u8, Ordering::AcqRel);
     }
 
     /// The thread has ended.
     pub(super) fn ended(&self) {
-        self.0.swap(State::Absent as u8, Ordering::AcqRel);
+        self.0.swap(Stage::Absent as u8, Ordering::AcqRel);
     }
 
     /// Thread: whether it must end.
     pub(super) fn is_ending(&self) -> bool {
-        self.load() == State::Ending
+        self.load() == Stage::Ending
     }
 
     /// Thread: parks, unless a message is `kept`. [`ThreadState::sleep`] follows.
     pub(super) fn park(&self, kept: impl FnOnce() -> bool) {
         // The change fails if the thread must end, or if its start was not noted yet.
-        if self.change(State::Running, State::Parked).is_err() {
+        if self.change(Stage::Running, Stage::Parked).is_err() {
             return;
         }
         // Either the device's holder sees that the thread is parked, or the thread sees what the device keeps.
         fence(Ordering::SeqCst);
         if kept() {
             // The change fails if a notification came first, or if the thread must end.
-            let _ = self.change(State::Parked, State::Running);
+            let _ = self.change(Stage::Parked, Stage::Running);
         }
     }
 
     /// Thread: sleeps by `sleep` while it is parked.
     pub(super) fn sleep(&self, sleep: impl Fn()) {
-        while self.load() == State::Parked {
+        while self.load() == Stage::Parked {
             sleep();
         }
     }
 
-    fn load(&self) -> State {
-        State::of(self.0.load(Ordering::Acquire))
+    fn load(&self) -> Stage {
+        Stage::of(self.0.load(Ordering::Acquire))
     }
 
     /// Changes the state from `from`; otherwise returns the state that it found.
-    fn change(&self, from: State, to: State) -> Result<(), State> {
+    fn change(&self, from: Stage, to: Stage) -> Result<(), Stage> {
         let changed = self.0.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire);
-        changed.map(|_| ()).map_err(State::of)
+        changed.map(|_| ()).map_err(Stage::of)
     }
 }

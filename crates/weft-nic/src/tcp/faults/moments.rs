@@ -9,7 +9,7 @@ use weft_engine::mem::Owned;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
-use super::super::{EVENTS, State, Task, Tcp, TcpConfig, Unsent, sys};
+use super::super::{EVENTS, LinkState, Task, Tcp, TcpConfig, Unsent, sys};
 use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
 use super::world::{contexts, device};
@@ -103,7 +103,7 @@ fn a_link_that_has_failed_ends_once() {
     net::with(|net| net.now_ms += SUSPECTED_MS);
     let (tcp, reports) = &mut quiet.0[0];
     for _ in 0..ROUNDS {
-        if !matches!(tcp.links.get(0).map(|link| &link.state), Some(State::Up)) {
+        if !matches!(tcp.links.get(0).map(|link| &link.state), Some(LinkState::Up)) {
             break;
         }
         tcp.poll(reports);

@@ -12,7 +12,7 @@ use weft_engine::name::{EpName, FIRST_TX_CONTEXT, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_fuzz::Random;
 
-use super::super::{State, Task, Tcp, TcpConfig};
+use super::super::{LinkState, Task, Tcp, TcpConfig};
 use super::net::{self, Cuts, Faults, Net};
 
 /// Limit of rounds in a run.
@@ -565,7 +565,7 @@ impl World {
             for (_, link) in tcp.links.iter() {
                 expect("bytes kept", link.tx.unacked(), 0);
                 expect("pushes", link.tx.pushes(), 0);
-                expect("links that are not up", usize::from(!matches!(link.state, State::Up)), 0);
+                expect("links that are not up", usize::from(!matches!(link.state, LinkState::Up)), 0);
                 expect("frames under way", usize::from(link.rx.rx.within()), 0);
             }
         }

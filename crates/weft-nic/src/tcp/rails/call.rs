@@ -23,7 +23,7 @@ use super::super::resume::ResumeDialogue;
 use super::super::session::Session;
 use super::super::stream::Keys;
 use super::super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
-use super::super::{State, Tcp};
+use super::super::{LinkState, Tcp};
 use super::RAILS_MAX;
 use crate::handshake::{self, Key, Nonce, Role};
 
@@ -166,7 +166,7 @@ impl Tcp {
     pub(in super::super) fn check_joining(&self, dialogue: &ResumeDialogue, finish: &Finish) -> Result<u32, u8> {
         let link = self.links.get(dialogue.link).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_ref().ok_or(wire::UNKNOWN)?;
-        if !session.has_number_of(&dialogue.hello) || !matches!(link.state, State::Up | State::Broken(_)) {
+        if !session.has_number_of(&dialogue.hello) || !matches!(link.state, LinkState::Up | LinkState::Broken(_)) {
             return Err(wire::UNKNOWN);
         }
         let said = [dialogue.hello.as_bytes(), answer_body(&dialogue.answer), &finish.sealed[..]];

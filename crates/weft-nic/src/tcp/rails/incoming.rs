@@ -74,7 +74,7 @@ impl Receipts {
 
 /// The state of a rail's incoming bytes.
 #[derive(Debug)]
-enum State {
+enum IncomingState {
     /// The first `have` bytes of a header have been received.
     Head { bytes: [u8; HEAD_BYTES], have: usize },
     /// Within a segment, of which `at` bytes have been received on this rail.
@@ -84,7 +84,7 @@ enum State {
 /// The receiving half of a rail.
 #[derive(Debug)]
 pub(super) struct Intake {
-    state: State,
+    state: IncomingState,
     /// The position that the link must take before the rail is read on.
     pub(super) held_until: Option<u64>,
 }
@@ -101,7 +101,8 @@ pub(super) struct Outcome {
 }
 
 impl Intake {
-    pub(super) const START: Self = Self { state: State::Head { bytes: [0; HEAD_BYTES], have: 0 }, held_until: None };
+    pub(super) const START: Self =
+        Self { state: IncomingState::Head { bytes: [0; HEAD_BYTES], have: 0 }, held_until: None };
 
     /// Reads the available bytes, within the budget. `position`: the one that the link has taken.
     pub(super) fn read<W: Wire, S: Sink>(
@@ -147,7 +148,7 @@ impl Intake {
     /// Processes the received frames. False: the rail must not be read on now.
     fn parse(&mut self, receipts: &Receipts, position: u64, outcome: &mut Outcome) -> Result<bool, LinkError> {
         self.held_until = None;
-        while let State::Head { bytes, have } = &mut self.state {
+        while let IncomingState::Head { bytes, have } = &mut self.state {
             let Some((frame, len)) = frame::decode(&bytes[..*have])? else { break };
             match frame {
                 Frame::Receipt(receipt) => {
@@ -161,7 +162,7 @@ impl Intake {
                 }
                 Frame::Segment(head) => {
                     receipts.check(head.number)?;
-                    self.state = State::Payload { head, at: 0 };
+                    self.state = IncomingState::Payload { head, at: 0 };
                 }
             }
         }
@@ -179,14 +180,14 @@ impl Intake {
         outcome: &mut Outcome,
     ) -> Result<bool, LinkError> {
         let (head, at) = match &mut self.state {
-            State::Head { bytes, have } => {
+            IncomingState::Head { bytes, have } => {
                 let asked = HEAD_BYTES - *have;
                 let Some(n) = check(wire.receive_one(&mut bytes[*have..]))? else { return Ok(false) };
                 *have += n;
                 outcome.bytes += n;
                 return Ok(n == asked);
             }
-            State::Payload { head, at } => (*head, *at),
+            IncomingState::Payload { head, at } => (*head, *at),
         };
         let left = head.len - at;
         let skipped = receipts.have(head.number).saturating_sub(at).min(left);
@@ -221,9 +222,9 @@ impl Intake {
         if at == head.len {
             receipts.complete(head.number);
             outcome.completed = true;
-            self.state = State::Head { bytes: next, have: n - into };
+            self.state = IncomingState::Head { bytes: next, have: n - into };
         } else {
-            self.state = State::Payload { head, at };
+            self.state = IncomingState::Payload { head, at };
         }
         Ok(n == asked)
     }

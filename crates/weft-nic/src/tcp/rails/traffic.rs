@@ -17,7 +17,7 @@ use weft_engine::nic::{LinkError, LinkId, Sink};
 use super::super::stream::Wire;
 use super::super::sys::Pieces;
 use super::super::tx::SocketState;
-use super::super::{Link, SEND_BUDGET_BYTES, State, Tcp, Token, sys};
+use super::super::{Link, LinkState, SEND_BUDGET_BYTES, Tcp, Token, sys};
 use super::frame::{HEAD_BYTES, RECEIPT_BYTES, SegmentHead};
 use super::incoming::{DISCARD_BYTES, Intake, Outcome};
 use super::outgoing::{Outgoing, Sent};
@@ -235,7 +235,8 @@ impl Tcp {
     fn read_rail<S: Sink>(&mut self, index: u32, sink: &mut S) {
         let Some(rail) = self.rails.all.get_mut(index as usize).filter(|rail| rail.is_up()) else { return };
         let id = rail.link;
-        let Some(link) = self.links.get(id).filter(|link| matches!(link.state, State::Up | State::Broken(_))) else {
+        let Some(link) = self.links.get(id).filter(|link| matches!(link.state, LinkState::Up | LinkState::Broken(_)))
+        else {
             return;
         };
         let Some(bundle) = self.rails.bundles.get_mut(&id) else { return };

@@ -15,7 +15,7 @@ use weft_os::ForkClosedFd;
 
 use super::super::initiator::{Failure, Initiator};
 use super::super::stream::Keys;
-use super::super::{State, Tcp, Token, sys, wire};
+use super::super::{LinkState, Tcp, Token, sys, wire};
 use super::call::Call;
 use super::traffic::Flow;
 use super::{Bundle, Path, RAILS_MAX, Rail, SECRET};
@@ -61,7 +61,7 @@ impl Tcp {
 
     /// Dials the rails of a link that are due.
     fn dial_rails(&mut self, id: u32, now_ms: u64) {
-        if !self.links.get(id).is_some_and(|link| matches!(link.state, State::Up)) {
+        if !self.links.get(id).is_some_and(|link| matches!(link.state, LinkState::Up)) {
             return;
         }
         let Some(bundle) = self.rails.bundles.get(&id) else { return };
@@ -280,7 +280,7 @@ impl Tcp {
         for id in ids {
             self.dial_rails(id, now_ms);
             again |= self.dial_for_pushes(id, now_ms);
-            let up = self.links.get(id).is_some_and(|link| matches!(link.state, State::Up));
+            let up = self.links.get(id).is_some_and(|link| matches!(link.state, LinkState::Up));
             if up && self.rails.bundles.get(&id).is_some_and(Bundle::is_stuck) {
                 self.report_end(id, LinkError::Cut);
             }

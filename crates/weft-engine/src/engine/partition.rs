@@ -1,27 +1,27 @@
-//! A table of items in groups. Each item belongs to one group, and a group is iterated without a look at other items.
+//! A table whose items are partitioned. A partition is iterated without a look at the items of others.
 //!
-//! Place in the data flow: [`crate::engine::ops`] keeps operations and transfers here, grouped by peer. When a peer
-//! fails, its operations are found without a scan of all others. Keys stay valid until their item is removed. Memory
-//! grows to the high-water mark and is reused.
+//! Place in the data flow: [`crate::engine::ops`] keeps operations and transfers here, one partition for each peer.
+//! When a peer fails, its operations are found without a scan of all others. Keys stay valid until their item is
+//! removed. Memory grows to the high-water mark and is reused.
 
 use crate::broken::cannot_happen;
 
 const NIL: u32 = u32::MAX;
 
 struct Node<T> {
-    /// The next newer item of the group.
+    /// The next newer item of the partition.
     newer: u32,
-    /// The next older item of the group, or the next free node.
+    /// The next older item of the partition, or the next free node.
     older: u32,
     /// `None`: the node is free.
     item: Option<T>,
 }
 
-/// A group of a table, by the key of its newest item.
+/// A partition of a table, by the key of its newest item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Group(u32);
+pub(crate) struct Partition(u32);
 
-impl Group {
+impl Partition {
     pub(crate) const EMPTY: Self = Self(NIL);
 
     #[inline]
@@ -30,21 +30,21 @@ impl Group {
     }
 }
 
-pub(crate) struct Groups<T> {
+pub(crate) struct PartitionedTable<T> {
     nodes: Vec<Node<T>>,
     /// The first free node.
     free: u32,
     len: usize,
 }
 
-impl<T> Default for Groups<T> {
+impl<T> Default for PartitionedTable<T> {
     fn default() -> Self {
         Self { nodes: Vec::new(), free: NIL, len: 0 }
     }
 }
 
-impl<T> Groups<T> {
-    /// The number of items in all groups.
+impl<T> PartitionedTable<T> {
+    /// The number of items in all partitions.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -56,12 +56,12 @@ impl<T> Groups<T> {
         if self.free == NIL { crate::ids::number(self.nodes.len()) } else { self.free }
     }
 
-    /// Adds an item to a group and returns its key.
+    /// Adds an item to a partition and returns its key.
     ///
     /// The function is inlined, and `make` runs after the node is chosen. The item's words are thus written to their
     /// place one by one, and not by way of the stack.
     #[inline(always)]
-    pub(crate) fn push(&mut self, group: &mut Group, make: impl FnOnce() -> T) -> u32 {
+    pub(crate) fn push(&mut self, partition: &mut Partition, make: impl FnOnce() -> T) -> u32 {
         if self.free == NIL {
             self.add_node();
         }
@@ -72,12 +72,12 @@ impl<T> Groups<T> {
         };
         self.free = node.older;
         node.newer = NIL;
-        node.older = group.0;
+        node.older = partition.0;
         node.item.get_or_insert_with(make);
-        if let Some(older) = self.nodes.get_mut(group.0 as usize) {
+        if let Some(older) = self.nodes.get_mut(partition.0 as usize) {
             older.newer = key;
         }
-        group.0 = key;
+        partition.0 = key;
         self.len += 1;
         key
     }
@@ -89,25 +89,25 @@ impl<T> Groups<T> {
         self.nodes.push(Node { newer: NIL, older: NIL, item: None });
     }
 
-    /// Removes an item from its group and returns it.
-    pub(crate) fn remove(&mut self, group: &mut Group, key: u32) -> Option<T> {
+    /// Removes an item from its partition and returns it.
+    pub(crate) fn remove(&mut self, partition: &mut Partition, key: u32) -> Option<T> {
         let item = self.nodes.get_mut(key as usize)?.item.take()?;
-        self.unlink(group, key);
+        self.unlink(partition, key);
         Some(item)
     }
 
-    /// Drops an item of a group; cheaper than [`Self::remove`] where the caller has already read it.
+    /// Drops an item of a partition; cheaper than [`Self::remove`] where the caller has already read it.
     #[inline(always)]
-    pub(crate) fn drop_item(&mut self, group: &mut Group, key: u32) {
+    pub(crate) fn drop_item(&mut self, partition: &mut Partition, key: u32) {
         if let Some(node) = self.nodes.get_mut(key as usize).filter(|node| node.item.is_some()) {
             node.item = None;
-            self.unlink(group, key);
+            self.unlink(partition, key);
         }
     }
 
     /// Links the neighbours of an emptied node and puts the node on the free list.
     #[inline(always)]
-    fn unlink(&mut self, group: &mut Group, key: u32) {
+    fn unlink(&mut self, partition: &mut Partition, key: u32) {
         let Some(node) = self.nodes.get_mut(key as usize) else {
             return cannot_happen!("a linked node is in the table");
         };
@@ -115,7 +115,7 @@ impl<T> Groups<T> {
         self.free = key;
         match self.nodes.get_mut(newer as usize) {
             Some(newer) => newer.older = older,
-            None => group.0 = older,
+            None => partition.0 = older,
         }
         if let Some(older) = self.nodes.get_mut(older as usize) {
             older.newer = newer;
@@ -133,9 +133,9 @@ impl<T> Groups<T> {
         self.nodes.get_mut(key as usize)?.item.as_mut()
     }
 
-    /// Iterates over a group from the newest item to the oldest.
-    pub(crate) fn iter(&self, group: Group) -> impl Iterator<Item = (u32, &T)> {
-        let mut at = group.0;
+    /// Iterates over a partition from the newest item to the oldest.
+    pub(crate) fn iter(&self, partition: Partition) -> impl Iterator<Item = (u32, &T)> {
+        let mut at = partition.0;
         std::iter::from_fn(move || {
             let key = at;
             let node = self.nodes.get(key as usize)?;
@@ -144,7 +144,7 @@ impl<T> Groups<T> {
         })
     }
 
-    /// Iterates over the items of all groups by key.
+    /// Iterates over the items of all partitions by key.
     pub(crate) fn iter_all(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(&self.nodes).filter_map(|(key, node)| Some((key, node.item.as_ref()?)))
     }
@@ -157,34 +157,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn groups_behave_like_vectors(ops in proptest::collection::vec((0..3usize, any::<u8>()), 0..200)) {
-            let mut groups = Groups::default();
-            let mut heads = [Group::EMPTY; 3];
+        fn partitions_behave_like_vectors(ops in proptest::collection::vec((0..3usize, any::<u8>()), 0..200)) {
+            let mut table = PartitionedTable::default();
+            let mut heads = [Partition::EMPTY; 3];
             let mut model: [Vec<(u32, u8)>; 3] = Default::default();
             for (of, x) in ops {
                 if x < 128 || model[of].is_empty() {
-                    let next = groups.next_key();
-                    let key = groups.push(&mut heads[of], || x);
+                    let next = table.next_key();
+                    let key = table.push(&mut heads[of], || x);
                     prop_assert_eq!(key, next);
                     model[of].push((key, x));
                 } else {
                     let at = usize::from(x) % model[of].len();
                     let (key, item) = model[of].remove(at);
                     if x & 1 == 0 {
-                        groups.drop_item(&mut heads[of], key);
+                        table.drop_item(&mut heads[of], key);
                     } else {
-                        prop_assert_eq!(groups.remove(&mut heads[of], key), Some(item));
+                        prop_assert_eq!(table.remove(&mut heads[of], key), Some(item));
                     }
-                    prop_assert!(groups.get(key).is_none());
+                    prop_assert!(table.get(key).is_none());
                 }
                 for (head, expected) in heads.iter().zip(&model) {
-                    let mut found: Vec<_> = groups.iter(*head).map(|(key, item)| (key, *item)).collect();
+                    let mut found: Vec<_> = table.iter(*head).map(|(key, item)| (key, *item)).collect();
                     found.reverse();
                     prop_assert_eq!(&found, expected);
                     prop_assert_eq!(head.is_empty(), expected.is_empty());
                 }
-                prop_assert_eq!(groups.len(), model.iter().map(Vec::len).sum::<usize>());
-                prop_assert_eq!(groups.iter_all().count(), groups.len());
+                prop_assert_eq!(table.len(), model.iter().map(Vec::len).sum::<usize>());
+                prop_assert_eq!(table.iter_all().count(), table.len());
             }
         }
     }
