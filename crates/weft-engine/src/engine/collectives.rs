@@ -284,7 +284,7 @@ impl<N: Nic> Engine<N> {
         if group.fits_board(&request) {
             let run = group.start_on_board(op, &request);
             collectives.on_boards.push(run);
-            self.poll_boards();
+            self.run_boards();
             return Ok(());
         }
         let (run, scratch) = group.run_of(&request)?;
@@ -589,7 +589,7 @@ impl State {
                     Some(fault) => Err(fault),
                 };
                 return match outcome {
-                    Ok(Joined::Linking) => self.links.poll_boards(true),
+                    Ok(Joined::Linking) => self.links.set_polls_boards(true),
                     Ok(Joined::Complete) => self.complete_join(active.group, None),
                     Err(why) => self.complete_join(active.group, Some(why)),
                 };

@@ -104,17 +104,26 @@ enum LinkWork {
     Refuse { link: LinkId, reason: Refusal },
     /// Reports an act of the engine to the user.
     Notice(Box<(EpName, Notice)>),
-    /// Starts queries of addresses ([`crate::engine::claims`]).
-    Query,
-    /// Polls boards in each round, until it is removed. It is here so that rounds without boards check nothing more.
-    Boards,
+}
+
+bitflags::bitflags! {
+    /// Work of a round of progress that is not the work of peers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    struct Due: u8 {
+        /// Messages or closes of links wait.
+        const LINKS = 1;
+        /// Queries of addresses, or collectives, can continue.
+        const ROUND = 2;
+        /// Each round polls boards.
+        const BOARDS = 4;
+    }
 }
 
 impl LinkWork {
     fn link(&self) -> Option<LinkId> {
         match self {
             Self::Send { link, .. } | Self::Close(link) | Self::Refuse { link, .. } => Some(*link),
-            Self::Notice(_) | Self::Query | Self::Boards => None,
+            Self::Notice(_) => None,
         }
     }
 }
@@ -132,8 +141,7 @@ pub(crate) struct Links {
     opens_sent: u32,
     /// Number of acts that may be reported to the user, by their kind.
     notices: [u64; 3],
-    /// Whether `work` contains `Boards`.
-    boards: bool,
+    due: Due,
     /// Whether links of peers are refused, because the endpoint has closed.
     refusing: bool,
 }
@@ -219,16 +227,16 @@ impl Links {
 
     /// Has the device close a link that the engine has forgotten.
     pub(crate) fn queue_close(&mut self, link: LinkId) {
-        self.work.push(LinkWork::Close(link));
+        self.push(LinkWork::Close(link));
     }
 
     pub(crate) fn queue_message(&mut self, link: LinkId, message: SmallVec<[u8; 24]>, close: bool) {
-        self.work.push(LinkWork::Send { link, message, close });
+        self.push(LinkWork::Send { link, message, close });
     }
 
     /// Has the device close a link that the engine has forgotten, after its peer was told the reason.
     pub(crate) fn queue_refusal(&mut self, link: LinkId, reason: Refusal) {
-        self.work.push(LinkWork::Refuse { link, reason });
+        self.push(LinkWork::Refuse { link, reason });
     }
 
     /// Reports an act of the engine to the user, unless many of its kind were reported.
@@ -241,40 +249,40 @@ impl Links {
         };
         *count += 1;
         if count.is_power_of_two() {
-            self.work.push(LinkWork::Notice(Box::new((*peer, notice))));
+            self.push(LinkWork::Notice(Box::new((*peer, notice))));
         }
     }
 
+    fn push(&mut self, work: LinkWork) {
+        self.work.push(work);
+        self.due |= Due::LINKS;
+    }
+
+    /// Has the next round of progress continue queries and collectives.
     pub(crate) fn request_round(&mut self) {
-        self.work.push(LinkWork::Query);
+        self.due |= Due::ROUND;
     }
 
-    /// Whether messages or closes of links wait.
+    /// Whether messages or closes of links wait, or queries or collectives can continue.
     pub(crate) fn has_work(&self) -> bool {
-        self.work.len() > usize::from(self.boards)
+        self.due.intersects(Due::LINKS | Due::ROUND)
     }
 
-    /// Whether messages or closes wait, or boards must be polled.
+    /// Whether there is any such work, or boards must be polled.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
-        !self.work.is_empty()
+        !self.due.is_empty()
     }
 
     /// Sets whether each round of progress polls boards.
-    pub(crate) fn poll_boards(&mut self, yes: bool) {
-        if yes == std::mem::replace(&mut self.boards, yes) {
-            return;
-        }
-        if yes {
-            self.work.push(LinkWork::Boards);
-        } else {
-            self.work.retain(|work| !matches!(work, LinkWork::Boards));
-        }
+    pub(crate) fn set_polls_boards(&mut self, yes: bool) {
+        self.due.set(Due::BOARDS, yes);
     }
 
     /// Drops the work of a link that the device has ended itself. The device may reuse the number.
     pub(crate) fn drop_work(&mut self, link: LinkId) {
         self.work.retain(|work| work.link() != Some(link));
+        self.due.set(Due::LINKS, !self.work.is_empty());
     }
 
     /// Keeps a message that may have arrived before the OPEN_OK of its link. False: it cannot have, or too many have.
@@ -343,8 +351,8 @@ impl<N: Nic> Engine<N> {
         if self.state.links.has_work() {
             events += usize::from(self.run_links());
         }
-        if self.state.links.boards {
-            events += self.poll_boards();
+        if self.state.links.due.contains(Due::BOARDS) {
+            events += self.run_boards();
         }
         events
     }
@@ -363,13 +371,13 @@ impl<N: Nic> Engine<N> {
     fn run_link_work(&mut self) -> bool {
         let mut work = std::mem::take(&mut self.state.links.work);
         let before = work.len();
+        let round = self.state.links.due.contains(Due::ROUND);
+        self.state.links.due.remove(Due::ROUND);
         let (nic, version) = (&mut self.nic, self.state.config.protocol_version);
         let mut stuck: SmallVec<[LinkId; 4]> = SmallVec::new();
         let mut sent: SmallVec<[LinkId; 4]> = SmallVec::new();
         work.retain(|work| {
             match work {
-                LinkWork::Query => return false,
-                LinkWork::Boards => return true,
                 LinkWork::Send { link, .. } | LinkWork::Close(link) if stuck.contains(link) => return true,
                 LinkWork::Notice(what) => nic.notice(&what.0, what.1),
                 LinkWork::Refuse { link, reason } => {
@@ -392,13 +400,14 @@ impl<N: Nic> Engine<N> {
             }
             false
         });
-        let moved = work.len() < before;
+        let moved = round || work.len() < before;
         for link in sent {
             self.state.link_message_sent(link);
         }
         // A close makes no work. If that changes, nothing is lost here.
         work.append(&mut self.state.links.work);
         self.state.outgoing.free_lingering(|link| work.iter().all(|work| work.link() != Some(link)));
+        self.state.links.due.set(Due::LINKS, !work.is_empty());
         self.state.links.work = work;
         moved
     }

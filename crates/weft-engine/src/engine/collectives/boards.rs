@@ -2,7 +2,7 @@
 //! combines them ([`crate::board`]).
 //!
 //! Place in the data flow: [`Group::fits_board`] selects the operations, by the group and the length alone,
-//! so that all members agree. [`Engine::poll_boards`] advances them in each round of progress. Between hosts
+//! so that all members agree. [`Engine::run_boards`] advances them in each round of progress. Between hosts
 //! the *leaders*, the first members of their hosts, exchange the hosts' parts by messages. Everything else
 //! stays on the hosts.
 //!
@@ -269,7 +269,7 @@ impl<N: Nic> Engine<N> {
     /// Advances the joins that share boards, and the operations on boards, as far as possible. Returns the number of
     /// operations that have ended.
     #[inline(never)]
-    pub(crate) fn poll_boards(&mut self) -> usize {
+    pub(crate) fn run_boards(&mut self) -> usize {
         let before = self.state.completions.len();
         if !self.state.collectives().linking.is_empty() {
             self.link_boards();
@@ -287,7 +287,7 @@ impl<N: Nic> Engine<N> {
         let collectives = self.state.collectives();
         let more =
             !collectives.linking.is_empty() || !collectives.on_boards.is_empty() || !collectives.chained.is_empty();
-        self.state.links.poll_boards(more);
+        self.state.links.set_polls_boards(more);
         self.state.completions.len() - before
     }
 

@@ -161,7 +161,7 @@ impl<N: Nic> Engine<N> {
         let busy = !chained.is_empty();
         self.state.collectives().chained = chained;
         if busy {
-            self.state.links.poll_boards(true);
+            self.state.links.set_polls_boards(true);
         }
         changed
     }
@@ -275,7 +275,7 @@ impl State {
     /// Leaves the chain of a group, if it has one.
     pub(super) fn leave_chain(&mut self, id: GroupId) {
         if self.collectives().leave_chain(id, true) {
-            self.links.poll_boards(true);
+            self.links.set_polls_boards(true);
         }
     }
 

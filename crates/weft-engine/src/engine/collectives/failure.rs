@@ -122,7 +122,7 @@ impl State {
         let (tag, number, rank, members) = (group.tag, group.number, group.rank, Arc::clone(&group.members));
         if let Some(host) = group.host.as_deref_mut() {
             host.fail(why);
-            self.links.poll_boards(true);
+            self.links.set_polls_boards(true);
         }
         self.leave_chain(index);
         let collectives = self.collectives();
@@ -198,7 +198,7 @@ impl State {
         group.lost.push((rank, why));
         if let Some(host) = group.host.as_deref_mut() {
             host.lose(rank, why);
-            self.links.poll_boards(true);
+            self.links.set_polls_boards(true);
         }
         let collectives = self.collectives();
         let group = &collectives.groups[index];
