@@ -10,6 +10,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef GASNET_PAR
+#include <pthread.h>
+#endif
 
 #include "weft_gex_base.h"
 #include "gasnet_fwd.h"

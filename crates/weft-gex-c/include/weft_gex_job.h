@@ -20,28 +20,30 @@ extern void gex_System_SetVerboseErrors(int enable);
 
 /* Clients. The library compares `build` with its own before anything else. */
 typedef struct {
-  uint32_t size;       /* of this structure */
-  uint32_t spec_major; /* GEX_SPEC_VERSION_MAJOR */
-  uint32_t spec_minor; /* GEX_SPEC_VERSION_MINOR */
-  uint32_t mode;       /* 1: SEQ, 2: PAR */
-  uint32_t debug;      /* 1: GASNET_DEBUG is defined */
-  uint32_t conduit;    /* 1: smp, 2: ofi */
-  const char *link;    /* the strings of the archive of this mode */
+  size_t size; /* of this structure */
+  unsigned int spec_major, spec_minor;
+  unsigned int threads; /* 1: SEQ, 2: PAR */
+  unsigned int debug;   /* 1: GASNET_DEBUG is defined */
+  const char *conduit;
 } gex_weft_build_t;
 
 extern int gex_weft_Client_Init(gex_Client_t *client, gex_EP_t *ep, gex_TM_t *tm, const char *name, int *argc,
                                 char ***argv, gex_Flags_t flags, const gex_weft_build_t *build);
 
-GEX_WEFT_INLINE int gex_Client_Init(gex_Client_t *client, gex_EP_t *ep, gex_TM_t *tm, const char *name, int *argc,
-                                    char ***argv, gex_Flags_t flags) {
+GEX_WEFT_INLINE gex_weft_build_t gex_weft_build_of_this_object(void) {
   gex_weft_build_t build;
-  build.size = (uint32_t)sizeof(build);
+  build.size = sizeof(build);
   build.spec_major = GEX_SPEC_VERSION_MAJOR;
   build.spec_minor = GEX_SPEC_VERSION_MINOR;
-  build.mode = GEX_WEFT_MODE_NUMBER;
+  build.threads = GEX_WEFT_MODE_NUMBER;
   build.debug = GEX_WEFT_DEBUG_NUMBER;
-  build.conduit = GEX_WEFT_CONDUIT_NUMBER;
-  build.link = GEX_WEFT_LINK;
+  build.conduit = GASNET_CONDUIT_NAME_STR;
+  return build;
+}
+
+GEX_WEFT_INLINE int gex_Client_Init(gex_Client_t *client, gex_EP_t *ep, gex_TM_t *tm, const char *name, int *argc,
+                                    char ***argv, gex_Flags_t flags) {
+  const gex_weft_build_t build = gex_weft_build_of_this_object();
   return gex_weft_Client_Init(client, ep, tm, name, argc, argv, flags, &build);
 }
 

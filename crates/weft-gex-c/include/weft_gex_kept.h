@@ -23,14 +23,14 @@ extern int gasnet_barrier_result(int *id);
 /* Called on a segment before it is registered, if it is not NULL. */
 extern void (*gasnet_client_attach_hook)(void *address, uintptr_t size);
 
-/* Polls once. `idle` counts consecutive calls by one wait; the call yields or sleeps as the wait mode says. */
-extern void gex_weft_WaitStep(unsigned int *idle);
+/* Polls once, then pauses as `idle`, the number of idle calls so far, and the wait mode say. Returns the next `idle`. */
+extern uint32_t gex_weft_WaitStep(uint32_t idle);
 
 /* Polls until the condition holds. Reads after it see what was written before the condition became true. */
 #define GASNET_BLOCKUNTIL(condition)                                                                                   \
   do {                                                                                                                 \
-    unsigned int gex_weft_idle = 0;                                                                                    \
-    while (!(condition)) gex_weft_WaitStep(&gex_weft_idle);                                                            \
+    uint32_t gex_weft_idle = 0;                                                                                        \
+    while (!(condition)) gex_weft_idle = gex_weft_WaitStep(gex_weft_idle);                                             \
     __atomic_thread_fence(__ATOMIC_ACQUIRE);                                                                           \
   } while (0)
 
@@ -39,8 +39,16 @@ extern void gex_weft_WaitStep(unsigned int *idle);
 #define GASNET_POST_THREADINFO(info) struct gex_weft_no_threadinfo
 #define GASNET_GET_THREADINFO() ((void *)0)
 
-/* Locks that handlers may take. In SEQ without checks no two holders can meet. */
-#if defined(GASNET_SEQ) && defined(GASNET_NDEBUG)
+/* Locks that handlers may take. */
+#ifdef GASNET_PAR
+GEX_WEFT_INLINE void gex_HSL_Init(gex_HSL_t *hsl) { (void)pthread_mutex_init(&hsl->gex_weft_mutex, NULL); }
+GEX_WEFT_INLINE void gex_HSL_Destroy(gex_HSL_t *hsl) { (void)pthread_mutex_destroy(&hsl->gex_weft_mutex); }
+GEX_WEFT_INLINE void gex_HSL_Lock(gex_HSL_t *hsl) { (void)pthread_mutex_lock(&hsl->gex_weft_mutex); }
+GEX_WEFT_INLINE void gex_HSL_Unlock(gex_HSL_t *hsl) { (void)pthread_mutex_unlock(&hsl->gex_weft_mutex); }
+GEX_WEFT_INLINE int gex_HSL_Trylock(gex_HSL_t *hsl) {
+  return pthread_mutex_trylock(&hsl->gex_weft_mutex) ? GASNET_ERR_NOT_READY : GASNET_OK;
+}
+#else
 GEX_WEFT_INLINE void gex_HSL_Init(gex_HSL_t *hsl) { (void)hsl; }
 GEX_WEFT_INLINE void gex_HSL_Destroy(gex_HSL_t *hsl) { (void)hsl; }
 GEX_WEFT_INLINE void gex_HSL_Lock(gex_HSL_t *hsl) { (void)hsl; }
@@ -49,12 +57,6 @@ GEX_WEFT_INLINE int gex_HSL_Trylock(gex_HSL_t *hsl) {
   (void)hsl;
   return GASNET_OK;
 }
-#else
-extern void gex_HSL_Init(gex_HSL_t *hsl);
-extern void gex_HSL_Destroy(gex_HSL_t *hsl);
-extern void gex_HSL_Lock(gex_HSL_t *hsl);
-extern void gex_HSL_Unlock(gex_HSL_t *hsl);
-extern int gex_HSL_Trylock(gex_HSL_t *hsl);
 #endif
 
 GEX_WEFT_END_C

@@ -40,13 +40,19 @@ typedef struct {
 
 typedef void (*gex_Coll_ReduceFn_t)(const void *arg1, void *arg2_and_out, size_t count, const void *cdata);
 
-/* A lock that handlers may take. All bytes zero: free. */
-typedef struct {
-  uint32_t gex_weft_state;
-  uint32_t gex_weft_spare[3];
-} gex_HSL_t;
+/* A lock that handlers may take. In SEQ no two holders can meet. */
 /* clang-format off */
-#define GEX_HSL_INITIALIZER { 0, { 0, 0, 0 } }
+#ifdef GASNET_PAR
+typedef struct {
+  pthread_mutex_t gex_weft_mutex;
+} gex_HSL_t;
+#define GEX_HSL_INITIALIZER { PTHREAD_MUTEX_INITIALIZER }
+#else
+typedef struct {
+  char gex_weft_unused;
+} gex_HSL_t;
+#define GEX_HSL_INITIALIZER { 0 }
+#endif
 /* clang-format on */
 
 typedef uint32_t gasnet_node_t;
