@@ -1,0 +1,3 @@
+//! The C interface of weft-gex. Its headers are in `include/`.
+
+pub mod tools;
