@@ -8,7 +8,7 @@ use super::text;
 const DTS: [&str; 7] = ["I32", "U32", "I64", "U64", "FLT", "DBL", "USER"];
 const OPS: [&str; 12] = ["AND", "OR", "XOR", "ADD", "SUB", "MULT", "MIN", "MAX", "INC", "DEC", "SET", "CAS"];
 const TIS: [&str; 5] = ["SRCRANK", "ENTRY", "IS_REQ", "IS_LONG", "EP"];
-/// The fetching form of an operation is so many bits further.
+/// The distance in bits from an operation to its fetching form.
 const FETCHING: u32 = 15;
 
 fn op_name(bit: u32) -> Option<String> {
