@@ -1,0 +1,457 @@
+//! Active messages: their form on the wire, the call of handlers, requests and replies.
+//!
+//! Place in the data flow: weft-gex-c calls [`request`] and [`Token::reply`]. A request to another rank is a message of
+//! the engine; at its target [`Handlers`] runs the handler in place, while the engine polls. A reply of a handler is
+//! written into the arrival's answer, which the engine sends after the poll. A message to the own rank runs its handler
+//! in the call.
+//!
+//! The payload of a long message is copied into the target's segment before its message leaves, where the segment is
+//! mapped here. The handler therefore finds it in place.
+//!
+//! Invariant: a handler sends at most one reply, and none to a reply.
+
+use std::cell::{Cell, RefCell};
+
+use weft_engine::am::{ActiveHandler, ActiveMessage, Answer, MAX_HEAD, body_limit};
+use weft_engine::api::{Addr, Error};
+use weft_engine::nic::LinkError;
+use weft_nic::{Device as _, Devices};
+
+use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS, Payload};
+use crate::job::Job;
+use crate::memory;
+use crate::table::{Location, Place};
+use crate::wait::Pause;
+
+/// The longest payload of a long message, in bytes.
+pub const MAX_LONG: usize = 0x7fff_ffff;
+
+/// The longest payload of a medium message in bytes, to any rank.
+#[must_use]
+pub fn max_medium() -> usize {
+    // Whole words remain behind each header.
+    body_limit(Devices::least_mailbox_bytes()).min((64 << 10) - 1024) & !7
+}
+
+/// The kind of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Arguments alone.
+    Short,
+    /// A payload that the handler gets in memory of the library.
+    Medium,
+    /// A payload at an address of the target's segment.
+    Long {
+        /// The address in the target's process.
+        dest: usize,
+    },
+}
+
+/// A message, without its destination.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// The index of the handler.
+    pub handler: u8,
+    /// Its kind.
+    pub kind: Kind,
+    /// The address of the payload; ignored for short messages.
+    pub source: usize,
+    /// The length of the payload in bytes.
+    pub bytes: usize,
+    /// The handler's arguments.
+    pub args: &'a [i32],
+}
+
+/// A message's header: handler, kind, number of arguments, a free byte, arguments; for long messages also address and
+/// length. Headers of mediums end at a multiple of 8, so that payloads are aligned if the device's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    bytes: [u8; MAX_HEAD],
+    len: usize,
+}
+
+impl Header {
+    #[inline]
+    fn new(message: &Message<'_>) -> Self {
+        let mut bytes = [0; MAX_HEAD];
+        let count = message.args.len();
+        let kind = match message.kind {
+            Kind::Short => 0,
+            Kind::Medium => 1,
+            Kind::Long { .. } => 2,
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "at most 16 arguments")]
+        let lead = [message.handler, kind, count as u8, 0];
+        bytes[..4].copy_from_slice(&lead);
+        for (at, arg) in message.args.iter().enumerate() {
+            bytes[4 + 4 * at..8 + 4 * at].copy_from_slice(&arg.to_ne_bytes());
+        }
+        let mut len = 4 + 4 * count;
+        if let Kind::Long { dest } = message.kind {
+            bytes[len..len + 8].copy_from_slice(&(dest as u64).to_ne_bytes());
+            bytes[len + 8..len + 16].copy_from_slice(&(message.bytes as u64).to_ne_bytes());
+            len += 16;
+        } else if message.kind == Kind::Medium {
+            len = len.next_multiple_of(8);
+        }
+        Self { bytes, len }
+    }
+
+    #[inline(always)]
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// A header that has arrived.
+struct Arrived {
+    handler: u8,
+    kind: Kind,
+    /// Bytes of a long payload.
+    long_bytes: usize,
+    args: [i32; MAX_ARGS],
+    count: usize,
+}
+
+impl Arrived {
+    #[inline]
+    fn parse(head: &[u8]) -> Option<Self> {
+        let (&[handler, kind, count, _], rest) = head.split_first_chunk::<4>()?;
+        let count = usize::from(count);
+        if count > MAX_ARGS {
+            return None;
+        }
+        let (words, rest) = rest.split_at_checked(4 * count)?;
+        let mut args = [0; MAX_ARGS];
+        for (arg, word) in args.iter_mut().zip(words.as_chunks::<4>().0) {
+            *arg = i32::from_ne_bytes(*word);
+        }
+        let (kind, long_bytes) = match kind {
+            0 => (Kind::Short, 0),
+            1 => (Kind::Medium, 0),
+            2 => {
+                let (dest, rest) = rest.split_first_chunk::<8>()?;
+                let (bytes, _) = rest.split_first_chunk::<8>()?;
+                let [dest, bytes] = [dest, bytes].map(|word| usize::try_from(u64::from_ne_bytes(*word)).ok());
+                (Kind::Long { dest: dest? }, bytes?)
+            }
+            _ => return None,
+        };
+        Some(Self { handler, kind, long_bytes, args, count })
+    }
+}
+
+/// The destination of a handler's reply.
+enum ReplyTo<'a> {
+    /// Another rank.
+    Peer(&'a mut Answer<'a>),
+    /// The own rank.
+    Own,
+    /// None: this is a reply.
+    Nothing,
+}
+
+/// The token of a handler that runs.
+pub struct Token<'a> {
+    source: u32,
+    is_long: bool,
+    is_request: bool,
+    entry: *const Entry,
+    replied: Cell<bool>,
+    reply: RefCell<ReplyTo<'a>>,
+}
+
+impl Token<'_> {
+    fn new<'a>(source: u32, is_long: bool, entry: *const Entry, reply: ReplyTo<'a>) -> Token<'a> {
+        let is_request = !matches!(reply, ReplyTo::Nothing);
+        Token { source, is_long, is_request, entry, replied: Cell::new(false), reply: RefCell::new(reply) }
+    }
+
+    /// The token of a reply's handler.
+    #[must_use]
+    pub fn for_reply(source: u32, entry: *const Entry) -> Self {
+        Self::new(source, false, entry, ReplyTo::Nothing)
+    }
+
+    /// The rank of the sender.
+    #[must_use]
+    pub fn source(&self) -> u32 {
+        self.source
+    }
+
+    /// Whether the message is long.
+    #[must_use]
+    pub fn is_long(&self) -> bool {
+        self.is_long
+    }
+
+    /// Whether the message is a request.
+    #[must_use]
+    pub fn is_request(&self) -> bool {
+        self.is_request
+    }
+
+    /// The entry of the handler.
+    #[must_use]
+    pub fn entry(&self) -> *const Entry {
+        self.entry
+    }
+
+    /// Replies to the request.
+    pub fn reply(&self, job: &Job, message: &Message<'_>) {
+        if !self.is_request {
+            crate::fatal!("the handler of a reply has replied; only handlers of requests may");
+        }
+        if self.replied.replace(true) {
+            crate::fatal!("a handler has replied twice; send one reply to a request");
+        }
+        let at = Location::new(self.source, 0);
+        place_long(job, at, message);
+        let header = Header::new(message);
+        let mut reply = self.reply.borrow_mut();
+        match &mut *reply {
+            ReplyTo::Peer(answer) => {
+                let body = if message.kind == Kind::Medium { message.bytes } else { 0 };
+                check_medium(body);
+                answer.put(header.as_bytes(), memory::bytes_at(message.source, body));
+            }
+            ReplyTo::Own => run_own(job, message, false),
+            ReplyTo::Nothing => {}
+        }
+    }
+}
+
+fn check_medium(bytes: usize) {
+    if bytes > max_medium() {
+        crate::fatal!(
+            "a medium message of {bytes} bytes; send at most gex_AM_MaxRequestMedium, which is {}",
+            max_medium()
+        );
+    }
+}
+
+/// Copies the payload of a long message into the target's segment.
+#[inline(always)]
+fn place_long(job: &Job, at: Location, message: &Message<'_>) {
+    if let Kind::Long { dest } = message.kind
+        && message.bytes > 0
+    {
+        job.put(at, dest, message.source, message.bytes);
+    }
+}
+
+/// The readiness of a sender to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Poll until the message has left.
+    Wait,
+    /// Refuse the message rather than poll.
+    Immediate,
+}
+
+/// Sends a request. Returns whether it was sent; always true for [`Patience::Wait`].
+#[inline]
+pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patience) -> bool {
+    if at.rank() == job.rank() {
+        place_long(job, at, message);
+        run_own(job, message, true);
+        return true;
+    }
+    let header = Header::new(message);
+    let body = if message.kind == Kind::Medium { message.bytes } else { 0 };
+    check_medium(body);
+    // The payload of a long message must be in place first, and must not be if the message is refused. Its address is
+    // checked by the copy.
+    if patience == Patience::Wait {
+        place_long(job, at, message);
+    } else if let Kind::Long { .. } = message.kind {
+        return request_long_now(job, at, message);
+    }
+    send(job, at, &header, Payload { addr: message.source, bytes: body }, patience)
+}
+
+/// A long request that may be refused. Overwriting the destination early is harmless only if the message follows, so
+/// the call waits once the copy is made. It polls only if the device is full at that moment.
+#[cold]
+fn request_long_now(job: &Job, at: Location, message: &Message<'_>) -> bool {
+    // Refusing is always allowed: without a link or while another thread is inside, the client tries again.
+    if !job.can_send_now(at.rank()) {
+        return false;
+    }
+    place_long(job, at, message);
+    send(job, at, &Header::new(message), Payload { addr: 0, bytes: 0 }, Patience::Wait)
+}
+
+#[inline]
+fn send(job: &Job, at: Location, header: &Header, body: Payload, patience: Patience) -> bool {
+    let piece = invoke::message_piece(body);
+    let pieces = std::slice::from_ref(&piece);
+    let message = ActiveMessage {
+        dest: Addr::from(at.rank()),
+        reply: false,
+        head: header.as_bytes(),
+        body: if body.bytes == 0 { &[] } else { pieces },
+    };
+    let mut pause = Pause::new();
+    loop {
+        let sent = match patience {
+            Patience::Wait => job.with_engine(|engine| engine.send_active(&message)),
+            Patience::Immediate => job.try_with_engine(|engine| engine.send_active(&message)),
+        };
+        match sent {
+            Some(Ok(())) => return true,
+            Some(Err(Error::Again)) | None if patience == Patience::Immediate => return false,
+            Some(Err(Error::Again)) => pause.step(job),
+            None => crate::fatal!("a handler has sent a request; handlers may only reply"),
+            Some(Err(error)) => crate::fatal!(
+                "a message to rank {} was refused: {error}; check that it has started the same library",
+                at.rank()
+            ),
+        }
+    }
+}
+
+/// Runs the handler of a message to the own rank.
+#[inline(never)]
+fn run_own(job: &Job, message: &Message<'_>, request: bool) {
+    let entry = find(job, message.handler, message.args.len());
+    let reply = if request { ReplyTo::Own } else { ReplyTo::Nothing };
+    let token = Token::new(job.rank(), matches!(message.kind, Kind::Long { .. }), entry, reply);
+    let Some(function) = entry.function else { return };
+    match message.kind {
+        Kind::Short => invoke::handler(function, &token, None, message.args),
+        Kind::Long { dest } => {
+            let payload = Payload { addr: dest, bytes: message.bytes };
+            invoke::handler(function, &token, Some(payload), message.args);
+        }
+        Kind::Medium => {
+            check_medium(message.bytes);
+            // The source belongs to the client again when the handler runs, so the handler gets a copy.
+            with_copy(memory::bytes_at(message.source, message.bytes), |addr| {
+                let payload = Payload { addr, bytes: message.bytes };
+                invoke::handler(function, &token, Some(payload), message.args);
+            });
+        }
+    }
+}
+
+thread_local! {
+    /// Buffers for payloads that handlers get as copies. Handlers nest twice: a request's, and its reply's.
+    static COPIES: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Calls `work` with the address of an aligned copy.
+fn with_copy(bytes: &[u8], work: impl FnOnce(usize)) {
+    let mut copy = COPIES.try_with(|copies| copies.borrow_mut().pop()).ok().flatten().unwrap_or_default();
+    let words = bytes.len().div_ceil(8);
+    if copy.len() < words {
+        copy.resize(words, 0);
+    }
+    let addr = copy.as_mut_ptr().expose_provenance();
+    memory::bytes_at_mut(addr, bytes.len()).copy_from_slice(bytes);
+    work(addr);
+    let _ = COPIES.try_with(|copies| copies.borrow_mut().push(copy));
+}
+
+#[inline(always)]
+fn find(job: &Job, index: u8, count: usize) -> &Entry {
+    match job.endpoint().handler(index) {
+        Some(entry) if entry.nargs == ANY_ARGS || entry.nargs as usize == count => entry,
+        other => wrong_handler(index, count, other),
+    }
+}
+
+#[cold]
+fn wrong_handler(index: u8, count: usize, found: Option<&Entry>) -> ! {
+    match found {
+        Some(entry) => crate::fatal!(
+            "handler {index} takes {} arguments and got {count}; send as many as were registered",
+            entry.nargs
+        ),
+        None => crate::fatal!("no handler has index {index}; register it in all ranks before the first message"),
+    }
+}
+
+/// The engine's client: runs handlers.
+pub(crate) struct Handlers;
+
+impl ActiveHandler for Handlers {
+    #[inline]
+    fn arrived(&mut self, source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>) {
+        let Some(job) = Job::get() else { return };
+        let (Some(arrived), Ok(source)) = (Arrived::parse(head), u32::try_from(source)) else {
+            crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");
+        };
+        let args = &arrived.args[..arrived.count];
+        let entry = find(job, arrived.handler, args.len());
+        let Some(function) = entry.function else { return };
+        let to = if reply { ReplyTo::Nothing } else { ReplyTo::Peer(invoke::for_token(answer)) };
+        let token = Token::new(source, matches!(arrived.kind, Kind::Long { .. }), entry, to);
+        match arrived.kind {
+            Kind::Short => invoke::handler(function, &token, None, args),
+            Kind::Long { dest } => {
+                let payload = Payload { addr: dest, bytes: arrived.long_bytes };
+                invoke::handler(function, &token, Some(payload), args);
+            }
+            Kind::Medium => {
+                let addr = body.as_ptr().expose_provenance();
+                if addr.is_multiple_of(8) {
+                    invoke::handler(function, &token, Some(Payload { addr, bytes: body.len() }), args);
+                } else {
+                    with_copy(body, |addr| {
+                        invoke::handler(function, &token, Some(Payload { addr, bytes: body.len() }), args);
+                    });
+                }
+            }
+        }
+    }
+
+    fn lost(&mut self, _source: Addr, _why: LinkError) {
+        // The supervisor or the launcher ends the job when a rank dies.
+    }
+}
+
+impl Job {
+    /// Copies into a rank's segment.
+    #[inline(always)]
+    pub fn put(&self, at: Location, dest: usize, source: usize, bytes: usize) {
+        match self.place(at, dest, bytes) {
+            Place::Here(here) => memory::copy_at(here, source, bytes),
+            other => self.put_far(at, dest, source, bytes, other),
+        }
+    }
+
+    /// Copies from a rank's segment.
+    #[inline(always)]
+    pub fn get_from(&self, at: Location, dest: usize, source: usize, bytes: usize) {
+        match self.place(at, source, bytes) {
+            Place::Here(here) => memory::copy_at(dest, here, bytes),
+            other => self.get_far(at, dest, source, bytes, other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_read_back() {
+        let all: Vec<i32> = (0..16).map(|at| at * 1_000_003 - 5).collect();
+        for count in 0..=MAX_ARGS {
+            for kind in [Kind::Short, Kind::Medium, Kind::Long { dest: 0x7fff_1234_5678 }] {
+                let args = &all[..count];
+                let header = Header::new(&Message { handler: 200, kind, source: 0, bytes: 77, args });
+                let arrived = Arrived::parse(header.as_bytes()).expect("a header");
+                assert_eq!((arrived.handler, arrived.kind, &arrived.args[..arrived.count]), (200, kind, args));
+                assert_eq!(arrived.long_bytes, if matches!(kind, Kind::Long { .. }) { 77 } else { 0 });
+                if kind == Kind::Medium {
+                    assert!(header.len.is_multiple_of(8));
+                }
+                assert!((0..header.len.min(4)).all(|len| Arrived::parse(&header.bytes[..len]).is_none()));
+            }
+        }
+        assert!(Arrived::parse(&[1, 0, 17, 0]).is_none());
+        assert!(Arrived::parse(&[1, 3, 0, 0]).is_none());
+    }
+}

@@ -1,0 +1,246 @@
+//! Barriers of teams, and named barriers.
+//!
+//! Place in the data flow: weft-gex-c calls [`TeamBarrier`] for `gex_Coll_Barrier…`, and [`Named`] for
+//! `gasnet_barrier_…`. Each member counts its arrivals in a line of its own, and looks at the lines of the others.
+//!
+//! A barrier is the number of the arrival that ends it, so several may be under way. A named barrier also publishes its
+//! id and flags, in one of two places in turn: a member that arrives at number n + 2 knows that all have left number n.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::area::{Area, Part};
+use crate::job::Job;
+use crate::wait;
+
+/// The barriers of one member of a team.
+#[derive(Default)]
+pub struct TeamBarrier {
+    started: AtomicU64,
+}
+
+impl TeamBarrier {
+    /// Arrives. Returns the number of the barrier.
+    #[inline(always)]
+    pub fn arrive(&self, area: &Area, me: u32) -> u64 {
+        let number = self.started.load(Ordering::Relaxed) + 1;
+        self.started.store(number, Ordering::Relaxed);
+        area.arrivals(me, Part::Barrier).store(number, Ordering::Release);
+        number
+    }
+
+    /// Whether the barrier of a number is over.
+    #[inline(always)]
+    pub fn is_over(area: &Area, number: u64, seen: &mut u32) -> bool {
+        area.have_arrived(Part::Barrier, number, seen)
+    }
+
+    /// Arrives and waits for all.
+    #[inline(always)]
+    pub fn pass(&self, job: &Job, area: &Area, me: u32) {
+        let number = self.arrive(area, me);
+        let mut seen = 0;
+        wait::until(job, || Self::is_over(area, number, &mut seen));
+    }
+}
+
+/// The flags of named barriers.
+pub mod flags {
+    /// The barrier has no id and matches any.
+    pub const ANONYMOUS: u32 = 1;
+    /// The caller knows of a mismatch.
+    pub const MISMATCH: u32 = 2;
+}
+
+/// The outcome of a named barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All ids agree, or there are none.
+    Matched,
+    /// Two ids differ, or a rank has reported a mismatch.
+    Mismatch,
+    /// It is not over.
+    NotReady,
+    /// No barrier has been begun.
+    NotBegun,
+    /// A barrier has been begun and not ended.
+    Begun,
+}
+
+/// The id of a barrier: a number, none, or a known mismatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Id {
+    Anonymous,
+    Number(i32),
+    Mismatch,
+}
+
+impl Id {
+    fn new(number: i32, flag_bits: u32) -> Self {
+        if flag_bits & flags::MISMATCH != 0 {
+            Self::Mismatch
+        } else if flag_bits & flags::ANONYMOUS != 0 {
+            Self::Anonymous
+        } else {
+            Self::Number(number)
+        }
+    }
+
+    /// The id of two ranks together.
+    fn join(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Anonymous, id) | (id, Self::Anonymous) => id,
+            (Self::Number(one), Self::Number(two)) if one == two => self,
+            _ => Self::Mismatch,
+        }
+    }
+
+    fn to_word(self) -> u64 {
+        match self {
+            Self::Anonymous => 1 << 32,
+            Self::Mismatch => 2 << 32,
+            Self::Number(number) => u64::from(number.cast_unsigned()),
+        }
+    }
+
+    fn from_word(word: u64) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "the number is in the low half")]
+        match word >> 32 {
+            0 => Self::Number((word as u32).cast_signed()),
+            1 => Self::Anonymous,
+            _ => Self::Mismatch,
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of the last barrier that was begun.
+    number: u64,
+    /// The id with which it was begun, until it is ended.
+    begun: Option<Id>,
+    seen: u32,
+    /// The id of the last barrier that has ended.
+    last: Option<Id>,
+}
+
+/// The named barriers of a rank.
+#[derive(Default)]
+pub struct Named(Mutex<State>);
+
+impl Named {
+    /// Begins a barrier.
+    pub fn notify(&self, area: &Area, me: u32, number: i32, flag_bits: u32) -> Outcome {
+        let mut state = self.0.lock();
+        if state.begun.is_some() {
+            return Outcome::Begun;
+        }
+        let id = Id::new(number, flag_bits);
+        state.number += 1;
+        state.seen = 0;
+        state.begun = Some(id);
+        let line = area.line(me, Part::Named);
+        line.word(place(state.number)).store(id.to_word(), Ordering::Relaxed);
+        line.word(0).store(state.number, Ordering::Release);
+        Outcome::Matched
+    }
+
+    /// Ends the barrier if all ranks have begun it.
+    pub fn try_end(&self, area: &Area, number: i32, flag_bits: u32) -> Outcome {
+        let mut state = self.0.lock();
+        let Some(mine) = state.begun else { return Outcome::NotBegun };
+        let (at, mut seen) = (state.number, state.seen);
+        let over = area.have_arrived(Part::Named, at, &mut seen);
+        state.seen = seen;
+        if !over {
+            return Outcome::NotReady;
+        }
+        let id = |member| Id::from_word(area.line(member, Part::Named).word(place(at)).load(Ordering::Relaxed));
+        let joined = (0..area.members()).map(id).fold(Id::Anonymous, Id::join);
+        state.begun = None;
+        state.last = Some(joined);
+        // The end must name the barrier as its beginning did.
+        if joined == Id::Mismatch || Id::new(number, flag_bits) != mine { Outcome::Mismatch } else { Outcome::Matched }
+    }
+
+    /// The id of the last barrier; `None` if it had none, or the ids differed.
+    #[must_use]
+    pub fn result(&self) -> Option<i32> {
+        match self.0.lock().last {
+            Some(Id::Number(number)) => Some(number),
+            _ => None,
+        }
+    }
+}
+
+/// The word with the id of a barrier.
+fn place(number: u64) -> usize {
+    if number % 2 == 0 { 1 } else { 2 }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::board::Board;
+
+    fn area(members: u32) -> Area {
+        let board = Board::create(1).unwrap();
+        let offset = board.allocate(Area::bytes(members) as u64).unwrap();
+        Area::map(&board, offset, members).unwrap()
+    }
+
+    #[test]
+    fn a_barrier_ends_when_the_last_member_arrives() {
+        let area = area(3);
+        let members: [TeamBarrier; 3] = Default::default();
+        for round in 1..4 {
+            let mut seen = 0;
+            for (me, member) in (0..).zip(&members) {
+                assert!(!TeamBarrier::is_over(&area, round, &mut seen));
+                assert_eq!(member.arrive(&area, me), round);
+            }
+            assert!(TeamBarrier::is_over(&area, round, &mut seen));
+        }
+        // A member may begin several at once.
+        assert_eq!((members[0].arrive(&area, 0), members[0].arrive(&area, 0)), (4, 5));
+        assert!(!TeamBarrier::is_over(&area, 4, &mut 0));
+    }
+
+    fn round(ids: [(i32, u32); 3]) -> ([Outcome; 3], Option<i32>) {
+        let area = area(3);
+        let ranks: [Named; 3] = Default::default();
+        for round in 0..3 {
+            for (me, (rank, (id, flags))) in (0..).zip(ranks.iter().zip(ids)) {
+                assert_ne!(rank.try_end(&area, id, flags), Outcome::Matched, "round {round}");
+                assert_eq!(rank.notify(&area, me, id, flags), Outcome::Matched);
+                assert_eq!(rank.notify(&area, me, id, flags), Outcome::Begun);
+            }
+            let ends = std::array::from_fn::<_, 3, _>(|me| ranks[me].try_end(&area, ids[me].0, ids[me].1));
+            if round == 2 {
+                return (ends, ranks[1].result());
+            }
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn ids_must_agree_unless_anonymous() {
+        use Outcome::{Matched, Mismatch};
+        let anonymous = (7, flags::ANONYMOUS);
+        assert_eq!(round([(5, 0); 3]), ([Matched; 3], Some(5)));
+        assert_eq!(round([(5, 0), anonymous, (5, 0)]), ([Matched; 3], Some(5)));
+        assert_eq!(round([anonymous; 3]), ([Matched; 3], None));
+        assert_eq!(round([(5, 0), anonymous, (6, 0)]), ([Mismatch; 3], None));
+        assert_eq!(round([(5, 0), (5, 0), (0, flags::MISMATCH)]), ([Mismatch; 3], None));
+    }
+
+    #[test]
+    fn the_end_must_repeat_the_id() {
+        let area = area(1);
+        let rank = Named::default();
+        rank.notify(&area, 0, 3, 0);
+        assert_eq!(rank.try_end(&area, 4, 0), Outcome::Mismatch);
+    }
+}

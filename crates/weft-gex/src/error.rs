@@ -1,0 +1,44 @@
+//! Errors of a job's start, and the end of a process that cannot go on.
+//!
+//! Every text names the cause and, after a semicolon, the remedy.
+
+use weft_nic::NicError;
+use weft_os::SystemError;
+
+/// The reason why a job cannot start or a call cannot be performed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A system call was refused.
+    #[error(transparent)]
+    System(#[from] SystemError),
+    /// The endpoint's device cannot be opened.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// A dialogue with the launcher failed.
+    #[error(
+        "the launcher did not {0}; start the job with a launcher that speaks PMI-1 (MPICH's mpiexec), or by fork (GASNET_SPAWNER=fork)"
+    )]
+    Launcher(String),
+    /// A variable of the environment has no usable value.
+    #[error("{name}={value} is not {expected}; change or unset the variable")]
+    Variable {
+        /// The name of the variable.
+        name: String,
+        /// Its value.
+        value: String,
+        /// A description of usable values.
+        expected: &'static str,
+    },
+    /// A rank is on another host.
+    #[error("rank {0} runs on another host, and conduit smp serves one host; start all ranks on one host")]
+    OtherHost(u32),
+    /// The ranks of the host could not exchange their memory.
+    #[error("the ranks of this host did not meet within {0} s; check that all ranks have started")]
+    Rendezvous(u64),
+    /// A number of ranks is out of the limits.
+    #[error("a job of {0} ranks is not supported; start 1 to {most} ranks", most = crate::board::MAX_RANKS)]
+    Ranks(u64),
+    /// The job's memory file has no room.
+    #[error("a segment of {0} bytes does not fit into the job's memory file; ask for less, or raise `ulimit -f`")]
+    NoRoom(u64),
+}

@@ -1,0 +1,206 @@
+//! The end of a job.
+//!
+//! Place in the data flow: `gasnet_exit`, exit(3), a return from main and fatal signals come here, from any thread and
+//! also from signal handlers and handlers of messages. No function here takes a lock that such a caller could hold.
+//!
+//! ```text
+//! a rank ends: note the code on the board, note the stage, write streams out
+//!    forked ranks:   leave; the supervisor ends the others (spawn/fork.rs)
+//!    launched ranks: wait for the others, ask them (SIGQUIT), kill them, report to the launcher, leave
+//! ```
+//!
+//! The other ranks have a short grace to call exit themselves, because most programs end in all ranks at about the same
+//! time. Ranks that do not end by SIGQUIT are killed after `GASNET_EXITTIMEOUT` seconds.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::board::{Board, Stage};
+use crate::env;
+use crate::job::Job;
+use crate::os;
+
+/// The time for ranks to end after SIGQUIT, unless `GASNET_EXITTIMEOUT` says otherwise.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Signals that end a process, and end its job.
+const FATAL: [i32; 9] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGABRT,
+    libc::SIGTERM,
+    libc::SIGINT,
+    libc::SIGHUP,
+    libc::SIGPIPE,
+];
+
+static LIMIT: OnceLock<Duration> = OnceLock::new();
+/// The number of calls that end this process; the first one does it.
+static CALLS: AtomicU32 = AtomicU32::new(0);
+
+/// The time that ranks have to end by themselves after the first one has ended.
+#[must_use]
+pub fn grace(ranks: u32) -> Duration {
+    Duration::from_millis(250 + 5 * u64::from(ranks))
+}
+
+/// The time that ranks have to end after the request.
+#[must_use]
+pub fn timeout() -> Duration {
+    *LIMIT.get_or_init(|| match env::seconds("GASNET_EXITTIMEOUT") {
+        Ok(Some(seconds)) => Duration::from_secs_f64(seconds.min(1e6)),
+        _ => TIMEOUT,
+    })
+}
+
+/// Installs the handlers by which exit(3) and signals end the job.
+pub(crate) fn install() {
+    let _ = timeout();
+    // Other ranks may end the job while the client does not poll.
+    os::catch(libc::SIGQUIT, on_quit);
+    if !matches!(env::yes("GASNET_CATCH_EXIT"), Ok(Some(false))) {
+        os::at_exit(on_exit);
+        FATAL.iter().for_each(|&signal| os::catch(signal, on_fatal));
+    }
+}
+
+/// The state in which a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    /// Outside signal handlers: streams can be written out.
+    Call,
+    /// In a signal handler.
+    Signal,
+}
+
+/// Ends the job with a code.
+pub fn exit(code: i32) -> ! {
+    match Job::get() {
+        Some(job) => end(job, code, From::Call),
+        None => {
+            os::flush_streams();
+            os::end_now(code)
+        }
+    }
+}
+
+/// Ends the job because a call cannot be performed. The text names the cause and the remedy.
+#[cold]
+pub fn fatal(text: std::fmt::Arguments<'_>) -> ! {
+    match Job::get() {
+        Some(job) => os::say(format!("weft-gex: rank {}: {text}\n", job.rank()).as_bytes()),
+        None => os::say(format!("weft-gex: {text}\n").as_bytes()),
+    }
+    exit(1)
+}
+
+/// Ends the job with a message: the cause, and after a semicolon the remedy.
+#[macro_export]
+macro_rules! fatal {
+    ($($text:tt)*) => { $crate::exit::fatal(format_args!($($text)*)) };
+}
+
+/// Ends this rank because another one has ended the job.
+#[cold]
+pub(crate) fn follow(job: &Job) -> ! {
+    end(job, job.board().exit_code().unwrap_or(1), From::Call)
+}
+
+fn end(job: &Job, code: i32, from: From) -> ! {
+    if CALLS.fetch_add(1, Ordering::AcqRel) > 0 {
+        // The first call ends the process.
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+    let board = job.board();
+    board.end_job(code);
+    if from == From::Call {
+        os::flush_streams();
+    }
+    board.set_exiting(job.rank());
+    if job.is_launched() {
+        end_launched(job, board, code);
+    }
+    os::end_now(code)
+}
+
+/// Ends the other ranks of a job that a launcher has started, and reports to it.
+fn end_launched(job: &Job, board: &Board, code: i32) {
+    if others_leave(job, grace(board.ranks())) {
+        // A code other than 0 is reported by the exit status.
+        job.with_launcher(crate::spawn::pmi::Client::finalize);
+        return;
+    }
+    board.set_ending();
+    signal_others(job, libc::SIGQUIT);
+    if !others_leave(job, timeout()) {
+        signal_others(job, libc::SIGKILL);
+    }
+    let code = board.exit_code().unwrap_or(code);
+    job.with_launcher(|launcher| launcher.abort(code));
+}
+
+/// Waits until all other ranks are about to end.
+fn others_leave(job: &Job, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        let board = job.board();
+        let is_left =
+            |rank: u32| board.stage(rank) != Stage::Up || board.process(rank).is_some_and(|pid| !os::exists(pid));
+        if (0..board.ranks()).filter(|&rank| rank != job.rank()).all(is_left) {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn signal_others(job: &Job, signal: i32) {
+    let board = job.board();
+    for rank in (0..board.ranks()).filter(|&rank| rank != job.rank()) {
+        if let Some(pid) = board.process(rank).filter(|_| board.stage(rank) == Stage::Up) {
+            os::kill(pid, signal);
+        }
+    }
+}
+
+extern "C" fn on_exit(code: i32, _: *mut libc::c_void) {
+    if let Some(job) = Job::get().filter(|job| job.is_here()) {
+        end(job, code, From::Call);
+    }
+}
+
+extern "C" fn on_quit(signal: i32) {
+    let Some(job) = Job::get().filter(|job| job.is_here()) else { return os::raise_default(signal) };
+    if CALLS.load(Ordering::Acquire) > 0 {
+        return;
+    }
+    end(job, job.board().exit_code().unwrap_or(128 + signal), From::Signal)
+}
+
+extern "C" fn on_fatal(signal: i32) {
+    if let Some(job) = Job::get().filter(|job| job.is_here()) {
+        let mut text = [0; 96];
+        let used = line(&mut text, job.rank(), signal);
+        os::say(&text[..used]);
+        job.board().end_job(128 + signal);
+        job.board().set_exiting(job.rank());
+    }
+    // The status of the process tells the cause, and the system may write a core file.
+    os::raise_default(signal);
+}
+
+/// Writes the message of a fatal signal without the heap. Returns its length.
+fn line(text: &mut [u8], rank: u32, signal: i32) -> usize {
+    use std::io::Write as _;
+    let room = text.len();
+    let mut rest = text;
+    let _ = writeln!(rest, "weft-gex: rank {rank}: ended by signal {signal}; the job ends");
+    room - rest.len()
+}

@@ -1,0 +1,199 @@
+//! The segments of all ranks: from an address of a peer's process to its place here.
+//!
+//! Place in the data flow: every remote access asks [`Segments::place`]. It is one comparison for a segment that is
+//! mapped. Segments appear on the board when their owner publishes them, and are mapped here at their first use.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::board::{Board, MAX_ENDPOINTS, Published};
+use crate::memory;
+
+/// An endpoint of the job: a rank, and the number of the endpoint there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    rank: u32,
+    endpoint: u16,
+}
+
+impl Location {
+    /// An endpoint of a rank.
+    #[inline(always)]
+    #[must_use]
+    pub fn new(rank: u32, endpoint: u16) -> Self {
+        Self { rank, endpoint }
+    }
+
+    /// The rank.
+    #[inline(always)]
+    #[must_use]
+    pub fn rank(self) -> u32 {
+        self.rank
+    }
+
+    /// The number of the endpoint.
+    #[inline(always)]
+    #[must_use]
+    pub fn endpoint(self) -> u16 {
+        self.endpoint
+    }
+}
+
+/// A segment that is mapped here. All zeros: not known, or not mapped.
+#[derive(Default)]
+struct Mapped {
+    /// The address in the owner's process.
+    base: AtomicUsize,
+    bytes: AtomicUsize,
+    /// The address here.
+    here: AtomicUsize,
+}
+
+impl Mapped {
+    #[inline(always)]
+    fn place(&self, addr: usize, bytes: usize) -> Option<usize> {
+        let at = addr.wrapping_sub(self.base.load(Ordering::Relaxed));
+        let room = self.bytes.load(Ordering::Acquire);
+        (at <= room && bytes <= room - at).then(|| self.here.load(Ordering::Relaxed) + at)
+    }
+
+    fn set(&self, base: usize, here: usize, bytes: usize) {
+        self.base.store(base, Ordering::Relaxed);
+        self.here.store(here, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Release);
+    }
+}
+
+/// The place of a peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At an address of this process.
+    Here(usize),
+    /// In another process, whose memory is not mapped here.
+    Far(u32),
+    /// In no segment.
+    Nowhere,
+}
+
+/// The segments of all endpoints.
+pub struct Segments {
+    rank: u32,
+    /// Those of endpoint 0, by rank.
+    primary: Box<[Mapped]>,
+    /// Those of the other endpoints, by endpoint and rank.
+    others: [OnceLock<Box<[Mapped]>>; MAX_ENDPOINTS],
+    /// Held while a segment is mapped.
+    mapping: Mutex<()>,
+}
+
+impl Segments {
+    /// An empty table of a rank.
+    #[must_use]
+    pub fn new(rank: u32, ranks: u32) -> Self {
+        let primary = (0..ranks).map(|_| Mapped::default()).collect();
+        Self { rank, primary, others: std::array::from_fn(|_| OnceLock::new()), mapping: Mutex::new(()) }
+    }
+
+    #[inline(always)]
+    fn row(&self, at: Location) -> Option<&Mapped> {
+        if at.endpoint == 0 { self.primary.get(at.rank as usize) } else { self.other_row(at) }
+    }
+
+    #[cold]
+    fn other_row(&self, at: Location) -> Option<&Mapped> {
+        let rows = self.others.get(usize::from(at.endpoint))?;
+        rows.get_or_init(|| self.primary.iter().map(|_| Mapped::default()).collect()).get(at.rank as usize)
+    }
+
+    /// The place of `bytes` bytes at an address of an endpoint's process.
+    #[inline(always)]
+    #[must_use]
+    pub fn place(&self, board: &Board, at: Location, addr: usize, bytes: usize) -> Place {
+        match self.row(at).and_then(|row| row.place(addr, bytes)) {
+            Some(here) => Place::Here(here),
+            None => self.look(board, at, addr, bytes),
+        }
+    }
+
+    /// The place of memory in a segment that is not known here yet.
+    #[cold]
+    #[inline(never)]
+    fn look(&self, board: &Board, at: Location, addr: usize, bytes: usize) -> Place {
+        let Some(segment) = board.published(at.rank, usize::from(at.endpoint)) else { return Place::Nowhere };
+        let offset = addr.wrapping_sub(segment.addr);
+        if offset > segment.bytes || bytes > segment.bytes - offset {
+            return Place::Nowhere;
+        }
+        match self.local(board, at, segment) {
+            Some(here) => Place::Here(here + offset),
+            None => board.process(at.rank).map_or(Place::Nowhere, Place::Far),
+        }
+    }
+
+    /// The address at which a peer's segment is mapped here. `None`: the client has allocated it, or the system refuses
+    /// the mapping.
+    #[must_use]
+    pub fn local(&self, board: &Board, at: Location, segment: Published) -> Option<usize> {
+        let row = self.row(at)?;
+        if at.rank == self.rank {
+            row.set(segment.addr, segment.addr, segment.bytes);
+            return Some(segment.addr);
+        }
+        let _one = self.mapping.lock();
+        if row.base.load(Ordering::Relaxed) == segment.addr
+            && let Some(here) = row.place(segment.addr, segment.bytes)
+        {
+            return Some(here);
+        }
+        let here = board.file().map(segment.offset?, segment.bytes).ok()?;
+        row.set(segment.addr, here, segment.bytes);
+        Some(here)
+    }
+
+    /// Forgets a segment, and unmaps it here.
+    pub fn forget(&self, at: Location) {
+        let _one = self.mapping.lock();
+        let Some(row) = self.row(at) else { return };
+        let (here, bytes) = (row.here.load(Ordering::Relaxed), row.bytes.load(Ordering::Relaxed));
+        row.set(0, 0, 0);
+        if at.rank != self.rank && bytes > 0 {
+            memory::unmap_part(here, bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn memory_of_peers_is_found_in_published_segments_only() {
+        let board = Board::create(2).unwrap();
+        let table = Segments::new(0, 2);
+        let peer = Location::new(1, 0);
+        assert_eq!(table.place(&board, peer, 0x10_0000, 8), Place::Nowhere);
+        let offset = board.allocate(8192).unwrap();
+        board.publish(1, 0, Published { addr: 0x10_0000, bytes: 8192, offset: Some(offset) });
+        let Place::Here(here) = table.place(&board, peer, 0x10_0010, 8) else { panic!("not mapped") };
+        assert_eq!(table.place(&board, peer, 0x10_0000, 8192), Place::Here(here - 16));
+        for (addr, bytes) in [(0x10_0000, 8193), (0xf_ffff, 1), (0x10_1ff9, 8), (usize::MAX, 8), (0x10_2001, 0)] {
+            assert_eq!(table.place(&board, peer, addr, bytes), Place::Nowhere, "{addr:#x} {bytes}");
+        }
+        assert_eq!(table.place(&board, Location::new(2, 0), 0x10_0000, 8), Place::Nowhere);
+    }
+
+    #[test]
+    fn memory_of_clients_is_far_and_ones_own_is_here() {
+        let board = Board::create(2).unwrap();
+        let table = Segments::new(0, 2);
+        board.set_up(1, 77);
+        for rank in 0..2 {
+            board.publish(rank, 5, Published { addr: 0x10_0000, bytes: 100, offset: None });
+        }
+        assert_eq!(table.place(&board, Location::new(1, 5), 0x10_0001, 8), Place::Far(77));
+        assert_eq!(table.place(&board, Location::new(0, 5), 0x10_0001, 8), Place::Here(0x10_0001));
+    }
+}

@@ -1,0 +1,155 @@
+//! The pauses of a rank that waits.
+//!
+//! Place in the data flow: every blocking call polls, and pauses by [`Pause`] while nothing happens. The steps: spin,
+//! yield the processor, sleep on the device. A message ends the sleep at once; a change in shared memory is seen at its
+//! end. Where ranks outnumber processors, the first two steps are short.
+
+use std::time::Duration;
+
+use crate::job::Job;
+
+/// Polls before the first yield, where each rank has a processor.
+const SPINS: u32 = 20_000;
+/// Polls before the first yield, where ranks share processors.
+const SPINS_SHARED: u32 = 20;
+/// Yields before the first sleep, where each rank has a processor.
+const YIELDS: u32 = 2_000;
+/// Yields before the first sleep, where ranks share processors.
+const YIELDS_SHARED: u32 = 100;
+/// The shortest and the longest sleep, in microseconds.
+const SLEEP_US: [u64; 2] = [50, 1000];
+
+/// The method of waiting (`gasnet_set_waitmode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Never sleep.
+    Spin,
+    /// Sleep after a short time.
+    Block,
+    /// Sleep after a longer time.
+    SpinBlock,
+}
+
+/// The limits of a rank's pauses.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    spins: u32,
+    yields: u32,
+    sleeps: bool,
+}
+
+impl Limits {
+    /// Limits for a mode, where `ranks` run on a host with that number of processors.
+    #[must_use]
+    pub fn new(mode: Mode, ranks: u32, processors: usize) -> Self {
+        let shared = ranks as usize > processors;
+        let (spins, yields) = if shared { (SPINS_SHARED, YIELDS_SHARED) } else { (SPINS, YIELDS) };
+        match mode {
+            Mode::Spin => Self { spins, yields, sleeps: false },
+            Mode::Block => Self { spins: SPINS_SHARED, yields: YIELDS_SHARED, sleeps: true },
+            Mode::SpinBlock => Self { spins, yields, sleeps: true },
+        }
+    }
+
+    /// Where the next pause is after `idle` pauses.
+    #[must_use]
+    pub fn step(&self, idle: u32) -> Step {
+        if idle < self.spins {
+            Step::Spin
+        } else if idle < self.spins + self.yields || !self.sleeps {
+            Step::Yield
+        } else {
+            let longer = (idle - self.spins - self.yields).min(16);
+            Step::Sleep(Duration::from_micros((SLEEP_US[0] << longer.min(10)).min(SLEEP_US[1])))
+        }
+    }
+}
+
+/// One pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A hint to the processor.
+    Spin,
+    /// The processor goes to another thread.
+    Yield,
+    /// A sleep of at most this time.
+    Sleep(Duration),
+}
+
+/// The pauses of one wait.
+pub struct Pause {
+    idle: u32,
+}
+
+impl Pause {
+    /// The pauses of a new wait.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { idle: 0 }
+    }
+
+    /// The pauses after a number of them.
+    #[must_use]
+    pub fn after(idle: u32) -> Self {
+        Self { idle }
+    }
+
+    /// The number of pauses.
+    #[must_use]
+    pub fn idle(&self) -> u32 {
+        self.idle
+    }
+
+    /// Polls once; pauses if nothing has happened.
+    pub fn step(&mut self, job: &Job) {
+        if job.poll() > 0 {
+            self.idle = 0;
+            return;
+        }
+        match job.wait_limits().step(self.idle) {
+            Step::Spin => std::hint::spin_loop(),
+            Step::Yield => std::thread::yield_now(),
+            Step::Sleep(time) => job.sleep(time),
+        }
+        self.idle = self.idle.saturating_add(1);
+    }
+}
+
+impl Default for Pause {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Polls until the condition holds.
+#[inline(always)]
+pub fn until(job: &Job, mut done: impl FnMut() -> bool) {
+    if !done() {
+        pause_until(job, &mut done);
+    }
+}
+
+#[inline(never)]
+fn pause_until(job: &Job, done: &mut dyn FnMut() -> bool) {
+    let mut pause = Pause::new();
+    while !done() {
+        pause.step(job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_become_longer() {
+        let limits = Limits::new(Mode::SpinBlock, 4, 2);
+        assert_eq!(limits.step(0), Step::Spin);
+        assert_eq!(limits.step(SPINS_SHARED), Step::Yield);
+        let first = SPINS_SHARED + YIELDS_SHARED;
+        assert_eq!(limits.step(first), Step::Sleep(Duration::from_micros(50)));
+        assert_eq!(limits.step(u32::MAX), Step::Sleep(Duration::from_micros(1000)));
+        assert_eq!(Limits::new(Mode::Spin, 4, 2).step(u32::MAX), Step::Yield);
+        assert_eq!(Limits::new(Mode::SpinBlock, 2, 2).step(SPINS - 1), Step::Spin);
+    }
+}
