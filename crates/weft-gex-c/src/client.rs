@@ -1,0 +1,123 @@
+//! `gex_Client_…`: the start of the job.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+
+use weft_gex::gate::Threads;
+use weft_gex::job::{self, Job};
+use weft_gex::{endpoint, env, os};
+
+use crate::handles::{ClientHandle, ERR_BAD_ARG, ERR_NOT_INIT, ERR_RESOURCE, EpHandle, OK, Tm, export, job, put};
+
+/// The version of the document that the headers follow.
+const SPEC: [c_uint; 2] = [0, 19];
+/// The number of the mode with one thread.
+const SEQ: c_uint = 1;
+
+/// What an object of the client was compiled with. The layout is that of `gex_weft_build_t`.
+#[repr(C)]
+pub(crate) struct Build {
+    size: usize,
+    spec_major: c_uint,
+    spec_minor: c_uint,
+    threads: c_uint,
+    debug: c_uint,
+    conduit: *const c_char,
+}
+
+impl Build {
+    /// The reason why the library cannot serve the object.
+    fn refusal(&self) -> Option<String> {
+        let spec = [self.spec_major, self.spec_minor];
+        (self.size != size_of::<Self>() || spec != SPEC).then(|| {
+            format!(
+                "the program was compiled with headers of version {}.{} and the library has {}.{}; compile it with the headers of this library",
+                spec[0], spec[1], SPEC[0], SPEC[1]
+            )
+        })
+    }
+}
+
+/// Starts the job. Prints the reason if that fails.
+fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> {
+    let print = |text: &dyn std::fmt::Display| os::say(format!("weft-gex: {text}\n").as_bytes());
+    if Job::get().is_some() {
+        print(&"the job was started twice; call gex_Client_Init once");
+        return Err(ERR_NOT_INIT);
+    }
+    if let Some(why) = build.refusal() {
+        print(&why);
+        return Err(ERR_BAD_ARG);
+    }
+    let threads = if build.threads == SEQ { Threads::One } else { Threads::Many };
+    let job = job::start(CString::from(name), flags, threads).map_err(|error| {
+        print(&error);
+        ERR_RESOURCE
+    })?;
+    if matches!(env::yes("GASNET_VERBOSEENV"), Ok(Some(true))) && job.rank() == 0 {
+        print(&format_args!("a job of {} ranks over shared memory", job.ranks()));
+    }
+    // All ranks leave together, so that none calls one that has not started.
+    job.world().pass_barrier(job);
+    Ok(job)
+}
+
+export! {
+    fn gex_weft_Client_Init(client: *mut ClientHandle, ep: *mut EpHandle, tm: *mut Tm, name: *const c_char, _argc: *mut c_int, _argv: *mut *mut *mut c_char, flags: u32, build: *const Build) -> c_int {
+        // SAFETY: the header passes the address of a structure.
+        let build = unsafe { &*build };
+        // SAFETY: the client's name is a text, or null.
+        let name = if name.is_null() { c"client" } else { unsafe { CStr::from_ptr(name) } };
+        let job = match start(name, flags, build) {
+            Ok(job) => job,
+            Err(code) => return code,
+        };
+        // SAFETY: the client's pointers are null or writable.
+        unsafe { put(client, ClientHandle::of(job.client())) };
+        // SAFETY: as above.
+        unsafe { put(ep, EpHandle::of(job.endpoint())) };
+        // SAFETY: as above.
+        unsafe { put(tm, Tm::of(job.world())) };
+        OK
+    }
+
+    fn gex_weft_init1(_argc: *mut c_int, _argv: *mut *mut *mut c_char, build: *const Build) -> c_int {
+        // SAFETY: the header passes the address of a structure.
+        match start(c"GASNET1", 1, unsafe { &*build }) {
+            Ok(_) => OK,
+            Err(code) => code,
+        }
+    }
+
+    fn gex_weft_tm0() -> Tm {
+        Tm::of(job().world())
+    }
+
+    fn gasnet_QueryGexObjects(client: *mut ClientHandle, ep: *mut EpHandle, tm: *mut Tm, segment: *mut crate::handles::SegmentHandle) {
+        let job = job();
+        // SAFETY: the client's pointers are null or writable.
+        unsafe { put(client, ClientHandle::of(job.client())) };
+        // SAFETY: as above.
+        unsafe { put(ep, EpHandle::of(job.endpoint())) };
+        // SAFETY: as above.
+        unsafe { put(tm, Tm::of(job.world())) };
+        let bound = job.endpoint().segment().map_or(crate::handles::SegmentHandle::INVALID, crate::handles::SegmentHandle::of);
+        // SAFETY: as above.
+        unsafe { put(segment, bound) };
+    }
+
+    fn gex_Client_QueryName(client: ClientHandle) -> *const c_char {
+        client.get().name().as_ptr()
+    }
+
+    fn gex_Client_QueryFlags(client: ClientHandle) -> u32 {
+        client.get().flags()
+    }
+
+    fn gex_Client_SetCData(client: ClientHandle, value: *mut c_void) {
+        endpoint::set_cdata(client.get().cdata(), value);
+    }
+
+    fn gex_Client_QueryCData(client: ClientHandle) -> *mut c_void {
+        endpoint::cdata(client.get().cdata())
+    }
+}
