@@ -1,8 +1,8 @@
 # The targets of this project. Each installs its dependencies (scripts/deps.sh) and can be repeated.
 #
-#   make            builds the provider, the MPI profiling library and the weft command in target/dist
+#   make            builds the provider, the MPI profiling library, the weft command and weft-gex in target/dist
 #   make lab        builds weft-lab: the command with the measurements and simulations that this project uses
-#   make install    installs both under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
+#   make install    installs all under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
 #   make uninstall  removes them again
 #   make packages   builds for glibc 2.28, and makes wheels, .deb and archive in target/packages, as a release does
 #   make demo       runs an MPI program over weft, libfabric's shm and tcp, and MPICH alone, and prints one table
@@ -43,13 +43,16 @@ INCLUDE_DIR := $(PREFIX)/include
 ZSH_DIR := $(PREFIX)/share/zsh/$(if $(and $(filter /usr,$(PREFIX)),$(MULTIARCH)),vendor-completions,site-functions)
 BASH_COMPLETIONS := $(PREFIX)/share/bash-completion/completions/weft
 FISH_COMPLETIONS := $(PREFIX)/share/fish/vendor_completions.d/weft.fish
+# The library that is compatible with GASNet-EX has a prefix of its own, so that no other GASNet is overwritten. An empty
+# GEX_DIR leaves it out.
+GEX_DIR := $(PREFIX)/lib/weft/gex
 INSTALLED := $(LIBFABRIC_DIR)/libweft-fi.so $(LIBFABRIC_DIR)/libweft-coll.so $(PREFIX)/bin/weft \
   $(MAN_DIR)/man1/weft.1 $(MAN_DIR)/man7/fi_weft.7 $(MAN_DIR)/man7/weft-coll.7 \
   $(DOC_DIR)/LICENSE $(DOC_DIR)/THIRD-PARTY $(INCLUDE_DIR)/weft_memory.h \
   $(BASH_COMPLETIONS) $(ZSH_DIR)/_weft $(FISH_COMPLETIONS)
 
 # The crates whose files are installed.
-SHIPPED := -p weft-provider -p weft-cli -p weft-coll
+SHIPPED := -p weft-provider -p weft-cli -p weft-coll -p weft-gex-c
 
 # Packages run on every Linux with this glibc, which the wheels of the MPI libraries need as well.
 GLIBC := 2.28
@@ -77,13 +80,17 @@ define put_all
 $(call put,libweft_fi.so,libweft-fi.so)
 $(call put,libweft_coll.so,libweft-coll.so)
 $(call put,weft,weft)
+mkdir -p $(DIST)/gex
+$(call put,libweft_gex_c.so,gex/libweft-gex.so)
+$(call put,libweft_gex_c.a,gex/libweft-gex.a)
+scripts/gex-archives.sh $(DIST)/gex
 scripts/third_party.py $(DIST)/THIRD-PARTY
 endef
 
 dist: build-deps
 	cargo build --release $(SHIPPED)
 	@$(put_all)
-	@echo "$(DIST)/libweft-fi.so $(DIST)/libweft-coll.so $(DIST)/weft"
+	@echo "$(DIST)/libweft-fi.so $(DIST)/libweft-coll.so $(DIST)/weft $(DIST)/gex/libweft-gex.so"
 
 # The command for measuring and simulating weft itself. It is not installed.
 lab: build-deps
@@ -108,6 +115,7 @@ install:
 	$(put_file) -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
 	$(put_file) -t $(DESTDIR)$(DOC_DIR) LICENSE $(DIST)/THIRD-PARTY
 	$(put_file) -t $(DESTDIR)$(INCLUDE_DIR) include/weft_memory.h
+	$(if $(GEX_DIR),STRIP=$(STRIP) scripts/gex-install.sh $(DIST)/gex "$(DESTDIR)" "$(GEX_DIR)")
 	$(DIST)/weft man weft | $(put_file) /dev/stdin $(DESTDIR)$(MAN_DIR)/man1/weft.1
 	$(DIST)/weft completions bash | $(put_file) /dev/stdin $(DESTDIR)$(BASH_COMPLETIONS)
 	$(DIST)/weft completions zsh | $(put_file) /dev/stdin $(DESTDIR)$(ZSH_DIR)/_weft
@@ -115,7 +123,8 @@ install:
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
-	-@rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBFABRIC_DIR) $(DESTDIR)$(DOC_DIR) 2>/dev/null
+	$(if $(GEX_DIR),rm -rf "$(DESTDIR)$(GEX_DIR)")
+	-@rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBFABRIC_DIR) $(DESTDIR)$(DOC_DIR) $(DESTDIR)$(PREFIX)/lib/weft 2>/dev/null
 
 # The only way to packages; scripts/release.sh takes it, too. zig is the linker, with the symbols of that glibc. A target
 # directory of their own keeps these files apart from those that are linked with this machine's glibc.

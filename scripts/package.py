@@ -59,7 +59,9 @@ def dist() -> Path:
 
 def install(destination: Path, prefix: str) -> None:
     """Installs into a tree."""
-    command = ["make", "--no-print-directory", "-s", "-C", str(ROOT), "install", f"PREFIX={prefix}", f"DESTDIR={destination}"]
+    # The library for GASNet clients is not part of these packages: an empty GEX_DIR leaves it out.
+    paths = [f"PREFIX={prefix}", f"DESTDIR={destination}", "GEX_DIR="]
+    command = ["make", "--no-print-directory", "-s", "-C", str(ROOT), "install", *paths]
     subprocess.run(command, check=True)
 
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = {"weft-provider", "weft-cli", "weft-coll"}
+SHIPPED = {"weft-provider", "weft-cli", "weft-coll", "weft-gex-c"}
 LICENCE_FILE = re.compile(r"licen[cs]e|copying|copyright|notice|\bofl\b|\bufl\b", re.IGNORECASE)
 RULE = "=" * 78
 # Code that comes with the tools of the build, with its licence. `make packages` links the last one.

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Builds the archives of the modes of weft-gex, libgasnet-<conduit>-<mode>.a.
+#
+#   scripts/gex-archives.sh OUT
+#
+# Each has one object with a symbol and some strings. The C compiler that links Rust programs builds them: an archive
+# from cargo would carry Rust's standard library, and could not be linked beside the shared library.
+set -eu
+out=$1
+source=$(dirname "$0")/../crates/weft-gex-c
+mkdir -p "$out"
+for mode in seq par; do
+  upper=$(echo "$mode" | tr a-z A-Z)
+  archive=$out/libgasnet-smp-$mode
+  "${CC:-cc}" -c -O2 -fPIC "-DGASNET_$upper" -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" \
+    -o "$archive.o" "$source/install/link.c"
+  rm -f "$archive.a"
+  "${AR:-ar}" rcsD "$archive.a" "$archive.o"
+  rm "$archive.o"
+done

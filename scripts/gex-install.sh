@@ -1,0 +1,46 @@
+#!/bin/sh
+# Installs weft-gex into a prefix of its own, in the layout that GASNet clients expect. Builds nothing.
+#
+#   scripts/gex-install.sh BUILT DESTDIR PREFIX
+#
+# BUILT has libweft-gex.so, libweft-gex.a and the archives (scripts/gex-archives.sh). Files are written to
+# DESTDIR/PREFIX and name PREFIX. STRIP, if it is set, removes debugging information.
+set -eu
+built=$1 prefix=$3
+to=$2$3
+source=$(dirname "$0")/../crates/weft-gex-c
+
+put() { install -D -m "$1" "$2" "$3"; }
+
+for header in "$source"/include/*.h; do
+  put 644 "$header" "$to/include/$(basename "$header")"
+done
+for library in libweft-gex.so libweft-gex.a libgasnet-smp-seq.a libgasnet-smp-par.a; do
+  put 644 "$built/$library" "$to/lib/$library"
+done
+[ -z "${STRIP-}" ] || "$STRIP" -g "$to/lib/libweft-gex.so" "$to/lib/libweft-gex.a"
+put 755 "$source/install/gasnetrun_smp" "$to/bin/gasnetrun_smp"
+
+# fill TEMPLATE FILE: writes a file of one mode.
+fill() {
+  mkdir -p "$(dirname "$2")"
+  sed -e "s|@PREFIX@|$prefix|g" -e "s|@CONDUIT@|smp|g" -e "s|@MODE@|$mode|g" -e "s|@THREADFLAGS@|$threads|g" \
+    -e "s|@DEFINES@|$defines -DGASNET_CONDUIT_SMP=1|g" -e "s|@TOOLSDEFINES@|$tools|g" -e 's|  *$||' \
+    "$source/install/$1" >"$2"
+  chmod 644 "$2"
+}
+
+for mode in seq par; do
+  case $mode in
+  seq) threads='' defines='-D_GNU_SOURCE=1 -DGASNET_SEQ' tools='-D_GNU_SOURCE=1' ;;
+  par) threads='-pthread' defines='-D_GNU_SOURCE=1 -DGASNET_PAR -D_REENTRANT' ;;
+  esac
+  [ $mode = seq ] || tools='-D_GNU_SOURCE=1 -D_REENTRANT -DGASNETT_THREAD_SAFE=1'
+  fill conduit.mak.in "$to/include/smp-conduit/smp-$mode.mak"
+  fill tools.mak.in "$to/include/gasnet_tools-$mode.mak"
+  fill conduit.pc.in "$to/lib/pkgconfig/gasnet-smp-$mode.pc"
+  fill tools.pc.in "$to/lib/pkgconfig/gasnet_tools-$mode.pc"
+  # A script for the linker: the tools are in the library.
+  echo 'INPUT(-lweft-gex)' >"$to/lib/libgasnet_tools-$mode.a"
+  chmod 644 "$to/lib/libgasnet_tools-$mode.a"
+done
