@@ -63,7 +63,7 @@ STRIP ?= strip
 put_file = install -D -m 644
 
 .PHONY: install packages uninstall
-.PHONY: all asan bench check faults fuzz dist lab sim build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
+.PHONY: all asan bench check faults fuzz dist gex lab sim build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
 .PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
@@ -76,14 +76,17 @@ test-deps deps:
 # libfabric loads files named *fi.so. A new file replaces the old one by a rename, so that a process keeps the file
 # that it has mapped.
 put = mkdir -p $(DIST) && cp $(BUILT)/$(1) $(DIST)/.new && mv $(DIST)/.new $(DIST)/$(2)
-define put_all
-$(call put,libweft_fi.so,libweft-fi.so)
-$(call put,libweft_coll.so,libweft-coll.so)
-$(call put,weft,weft)
+define put_gex
 mkdir -p $(DIST)/gex
 $(call put,libweft_gex_c.so,gex/libweft-gex.so)
 $(call put,libweft_gex_c.a,gex/libweft-gex.a)
 scripts/gex-archives.sh $(DIST)/gex
+endef
+define put_all
+$(call put,libweft_fi.so,libweft-fi.so)
+$(call put,libweft_coll.so,libweft-coll.so)
+$(call put,weft,weft)
+$(put_gex)
 scripts/third_party.py $(DIST)/THIRD-PARTY
 endef
 
@@ -106,6 +109,11 @@ provider: build-deps
 	@cargo build --release -p weft-provider
 	@$(call put,libweft_fi.so,libweft-fi.so)
 
+# weft-gex alone.
+gex: build-deps
+	@cargo build --release -p weft-gex-c
+	@$(put_gex)
+
 # Builds nothing, so that root needs no compiler.
 install:
 	@for file in libweft-fi.so libweft-coll.so weft THIRD-PARTY; do \
@@ -123,7 +131,7 @@ install:
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
-	$(if $(GEX_DIR),rm -rf "$(DESTDIR)$(GEX_DIR)")
+	rm -rf "$(DESTDIR)$(PREFIX)/lib/weft/gex"
 	-@rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBFABRIC_DIR) $(DESTDIR)$(DOC_DIR) $(DESTDIR)$(PREFIX)/lib/weft 2>/dev/null
 
 # The only way to packages; scripts/release.sh takes it, too. zig is the linker, with the symbols of that glibc. A target
