@@ -72,7 +72,9 @@ export! {
             // The answer depends on no other member, so nothing is exchanged.
             return if new.is_null() { 0 } else { SCRATCH_BYTES };
         }
-        let wish = Wish { color: color.cast_unsigned(), key: key.cast_unsigned(), joins: !new.is_null() };
+        // Keys may be negative, and their order is that of signed numbers.
+        let key = key.cast_unsigned() ^ (1 << 31);
+        let wish = Wish { color: color.cast_unsigned(), key, joins: !new.is_null() };
         let team = split(parent, wish, scratch_of(scratch, bytes), flags);
         // SAFETY: the client's pointer is null or writable.
         unsafe { put(new, team.map_or(Tm::INVALID, Tm::of)) };

@@ -1,0 +1,233 @@
+"""weft-gex as it is installed: its files, the flags of its clients, its launcher, and programs for every call.
+
+The programs of tests/gex assert what each call does, and print a line for each rank. C programs are compiled as C99 and
+as C++11.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import harness
+import jobs
+import pytest
+
+SOURCES = Path(__file__).resolve().parent / "gex"
+PROGRAMS = ["job", "am", "prepare", "rma", "barrier", "teams", "endpoints", "one", "threads", "cxx"]
+# Situations of abi_exit.c, with the status of the job when the program is given 37.
+ENDS = {
+    "all": 37,
+    "return": 37,
+    "exit": 37,
+    "one": 37,
+    "one-others-sleep": 37,
+    "handler": 37,
+    "own-handler": 37,
+    "signal-handler": 37,
+    "last-waits-in-barrier": 37,
+    "thread": 37,
+    "killed": 137,
+    "abort": 134,
+}
+MODES = ["seq", "par"]
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror"]
+STRICT_CXX = ["-std=c++11", *STRICT[1:]]
+
+
+@pytest.fixture(scope="module")
+def prefix() -> Iterator[Path]:
+    """An installation for this module. Its directory is in the target directory, since sandboxes hide /tmp."""
+    parent = jobs.TARGET / "tests"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix="gex-") as directory:
+        place = Path(directory) / "prefix"
+        script = jobs.ROOT / "scripts/gex-install.sh"
+        subprocess.run([script, jobs.DIST / "gex", "", place], check=True, timeout=60)
+        yield place
+
+
+def pkg_config(prefix: Path, package: str) -> list[str]:
+    """The flags of a client that uses pkg-config."""
+    env = os.environ | {"PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
+    command = ["pkg-config", "--cflags", "--libs", package]
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=20).stdout.split()
+
+
+def build(prefix: Path, name: str, mode: str) -> Path:
+    """Compiles tests/gex/abi_NAME: in SEQ as C, in PAR as C++."""
+    source = next(SOURCES.glob(f"abi_{name}.c*"))
+    binary = prefix.parent / f"{name}-{mode}"
+    compiler = ["g++", *STRICT_CXX, "-x", "c++"] if mode == "par" or source.suffix == ".cc" else ["gcc", *STRICT]
+    command = [*compiler, str(source), "-x", "none", "-o", str(binary), *pkg_config(prefix, f"gasnet-smp-{mode}")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return binary
+
+
+@pytest.fixture(scope="module")
+def built(prefix: Path) -> dict[tuple[str, str], Path]:
+    """All programs, by name and mode."""
+    # Threads of a client need PAR.
+    wanted = [(name, mode) for name in [*PROGRAMS, "exit"] for mode in MODES if (name, mode) != ("threads", "seq")]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(wanted, pool.map(lambda one: build(prefix, *one), wanted)))
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without a launcher's variables."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("GASNET_", "PMI_", "PMIX_"))}
+
+
+def each_rank_succeeds(outcome: harness.Outcome, ranks: int) -> None:
+    """Fails unless every rank has printed that nothing failed, and nothing is left."""
+    assert len(re.findall(r"\b\d+ checks, 0 failures", outcome.check().output)) == ranks, outcome.output[-4000:]
+    assert outcome.left is None or outcome.left.nothing(), outcome.left
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_calls(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path], name: str, mode: str) -> None:
+    """Every call does what the interface says, with 1 to 4 ranks in a host."""
+    if (name, mode) not in built:
+        pytest.skip("threads of clients need PAR")
+    script = 'for n in 1 2 3 4; do "$1" -n $n "$2" || exit; done'
+    command = ["sh", "-c", script, "sh", str(prefix / "bin/gasnetrun_smp"), str(built[name, mode])]
+    each_rank_succeeds(runner.run(command, clean_environment(), 60), 1 + 2 + 3 + 4)
+
+
+def test_hydra_starts_jobs(runner: harness.Runner, built: dict[tuple[str, str], Path]) -> None:
+    """MPICH's launcher starts the same program."""
+    outcome = runner.run(jobs.mpich(3, [str(built["am", "par"])]), clean_environment(), 60)
+    each_rank_succeeds(outcome, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ends(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path], mode: str) -> None:
+    """However a job ends, its status is that of the rank that ended it, and no process is left."""
+    ends = {end: status for end, status in ENDS.items() if (end, mode) != ("thread", "seq")}
+    script = 'for end in $3; do "$1" -n 3 "$2" $end 37; echo "$end ends with $?"; pgrep -x exit-seq -x exit-par; done'
+    arguments = [str(prefix / "bin/gasnetrun_smp"), str(built["exit", mode]), " ".join(ends)]
+    outcome = runner.run(["sh", "-c", script + "; true", "sh", *arguments], clean_environment(), 90).check()
+    assert dict(re.findall(r"^(\S+) ends with (\d+)$", outcome.output, re.MULTILINE)) == {
+        end: str(status) for end, status in ends.items()
+    }, outcome.output
+    assert not re.findall(r"^\d+$", outcome.output, re.MULTILINE), f"a process is left:\n{outcome.output}"
+    assert outcome.left is None or outcome.left.nothing(), outcome.left
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tools(prefix: Path, mode: str) -> None:
+    """The tools work alone, in C and C++."""
+    for compiler in (["gcc", *STRICT], ["g++", *STRICT_CXX, "-x", "c++"]):
+        binary = prefix.parent / "tools"
+        flags = pkg_config(prefix, f"gasnet_tools-{mode}")
+        source = [str(SOURCES / "tools.c"), "-x", "none", "-o", str(binary)]
+        subprocess.run([*compiler, *source, *flags], check=True, timeout=60)
+        done = subprocess.run([binary], env=clean_environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and " 0 failures" in done.stdout, done.stdout
+
+
+def variables(prefix: Path, mode: str) -> dict[str, str]:
+    """The variables of a makefile fragment, as make sees them."""
+    fragment = prefix / f"include/smp-conduit/smp-{mode}.mak"
+    text = f"include {fragment}\nall: ; @true $(foreach v,$(filter GASNET_%,$(.VARIABLES)),$(info $v=$($v)))\n"
+    done = subprocess.run(["make", "-s", "-f", "-"], input=text, text=True, capture_output=True, check=True, timeout=20)
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+
+FRAGMENT = """
+PREFIX CC CXX OPT_CFLAGS MISC_CFLAGS MISC_CPPFLAGS DEVWARN_CFLAGS OPT_CXXFLAGS MISC_CXXFLAGS MISC_CXXCPPFLAGS
+DEVWARN_CXXFLAGS DEFINES INCLUDES LIBDIRS CFLAGS CPPFLAGS CXXFLAGS CXXCPPFLAGS LD LDFLAGS LIBS LD_REQUIRES_CXX
+LD_REQUIRES_MPI SPAWNER_DEFAULT SPAWNER_FORK SPAWNER_SSH SPAWNER_MPI SPAWNER_PMI
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fragment(prefix: Path, mode: str) -> None:
+    """The makefile fragment defines what clients read, builds a program, and agrees with pkg-config."""
+    values = variables(prefix, mode)
+    assert {f"GASNET_{name}" for name in FRAGMENT.split()} <= set(values)
+    assert values["GASNET_PREFIX"] == str(prefix)
+    assert f"-DGASNET_{mode.upper()}" in values["GASNET_DEFINES"].split()
+    assert ("-D_REENTRANT" in values["GASNET_DEFINES"].split()) == (mode == "par")
+    flags = " ".join(values[f"GASNET_{name}"] for name in ("CPPFLAGS", "CFLAGS", "LDFLAGS", "LIBS")).split()
+    assert sorted(set(flags)) == sorted(set(pkg_config(prefix, f"gasnet-smp-{mode}")))
+    # The executable tells scanners what it is.
+    binary = prefix.parent / f"plain-{mode}"
+    source = "#include <gasnetex.h>\nint main(void) { return 0; }\n"
+    compiler = [values["GASNET_CC"], "-x", "c", "-", "-x", "none", "-o", str(binary)]
+    subprocess.run([*compiler, *flags], input=source, text=True, check=True, timeout=60)
+    content = binary.read_bytes()
+    for text in (
+        rb"\$GASNetConfig: \([^)]*\) RELEASE=2025\.8\.0,SPEC=0\.19,CONDUIT=SMP\(WEFT-[^)]*\),THREADMODEL=%s,",
+        rb"\$GASNetThreadModel: GASNET_%s \$",
+        rb"\$GASNetConduitName: SMP \$",
+    ):
+        text = text.replace(b"%s", mode.upper().encode())
+        assert re.search(text, content), text
+
+
+def test_mixed_modes_are_refused(prefix: Path) -> None:
+    """A program of SEQ does not link with the libraries of PAR, and the linker names the mode."""
+    unit = prefix.parent / "unit.o"
+    source = "#include <gasnetex.h>\nint main(void) { return 0; }\n"
+    compile_ = ["gcc", "-x", "c", "-", "-c", "-o", str(unit), *pkg_config(prefix, "gasnet-smp-seq")]
+    subprocess.run(compile_, input=source, text=True, check=True, capture_output=True, timeout=60)
+    link = ["gcc", str(unit), "-o", str(prefix.parent / "mixed"), *pkg_config(prefix, "gasnet-smp-par")]
+    done = subprocess.run(link, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "gex_weft_link_SMP_SEQ" in done.stderr, done.stderr
+
+
+def test_exports(prefix: Path) -> None:
+    """The library exports names of the interface alone, and every function that the tools' header declares."""
+    table = ["nm", "-D", "--defined-only", str(prefix / "lib/libweft-gex.so")]
+    exported = {line.split()[2] for line in subprocess.check_output(table, text=True, timeout=20).splitlines()}
+    assert not [name for name in exported if not name.startswith(("gex_", "gasnet_", "gasnett_"))]
+    headers = (prefix / "include").glob("weft_gex_tools_*.h")
+    declared = {name for file in headers for name in re.findall(r"^extern [^(]*?\b(gasnett_\w+)\(", file.read_text(), re.M)}
+    assert declared and declared <= exported, declared - exported
+
+
+def test_static_library(prefix: Path) -> None:
+    """A program links with the static library, and needs no other."""
+    flags = [flag for flag in pkg_config(prefix, "gasnet-smp-seq") if flag != "-lweft-gex"]
+    binary = prefix.parent / "static"
+    library = [str(prefix / "lib/libweft-gex.a"), "-lpthread", "-ldl", "-lm", "-lgcc_s"]
+    command = ["gcc", *STRICT, str(SOURCES / "abi_barrier.c"), "-o", str(binary), *flags, *library]
+    subprocess.run(command, check=True, timeout=60)
+    needed = subprocess.check_output(["readelf", "-d", str(binary)], text=True, timeout=20)
+    assert "libweft" not in needed
+    run = [prefix / "bin/gasnetrun_smp", "-n", "2", binary]
+    done = subprocess.run(run, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout.count(" 0 failures") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["-n", "3", "-t", "prog", "-x"], 0, "GASNET_SPAWNER=fork GASNET_PSHM_NODES=3 prog -x"),
+        (["-n3", "-N", "1", "-c", "2", "-E", "A,B", "-k", "-spawner=fork", "-t", "--", "prog"], 0, "NODES=3 prog"),
+        (["-n", "2", "-v", "sh", "-c", "echo $GASNET_PSHM_NODES $GASNET_SPAWNER"], 0, "2 fork"),
+        (["-n", "2", "sh", "-c", "exit 7"], 7, ""),
+        (["prog"], 2, "write -n 2"),
+        (["-n", "0", "prog"], 2, "no number of processes"),
+        (["-n", "2", "-N", "2", "prog"], 2, "one host"),
+        (["-n", "2", "-spawner=ssh", "prog"], 2, "use fork"),
+        (["-n", "2", "-z", "prog"], 2, "unknown option -z"),
+        (["-n"], 2, "needs a value"),
+        (["-n", "2"], 2, "program is missing"),
+        (["-h"], 0, "usage:"),
+    ],
+)
+def test_launcher(prefix: Path, arguments: list[str], status: int, text: str) -> None:
+    """gasnetrun_smp has the options of such launchers, and refuses what it cannot do."""
+    command = [prefix / "bin/gasnetrun_smp", *arguments]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=20)
+    assert done.returncode == status, done
+    assert text in done.stdout + done.stderr
