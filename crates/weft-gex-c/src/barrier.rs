@@ -15,6 +15,10 @@ fn notify(id: c_int, flags: c_int) {
     if job.named().notify(job.world().area(), job.rank(), id, flags.cast_unsigned()) == Outcome::Begun {
         fatal!("a barrier was begun twice; end it with gasnet_barrier_wait before the next");
     }
+    // The last rank wakes the others.
+    if job.board().has_sleepers() && job.named().is_over(job.world().area()) {
+        job.world().wake_members(job);
+    }
 }
 
 fn try_end(id: c_int, flags: c_int) -> c_int {
@@ -31,7 +35,7 @@ fn try_end(id: c_int, flags: c_int) -> c_int {
 
 fn end(id: c_int, flags: c_int) -> c_int {
     let mut code = ERR_NOT_READY;
-    wait::until(job(), || {
+    wait::until_woken(job(), || {
         code = try_end(id, flags);
         code != ERR_NOT_READY
     });
@@ -71,7 +75,7 @@ export! {
 
     fn gex_Coll_BarrierNB(tm: Tm, _flags: u32) -> Event {
         let (job, team) = (job(), tm.team());
-        let number = team.barrier().arrive(team.area(), team.rank());
+        let (number, _) = team.arrive(job);
         let slot = team.queue().start(team.area(), team.rank(), Task::Barrier { number, seen: 0 });
         if slot.is_some() {
             job.watch(team);

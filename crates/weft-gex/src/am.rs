@@ -311,6 +311,15 @@ fn send(job: &Job, at: Location, header: &Header, body: Payload, patience: Patie
     }
 }
 
+/// The header of a message without a handler, which ends the target's sleep.
+const WAKE: [u8; 4] = [0, 3, 0, 0];
+
+/// Ends the sleep of a rank. Without credit or link it may sleep on until its time is over.
+pub(crate) fn wake(job: &Job, rank: u32) {
+    let message = ActiveMessage { dest: Addr::from(rank), reply: false, head: &WAKE, body: &[] };
+    let _ = job.with_engine(|engine| engine.send_active(&message));
+}
+
 /// Runs the handler of a message to the own rank.
 #[inline(never)]
 fn run_own(job: &Job, message: &Message<'_>, request: bool) {
@@ -379,6 +388,9 @@ impl ActiveHandler for Handlers {
     #[inline]
     fn arrived(&mut self, source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>) {
         let Some(job) = Job::get() else { return };
+        if head == WAKE {
+            return;
+        }
         let (Some(arrived), Ok(source)) = (Arrived::parse(head), u32::try_from(source)) else {
             crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");
         };

@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::area::{Area, Part};
-use crate::job::Job;
-use crate::wait;
 
 /// The barriers of one member of a team.
 #[derive(Default)]
@@ -36,13 +34,6 @@ impl TeamBarrier {
         area.have_arrived(Part::Barrier, number, seen)
     }
 
-    /// Arrives and waits for all.
-    #[inline(always)]
-    pub fn pass(&self, job: &Job, area: &Area, me: u32) {
-        let number = self.arrive(area, me);
-        let mut seen = 0;
-        wait::until(job, || Self::is_over(area, number, &mut seen));
-    }
 }
 
 /// The flags of named barriers.
@@ -144,6 +135,12 @@ impl Named {
         line.word(place(state.number)).store(id.to_word(), Ordering::Relaxed);
         line.word(0).store(state.number, Ordering::Release);
         Outcome::Matched
+    }
+
+    /// Whether all ranks have begun the barrier that this rank has begun last.
+    #[must_use]
+    pub fn is_over(&self, area: &Area) -> bool {
+        area.have_arrived(Part::Named, self.0.lock().number, &mut 0)
     }
 
     /// Ends the barrier if all ranks have begun it.

@@ -5,14 +5,15 @@
 //!
 //! ```text
 //! line 0            ranks · exit word · ending · next free byte of the file · area of all ranks · key (4 words)
-//! RANK_LINES each   process · stage · length of the blob   | blob (4 lines) | endpoints' segments (7 lines)
+//! line 1            ranks that sleep
+//! RANK_LINES each   process · stage · length of the blob · asleep   | blob (4 lines) | endpoints' segments (7 lines)
 //! ```
 //!
 //! Invariant: only the rank itself writes its lines, except for its process number, which the supervisor may read at
 //! any time. Numbers from here are checked where they become addresses: ranks of a job trust one another
 //! (docs/security.md), but a torn or missing value must not become a wrong address.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use weft_os::SystemError;
 
@@ -32,6 +33,8 @@ pub const BLOB_BYTES: usize = BLOB_LINES * LINE_BYTES;
 const BLOB_LINES: usize = 4;
 const ENDPOINT_WORDS: usize = 3;
 const ENDPOINT_LINES: usize = (MAX_ENDPOINTS * ENDPOINT_WORDS).div_ceil(LINE_WORDS);
+/// Lines before those of the ranks. The number of sleepers has its own, because all polls read the first.
+const HEAD_LINES: usize = 2;
 const RANK_LINES: usize = 1 + BLOB_LINES + ENDPOINT_LINES;
 
 // Words of line 0.
@@ -45,6 +48,7 @@ const KEY: usize = 5;
 const PROCESS: usize = 0;
 const STAGE: usize = 1;
 const BLOB_LEN: usize = 2;
+const ASLEEP: usize = 3;
 
 /// The bit of the exit word that says that the job ends.
 const EXIT_SET: u64 = 1 << 63;
@@ -84,7 +88,7 @@ fn page_up(bytes: u64) -> u64 {
 
 impl Board {
     const fn lines_for(ranks: u32) -> usize {
-        1 + ranks as usize * RANK_LINES
+        HEAD_LINES + ranks as usize * RANK_LINES
     }
 
     /// Makes the board of a new job.
@@ -152,7 +156,7 @@ impl Board {
 
     fn rank_line(&self, rank: u32, line: usize) -> &'static Line {
         debug_assert!(rank < self.ranks && line < RANK_LINES);
-        &self.lines[1 + rank as usize * RANK_LINES + line]
+        &self.lines[HEAD_LINES + rank as usize * RANK_LINES + line]
     }
 
     /// Takes a place of whole pages in the file. Returns its offset.
@@ -203,6 +207,33 @@ impl Board {
     pub fn process(&self, rank: u32) -> Option<u32> {
         let pid = self.rank_line(rank, 0).word(PROCESS).load(Ordering::Relaxed);
         u32::try_from(pid).ok().filter(|&pid| pid != 0)
+    }
+
+    /// Notes whether a rank sleeps and wants to be woken. What it wrote before, and what it reads after, is in this
+    /// order with the same of [`Self::has_sleepers`].
+    pub fn set_asleep(&self, rank: u32, asleep: bool) {
+        let count = self.lines[1].word(0);
+        self.rank_line(rank, 0).word(ASLEEP).store(u64::from(asleep), Ordering::Relaxed);
+        if asleep {
+            count.fetch_add(1, Ordering::SeqCst);
+        } else {
+            count.fetch_sub(1, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether ranks sleep.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_sleepers(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.lines[1].word(0).load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a rank sleeps.
+    #[must_use]
+    pub fn is_asleep(&self, rank: u32) -> bool {
+        self.rank_line(rank, 0).word(ASLEEP).load(Ordering::Relaxed) != 0
     }
 
     /// Publishes the blob of a rank. A fence must follow.

@@ -186,9 +186,12 @@ extern "C" fn on_quit(signal: i32) {
 
 extern "C" fn on_fatal(signal: i32) {
     if let Some(job) = Job::get().filter(|job| job.is_here()) {
-        let mut text = [0; 96];
-        let used = line(&mut text, job.rank(), signal);
-        os::say(&text[..used]);
+        // Only the cause is reported, not what it brings about in other ranks.
+        if job.board().exit_code().is_none() {
+            let mut text = [0; 96];
+            let used = line(&mut text, job.rank(), signal);
+            os::say(&text[..used]);
+        }
         job.board().end_job(128 + signal);
         job.board().set_exiting(job.rank());
     }

@@ -134,10 +134,31 @@ impl Team {
         }
     }
 
+    /// Arrives at a barrier. Returns its number, and whether it is over. The last member wakes the others.
+    #[inline(always)]
+    pub fn arrive(&self, job: &Job) -> (u64, bool) {
+        let number = self.barrier.arrive(&self.area, self.rank);
+        let over = TeamBarrier::is_over(&self.area, number, &mut 0);
+        if over {
+            self.wake_members(job);
+        }
+        (number, over)
+    }
+
+    /// Wakes the members that sleep.
+    #[inline(always)]
+    pub fn wake_members(&self, job: &Job) {
+        wait::wake(job, (0..self.size()).filter_map(|member| self.job_rank(member)));
+    }
+
     /// Waits for all members.
     #[inline(always)]
     pub fn pass_barrier(&self, job: &Job) {
-        self.barrier.pass(job, &self.area, self.rank);
+        let (number, over) = self.arrive(job);
+        if !over {
+            let mut seen = 0;
+            wait::until_woken(job, || TeamBarrier::is_over(&self.area, number, &mut seen));
+        }
     }
 
     /// Gives a short message to all members. Returns theirs, in order.

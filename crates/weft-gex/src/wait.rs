@@ -1,8 +1,9 @@
 //! The pauses of a rank that waits.
 //!
 //! Place in the data flow: every blocking call polls, and pauses by [`Pause`] while nothing happens. The steps: spin,
-//! yield the processor, sleep on the device. A message ends the sleep at once; a change in shared memory is seen at its
-//! end. Where ranks outnumber processors, the first two steps are short.
+//! yield the processor, sleep on the device. A message ends the sleep at once. A change in shared memory is seen at its
+//! end, so sleeps are short, unless the rank that makes the change wakes the sleepers ([`until_woken`]). Where ranks
+//! outnumber processors, the first two steps are short.
 
 use std::time::Duration;
 
@@ -18,6 +19,10 @@ const YIELDS: u32 = 2_000;
 const YIELDS_SHARED: u32 = 100;
 /// The shortest and the longest sleep, in microseconds.
 const SLEEP_US: [u64; 2] = [50, 1000];
+/// The longest sleep of a rank that will be woken.
+const LONG_SLEEP: Duration = Duration::from_millis(20);
+/// Looks at the condition of a wait before each poll, because a poll takes longer.
+const LOOKS: u32 = 16;
 
 /// The method of waiting (`gasnet_set_waitmode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,15 +130,53 @@ impl Default for Pause {
 #[inline(always)]
 pub fn until(job: &Job, mut done: impl FnMut() -> bool) {
     if !done() {
-        pause_until(job, &mut done);
+        pause_until(job, &mut done, false);
+    }
+}
+
+/// Polls until the condition holds. The rank that makes it true calls [`wake`] for this one.
+#[inline(always)]
+pub fn until_woken(job: &Job, mut done: impl FnMut() -> bool) {
+    if !done() {
+        pause_until(job, &mut done, true);
     }
 }
 
 #[inline(never)]
-fn pause_until(job: &Job, done: &mut dyn FnMut() -> bool) {
+fn pause_until(job: &Job, done: &mut dyn FnMut() -> bool, woken: bool) {
     let mut pause = Pause::new();
-    while !done() {
-        pause.step(job);
+    loop {
+        for _ in 0..LOOKS {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let sleeps = woken && matches!(job.wait_limits().step(pause.idle), Step::Sleep(_));
+        if !sleeps || job.poll() > 0 {
+            pause.step(job);
+            continue;
+        }
+        job.board().set_asleep(job.rank(), true);
+        if !done() {
+            job.sleep(LONG_SLEEP);
+        }
+        job.board().set_asleep(job.rank(), false);
+    }
+}
+
+/// Wakes the ranks of a list that sleep.
+#[inline(always)]
+pub fn wake(job: &Job, ranks: impl Iterator<Item = u32>) {
+    if job.board().has_sleepers() {
+        wake_each(job, ranks);
+    }
+}
+
+#[cold]
+fn wake_each(job: &Job, ranks: impl Iterator<Item = u32>) {
+    for rank in ranks.filter(|&rank| rank != job.rank() && job.board().is_asleep(rank)) {
+        crate::am::wake(job, rank);
     }
 }
 

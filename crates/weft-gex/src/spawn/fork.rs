@@ -105,8 +105,8 @@ impl Supervisor {
             child.left = true;
             let exited = self.board.stage(child.rank) == Stage::Exiting;
             if let Some(signal) = status.terminating_signal() {
-                // After the request to end, the signal is the supervisor's own.
-                if self.end.as_ref().is_none_or(|end| !end.asked) {
+                // A rank that could has reported the signal itself, and other ranks follow the first.
+                if self.board.exit_code().is_none() {
                     report(child.rank, signal);
                 }
                 self.board.end_job(128 + signal);
