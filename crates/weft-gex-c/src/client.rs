@@ -53,6 +53,7 @@ fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> 
         print(&error);
         ERR_RESOURCE
     })?;
+    crate::tools::speak(job.rank() == 0);
     if matches!(env::yes("GASNET_VERBOSEENV"), Ok(Some(true))) && job.rank() == 0 {
         print(&format_args!("a job of {} ranks over shared memory", job.ranks()));
     }

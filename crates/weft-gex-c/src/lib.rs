@@ -9,16 +9,20 @@
 //! Errors: calls of the client's that can go wrong in a correct program return a code of the API. Others end the job
 //! with a message that names the cause and the remedy.
 
+mod ad;
 mod am;
 mod barrier;
 mod client;
+mod coll;
 mod endpoint;
 mod event;
 mod handles;
 mod kept;
+mod kinds;
 mod prepare;
 mod rma;
 mod segment;
 mod system;
 mod team;
 pub mod tools;
+mod vis;

@@ -33,7 +33,6 @@ impl TeamBarrier {
     pub fn is_over(area: &Area, number: u64, seen: &mut u32) -> bool {
         area.have_arrived(Part::Barrier, number, seen)
     }
-
 }
 
 /// The flags of named barriers.

@@ -23,6 +23,7 @@
 
 pub mod am;
 pub mod area;
+pub mod atomic;
 pub mod barrier;
 pub mod board;
 pub mod coll;
@@ -45,4 +46,5 @@ mod rendezvous;
 pub mod spawn;
 pub mod table;
 pub mod team;
+pub mod vis;
 pub mod wait;

@@ -193,6 +193,21 @@ pub(crate) fn bytes_at_mut<'a>(addr: usize, len: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(first, len) }
 }
 
+/// A number in a segment.
+pub(crate) fn word_32<'a>(addr: usize) -> &'a std::sync::atomic::AtomicU32 {
+    debug_assert!(addr.is_multiple_of(4));
+    // SAFETY: the caller has checked that the address lies in a mapped segment and is aligned. Clients access the
+    // numbers of atomic domains by atomic operations only.
+    unsafe { std::sync::atomic::AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(addr)) }
+}
+
+/// A long number in a segment.
+pub(crate) fn word_64<'a>(addr: usize) -> &'a AtomicU64 {
+    debug_assert!(addr.is_multiple_of(8));
+    // SAFETY: as for `word_32`.
+    unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(addr)) }
+}
+
 /// Writes the low `bytes` (1 to 8) of a value.
 ///
 /// # Safety

@@ -1,0 +1,166 @@
+//! `gex_VIS_…`: vectors, indexed blocks and strided arrays. Within a host each access is complete when its call returns.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+
+use weft_gex::am::{self, Kind, Message, Patience};
+use weft_gex::memory::Way;
+use weft_gex::vis::{Piece, Strided, copy_lists};
+
+use crate::event::Event;
+use crate::handles::{OK, Tm, export, job, list};
+
+/// `gex_Memvec_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Memvec {
+    addr: *mut c_void,
+    bytes: usize,
+}
+
+/// A list of the client: pieces, or blocks of one length.
+#[derive(Clone, Copy)]
+enum Pieces<'a> {
+    Vector(&'a [Memvec]),
+    Indexed(&'a [*mut c_void], usize),
+}
+
+impl<'a> Pieces<'a> {
+    fn iter(self) -> impl Iterator<Item = Piece> + 'a {
+        let (vector, indexed, bytes) = match self {
+            Self::Vector(vector) => (vector, &[][..], 0),
+            Self::Indexed(indexed, bytes) => (&[][..], indexed, bytes),
+        };
+        let vector = vector.iter().map(|piece| Piece { addr: piece.addr.expose_provenance(), bytes: piece.bytes });
+        vector.chain(indexed.iter().map(move |block| Piece { addr: block.expose_provenance(), bytes }))
+    }
+}
+
+/// A message that follows the next put of this thread.
+struct Completion {
+    handler: u8,
+    bytes: Vec<u8>,
+}
+
+thread_local! {
+    static COMPLETION: RefCell<Option<Completion>> = const { RefCell::new(None) };
+}
+
+/// Tells the target that a put is complete, if the client has asked for that.
+fn tell_peer(tm: Tm, rank: u32) {
+    let Some(Completion { handler, bytes }) = COMPLETION.take() else { return };
+    let source = bytes.as_ptr().expose_provenance();
+    let message = Message { handler, kind: Kind::Medium, source, bytes: bytes.len(), args: &[] };
+    let _ = am::request(job(), tm.at(job(), rank), &message, Patience::Wait);
+}
+
+fn put_lists(tm: Tm, rank: u32, near: Pieces<'_>, far: Pieces<'_>) {
+    copy_lists(job(), tm.at(job(), rank), Way::Put, near.iter(), far.iter());
+    tell_peer(tm, rank);
+}
+
+fn get_lists(tm: Tm, rank: u32, near: Pieces<'_>, far: Pieces<'_>) {
+    copy_lists(job(), tm.at(job(), rank), Way::Get, near.iter(), far.iter());
+}
+
+/// One side of a strided access.
+struct Side {
+    addr: *const c_void,
+    strides: *const isize,
+}
+
+/// The elements of a strided access.
+struct Shape {
+    bytes: usize,
+    counts: *const usize,
+    levels: usize,
+}
+
+fn strided(tm: Tm, rank: u32, way: Way, near: &Side, far: &Side, shape: &Shape) {
+    // SAFETY: the client passes lists of that length.
+    let near_strides = unsafe { list(near.strides, shape.levels) };
+    // SAFETY: as above.
+    let far_strides = unsafe { list(far.strides, shape.levels) };
+    // SAFETY: as above.
+    let counts = unsafe { list(shape.counts, shape.levels) };
+    let access = Strided {
+        near: near.addr.expose_provenance(),
+        near_strides,
+        far: far.addr.expose_provenance(),
+        far_strides,
+        bytes: shape.bytes,
+        counts,
+    };
+    access.copy(job(), tm.at(job(), rank), way);
+    if way == Way::Put {
+        tell_peer(tm, rank);
+    }
+}
+
+/// Defines the three forms of an access.
+macro_rules! access {
+    ($blocking:ident $nb:ident $nbi:ident ($($argument:ident: $ty:ty),*) $body:block) => {
+        export! {
+            fn $blocking($($argument: $ty),*, _flags: u32) -> c_int {
+                $body
+                OK
+            }
+
+            fn $nb($($argument: $ty),*, _flags: u32) -> Event {
+                $body
+                Event::INVALID
+            }
+
+            fn $nbi($($argument: $ty),*, _flags: u32) -> c_int {
+                $body
+                OK
+            }
+        }
+    };
+}
+
+access!(gex_VIS_VectorPutBlocking gex_VIS_VectorPutNB gex_VIS_VectorPutNBI (tm: Tm, rank: u32, dests: usize, dest: *const Memvec, sources: usize, source: *const Memvec) {
+    // SAFETY: the client passes lists of these lengths.
+    let near = Pieces::Vector(unsafe { list(source, sources) });
+    // SAFETY: as above.
+    put_lists(tm, rank, near, Pieces::Vector(unsafe { list(dest, dests) }));
+});
+
+access!(gex_VIS_VectorGetBlocking gex_VIS_VectorGetNB gex_VIS_VectorGetNBI (tm: Tm, dests: usize, dest: *const Memvec, rank: u32, sources: usize, source: *const Memvec) {
+    // SAFETY: the client passes lists of these lengths.
+    let near = Pieces::Vector(unsafe { list(dest, dests) });
+    // SAFETY: as above.
+    get_lists(tm, rank, near, Pieces::Vector(unsafe { list(source, sources) }));
+});
+
+access!(gex_VIS_IndexedPutBlocking gex_VIS_IndexedPutNB gex_VIS_IndexedPutNBI (tm: Tm, rank: u32, dests: usize, dest: *const *mut c_void, dest_bytes: usize, sources: usize, source: *const *mut c_void, source_bytes: usize) {
+    // SAFETY: the client passes lists of these lengths.
+    let near = Pieces::Indexed(unsafe { list(source, sources) }, source_bytes);
+    // SAFETY: as above.
+    put_lists(tm, rank, near, Pieces::Indexed(unsafe { list(dest, dests) }, dest_bytes));
+});
+
+access!(gex_VIS_IndexedGetBlocking gex_VIS_IndexedGetNB gex_VIS_IndexedGetNBI (tm: Tm, dests: usize, dest: *const *mut c_void, dest_bytes: usize, rank: u32, sources: usize, source: *const *mut c_void, source_bytes: usize) {
+    // SAFETY: the client passes lists of these lengths.
+    let near = Pieces::Indexed(unsafe { list(dest, dests) }, dest_bytes);
+    // SAFETY: as above.
+    get_lists(tm, rank, near, Pieces::Indexed(unsafe { list(source, sources) }, source_bytes));
+});
+
+access!(gex_VIS_StridedPutBlocking gex_VIS_StridedPutNB gex_VIS_StridedPutNBI (tm: Tm, rank: u32, dest: *mut c_void, dest_strides: *const isize, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize) {
+    let near = Side { addr: source, strides: source_strides };
+    strided(tm, rank, Way::Put, &near, &Side { addr: dest, strides: dest_strides }, &Shape { bytes, counts, levels });
+});
+
+access!(gex_VIS_StridedGetBlocking gex_VIS_StridedGetNB gex_VIS_StridedGetNBI (tm: Tm, dest: *mut c_void, dest_strides: *const isize, rank: u32, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize) {
+    let near = Side { addr: dest, strides: dest_strides };
+    strided(tm, rank, Way::Get, &near, &Side { addr: source, strides: source_strides }, &Shape { bytes, counts, levels });
+});
+
+export! {
+    fn gex_VIS_SetPeerCompletionHandler(handler: u8, source: *const c_void, bytes: usize, _flags: u32) {
+        // SAFETY: the client passes the address of that many bytes.
+        let bytes = unsafe { list(source.cast::<u8>(), bytes) }.to_vec();
+        COMPLETION.set((handler != 0).then_some(Completion { handler, bytes }));
+    }
+}

@@ -1,0 +1,175 @@
+//! Accesses to several pieces of memory: lists of pieces, and strided arrays.
+//!
+//! Place in the data flow: weft-gex-c makes [`Pieces`] or [`Strided`] of the client's arguments. Within the host, each
+//! piece is copied by the call.
+
+use crate::job::Job;
+use crate::memory::{self, Way};
+use crate::table::{Location, Place};
+
+/// A piece of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its address.
+    pub addr: usize,
+    /// Its length in bytes.
+    pub bytes: usize,
+}
+
+/// Copies between two lists of pieces of the same total length.
+pub fn copy_lists(
+    job: &Job,
+    at: Location,
+    way: Way,
+    near: impl Iterator<Item = Piece>,
+    far: impl Iterator<Item = Piece>,
+) {
+    walk(near, far, |near, far, bytes| match way {
+        Way::Put => job.put(at, far, near, bytes),
+        Way::Get => job.get_from(at, near, far, bytes),
+    });
+}
+
+/// Calls `copy` with the parts in which two lists correspond: address, address, length.
+fn walk(
+    near: impl Iterator<Item = Piece>,
+    far: impl Iterator<Item = Piece>,
+    mut copy: impl FnMut(usize, usize, usize),
+) {
+    let (mut near, mut far) = (near.filter(|piece| piece.bytes > 0), far.filter(|piece| piece.bytes > 0));
+    let (mut here, mut there) = (near.next(), far.next());
+    while let (Some(from), Some(to)) = (&mut here, &mut there) {
+        let bytes = from.bytes.min(to.bytes);
+        copy(from.addr, to.addr, bytes);
+        for piece in [&mut *from, &mut *to] {
+            piece.addr += bytes;
+            piece.bytes -= bytes;
+        }
+        if from.bytes == 0 {
+            here = near.next();
+        }
+        if to.bytes == 0 {
+            there = far.next();
+        }
+    }
+}
+
+/// A strided access: elements of a length, in nested loops with a stride on each side.
+pub struct Strided<'a> {
+    /// The address here.
+    pub near: usize,
+    /// The strides here, innermost first, in bytes.
+    pub near_strides: &'a [isize],
+    /// The address in the target's process.
+    pub far: usize,
+    /// The strides there.
+    pub far_strides: &'a [isize],
+    /// Bytes of an element.
+    pub bytes: usize,
+    /// The number of turns of each loop.
+    pub counts: &'a [usize],
+}
+
+/// The bytes that a strided side covers, relative to its address: the first, and behind the last.
+fn extent(strides: &[isize], counts: &[usize], bytes: usize) -> Option<(isize, isize)> {
+    let (mut first, mut last) = (0_isize, isize::try_from(bytes).ok()?);
+    for (&stride, &count) in strides.iter().zip(counts) {
+        let reach = stride.checked_mul(isize::try_from(count).ok()?.checked_sub(1)?)?;
+        if reach < 0 {
+            first = first.checked_add(reach)?;
+        } else {
+            last = last.checked_add(reach)?;
+        }
+    }
+    Some((first, last))
+}
+
+impl Strided<'_> {
+    /// Performs the access.
+    pub fn copy(&self, job: &Job, at: Location, way: Way) {
+        if self.bytes == 0 || self.counts.contains(&0) {
+            return;
+        }
+        let far = extent(self.far_strides, self.counts, self.bytes).and_then(|(first, last)| {
+            let start = self.far.checked_add_signed(first)?;
+            match job.place(at, start, last.abs_diff(first)) {
+                Place::Here(here) => here.checked_add_signed(-first),
+                _ => None,
+            }
+        });
+        match (far, way) {
+            (Some(far), Way::Put) => self.each(far, |near, far| memory::copy_at(far, near, self.bytes)),
+            (Some(far), Way::Get) => self.each(far, |near, far| memory::copy_at(near, far, self.bytes)),
+            // The memory is not mapped here, or the arguments are wrong: each piece finds out.
+            (None, Way::Put) => self.each(self.far, |near, far| job.put(at, far, near, self.bytes)),
+            (None, Way::Get) => self.each(self.far, |near, far| job.get_from(at, near, far, self.bytes)),
+        }
+    }
+
+    /// Calls `copy` with the two addresses of each element.
+    #[inline(always)]
+    fn each(&self, far: usize, mut copy: impl FnMut(usize, usize)) {
+        let Some((&inner, outer)) = self.counts.split_first() else { return copy(self.near, far) };
+        let mut turns = vec![0_usize; outer.len()];
+        let (mut near, mut far) = (self.near, far);
+        loop {
+            let (mut from, mut to) = (near, far);
+            for _ in 0..inner {
+                copy(from, to);
+                from = from.wrapping_add_signed(self.near_strides[0]);
+                to = to.wrapping_add_signed(self.far_strides[0]);
+            }
+            let mut level = 0;
+            loop {
+                let Some(turn) = turns.get_mut(level) else { return };
+                let strides = [self.near_strides[level + 1], self.far_strides[level + 1]];
+                *turn += 1;
+                if *turn < outer[level] {
+                    near = near.wrapping_add_signed(strides[0]);
+                    far = far.wrapping_add_signed(strides[1]);
+                    break;
+                }
+                let back = (outer[level] - 1).cast_signed();
+                near = near.wrapping_add_signed(strides[0].wrapping_mul(-back));
+                far = far.wrapping_add_signed(strides[1].wrapping_mul(-back));
+                *turn = 0;
+                level += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_cut_where_either_side_ends() {
+        let list = |pieces: &[(usize, usize)]| -> Vec<Piece> {
+            pieces.iter().map(|&(addr, bytes)| Piece { addr, bytes }).collect()
+        };
+        let mut parts = Vec::new();
+        let (near, far) = (list(&[(10, 3), (0, 0), (20, 5)]), list(&[(100, 4), (200, 4)]));
+        walk(near.into_iter(), far.into_iter(), |near, far, bytes| parts.push((near, far, bytes)));
+        assert_eq!(parts, [(10, 100, 3), (20, 103, 1), (21, 200, 4)]);
+    }
+
+    #[test]
+    fn strides_are_nested_and_may_be_negative() {
+        let access = Strided {
+            near: 1000,
+            near_strides: &[4, 100],
+            far: 5000,
+            far_strides: &[50, -8],
+            bytes: 4,
+            counts: &[2, 3],
+        };
+        let mut seen = Vec::new();
+        access.each(access.far, |near, far| seen.push((near, far)));
+        assert_eq!(seen, [(1000, 5000), (1004, 5050), (1100, 4992), (1104, 5042), (1200, 4984), (1204, 5034)]);
+        assert_eq!(extent(access.far_strides, access.counts, 4), Some((-16, 54)));
+        let mut count = 0;
+        Strided { counts: &[], ..access }.each(0, |_, _| count += 1);
+        assert_eq!(count, 1);
+    }
+}
