@@ -19,7 +19,9 @@ import jobs
 import pytest
 
 SOURCES = Path(__file__).resolve().parent / "gex"
-PROGRAMS = ["job", "am", "prepare", "rma", "barrier", "teams", "endpoints", "one", "threads", "cxx"]
+# Programs of calls, tests/gex/abi_NAME.
+CORE = ["job", "am", "prepare", "rma", "barrier", "teams", "endpoints"]
+PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx"]
 # Situations of abi_exit.c, with the status of the job when the program is given 37.
 ENDS = {
     "all": 37,
