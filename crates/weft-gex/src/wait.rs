@@ -158,10 +158,15 @@ fn pause_until(job: &Job, done: &mut dyn FnMut() -> bool, woken: bool) {
             continue;
         }
         job.board().set_asleep(job.rank(), true);
-        if !done() {
+        // The condition is asked no more after it held: it may take the outcome.
+        let is_done = done();
+        if !is_done {
             job.sleep(LONG_SLEEP);
         }
         job.board().set_asleep(job.rank(), false);
+        if is_done {
+            return;
+        }
     }
 }
 
