@@ -16,7 +16,7 @@ const SPINS_SHARED: u32 = 20;
 /// Yields before the first sleep, where each rank has a processor.
 const YIELDS: u32 = 2_000;
 /// Yields before the first sleep, where ranks share processors.
-const YIELDS_SHARED: u32 = 100;
+const YIELDS_SHARED: u32 = 1000;
 /// The shortest and the longest sleep, in microseconds.
 const SLEEP_US: [u64; 2] = [50, 1000];
 /// The longest sleep of a rank that will be woken.
