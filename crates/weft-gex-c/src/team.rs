@@ -94,9 +94,9 @@ export! {
         let first = if scratch.is_null() || teams == 0 { std::ptr::null_mut() } else { unsafe { *scratch } };
         let wish = wish_of(job().rank(), parent.team(), members);
         let team = split(parent, wish, scratch_of(first, bytes), flags);
-        if teams > 0 {
+        if let Some(team) = team {
             // SAFETY: the client's pointer is writable.
-            unsafe { put(new, team.map_or(Tm::INVALID, Tm::of)) };
+            unsafe { put(new, Tm::of(team)) };
         }
         0
     }

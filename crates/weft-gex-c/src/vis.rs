@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 
-use weft_gex::am::{self, Kind, Message, Patience};
+use weft_gex::am::{self, Kind, Message};
 use weft_gex::memory::Way;
 use weft_gex::vis::{Piece, Strided, copy_lists};
 
@@ -51,7 +51,7 @@ fn tell_peer(tm: Tm, rank: u32) {
     let Some(Completion { handler, bytes }) = COMPLETION.take() else { return };
     let source = bytes.as_ptr().expose_provenance();
     let message = Message { handler, kind: Kind::Medium, source, bytes: bytes.len(), args: &[] };
-    let _ = am::request(job(), tm.at(job(), rank), &message, Patience::Wait);
+    am::notify(job(), tm.at(job(), rank), &message);
 }
 
 fn put_lists(tm: Tm, rank: u32, near: Pieces<'_>, far: Pieces<'_>) {

@@ -267,7 +267,24 @@ pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patienc
     } else if let Kind::Long { .. } = message.kind {
         return request_long_now(job, at, message);
     }
-    send(job, at, &header, Payload { addr: message.source, bytes: body }, patience)
+    send(job, at, &header, Payload { addr: message.source, bytes: body }, Sending { reply: false, patience })
+}
+
+/// Sends a short or medium message whose handler is that of a reply, without a request.
+pub fn notify(job: &Job, at: Location, message: &Message<'_>) {
+    if at.rank() == job.rank() {
+        return run_own(job, message, false);
+    }
+    check_medium(message.bytes);
+    let body = Payload { addr: message.source, bytes: message.bytes };
+    send(job, at, &Header::new(message), body, Sending { reply: true, patience: Patience::Wait });
+}
+
+/// The manner of sending.
+#[derive(Clone, Copy)]
+struct Sending {
+    reply: bool,
+    patience: Patience,
 }
 
 /// A long request that may be refused. Overwriting the destination early is harmless only if the message follows, so
@@ -279,16 +296,18 @@ fn request_long_now(job: &Job, at: Location, message: &Message<'_>) -> bool {
         return false;
     }
     place_long(job, at, message);
-    send(job, at, &Header::new(message), Payload { addr: 0, bytes: 0 }, Patience::Wait)
+    let sending = Sending { reply: false, patience: Patience::Wait };
+    send(job, at, &Header::new(message), Payload { addr: 0, bytes: 0 }, sending)
 }
 
 #[inline]
-fn send(job: &Job, at: Location, header: &Header, body: Payload, patience: Patience) -> bool {
+fn send(job: &Job, at: Location, header: &Header, body: Payload, sending: Sending) -> bool {
+    let Sending { reply, patience } = sending;
     let piece = invoke::message_piece(body);
     let pieces = std::slice::from_ref(&piece);
     let message = ActiveMessage {
         dest: Addr::from(at.rank()),
-        reply: false,
+        reply,
         head: header.as_bytes(),
         body: if body.bytes == 0 { &[] } else { pieces },
     };

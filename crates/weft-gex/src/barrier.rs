@@ -145,7 +145,9 @@ impl Named {
     /// Ends the barrier if all ranks have begun it.
     pub fn try_end(&self, area: &Area, number: i32, flag_bits: u32) -> Outcome {
         let mut state = self.0.lock();
-        let Some(mine) = state.begun else { return Outcome::NotBegun };
+        if state.begun.is_none() {
+            return Outcome::NotBegun;
+        }
         let (at, mut seen) = (state.number, state.seen);
         let over = area.have_arrived(Part::Named, at, &mut seen);
         state.seen = seen;
@@ -156,8 +158,8 @@ impl Named {
         let joined = (0..area.members()).map(id).fold(Id::Anonymous, Id::join);
         state.begun = None;
         state.last = Some(joined);
-        // The end must name the barrier as its beginning did.
-        if joined == Id::Mismatch || Id::new(number, flag_bits) != mine { Outcome::Mismatch } else { Outcome::Matched }
+        // The end may have an id, which must then be that of the barrier.
+        if joined.join(Id::new(number, flag_bits)) == Id::Mismatch { Outcome::Mismatch } else { Outcome::Matched }
     }
 
     /// The id of the last barrier; `None` if it had none, or the ids differed.
@@ -233,10 +235,17 @@ mod tests {
     }
 
     #[test]
-    fn the_end_must_repeat_the_id() {
+    fn an_id_at_the_end_is_that_of_the_beginning() {
         let area = area(1);
         let rank = Named::default();
-        rank.notify(&area, 0, 3, 0);
-        assert_eq!(rank.try_end(&area, 4, 0), Outcome::Mismatch);
+        for (begin, end, outcome) in [
+            ((3, 0), (4, 0), Outcome::Mismatch),
+            ((3, 0), (4, flags::ANONYMOUS), Outcome::Matched),
+            ((3, flags::ANONYMOUS), (4, 0), Outcome::Matched),
+            ((3, 0), (3, flags::MISMATCH), Outcome::Mismatch),
+        ] {
+            rank.notify(&area, 0, begin.0, begin.1);
+            assert_eq!(rank.try_end(&area, end.0, end.1), outcome, "{begin:?} {end:?}");
+        }
     }
 }
