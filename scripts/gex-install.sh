@@ -21,6 +21,12 @@ done
 [ -z "${STRIP-}" ] || "$STRIP" -g "$to/lib/libweft-gex.so" "$to/lib/libweft-gex.a"
 put 755 "$source/install/gasnetrun_smp" "$to/bin/gasnetrun_smp"
 
+# The tree that UPC++ takes for GASNet's sources.
+for file in configure gasnet_config.h.in gasnetex.h docs/GASNet-EX.txt; do
+  put 644 "$source/install/src/$file" "$to/share/weft-gex/src/$file"
+done
+chmod 755 "$to/share/weft-gex/src/configure"
+
 # fill TEMPLATE FILE: writes a file of one mode.
 fill() {
   mkdir -p "$(dirname "$2")"

@@ -175,6 +175,39 @@ def test_fragment(prefix: Path, mode: str) -> None:
         assert re.search(text, content), text
 
 
+def read_make(text: str, directory: Path) -> str:
+    """The output of make for a makefile."""
+    command = ["make", "-s", "-f", "-"]
+    done = subprocess.run(command, cwd=directory, input=text, text=True, capture_output=True, check=True, timeout=20)
+    return done.stdout
+
+
+@pytest.mark.parametrize(("option", "define"), [("--enable-debug", "GASNET_DEBUG"), ("--disable-debug", "GASNET_NDEBUG")])
+def test_build_tree_of_upcxx(prefix: Path, tmp_path: Path, option: str, define: str) -> None:
+    """The tree that UPC++ configures in place of GASNet's sources has what its build reads and calls."""
+    source = prefix / "share/weft-gex/src"
+    version = "".join(file.read_text() for file in source.glob("docs/GASNet-EX.*"))
+    assert "EX_SPEC_VERSION_MAJOR 0\n" in version and "EX_SPEC_VERSION_MINOR 19\n" in version
+    assert (source / "gasnet_config.h.in").exists() and (source / "gasnetex.h").exists()
+    options = ["--enable-seq", "--enable-par", option, "--with-cflags=-Wl,-O1 -g", "--with-cxx=g++"]
+    subprocess.run([source / "configure", *options], cwd=tmp_path, check=True, timeout=20)
+    assert "EX_SPEC_VERSION_MINOR 19" in (tmp_path / "gasnet_config.h").read_text()
+    make = ["make", "-s"]
+    echo = subprocess.check_output([*make, "echovar", "VARNAME=CONDUITS"], cwd=tmp_path, text=True, timeout=20)
+    assert echo == 'CONDUITS="smp"\n'
+    for target in (["all"], ["-C", "smp-conduit", "seq"], ["-C", "smp-conduit", "par"], ["install", "prefix=made"]):
+        subprocess.run([*make, *target], cwd=tmp_path, check=True, timeout=20)
+    (tmp_path / "words.in").write_text("@CONDUITS@:@CC_FAMILY@:@EXESUFFIX@:@GASNET_THREAD_LIBS@\n")
+    env = os.environ | {"CONFIG_FILES": "words:words.in"}
+    subprocess.run(["./config.status"], cwd=tmp_path, env=env, check=True, timeout=20)
+    assert (tmp_path / "words").read_text() == "smp:GNU::-lpthread\n"
+    variables = "all: ; @echo $(GASNET_CXX) $(GASNET_CFLAGS) $(GASNET_DEFINES) $(GASNET_PREFIX)\n"
+    for fragment, place in (("smp-conduit", prefix), ("made/include/smp-conduit", tmp_path / "made")):
+        words = read_make(f"include {fragment}/smp-seq.mak\n{variables}", tmp_path).split()
+        assert words[0] == "g++" and words[-1] == str(place), words
+        assert {f"-D{define}=1", "-DGASNET_SEQ", "-Wl,-O1", "-g"} <= set(words), words
+
+
 def test_mixed_modes_are_refused(prefix: Path) -> None:
     """A program of SEQ does not link with the libraries of PAR, and the linker names the mode."""
     unit = prefix.parent / "unit.o"

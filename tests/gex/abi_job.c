@@ -138,10 +138,15 @@ static void kept(void) {
   OK(gasnet_AMPoll());
 }
 
+static int posted(gasnet_threadinfo_t threadinfo) {
+  GASNET_POST_THREADINFO(threadinfo);
+  return GASNET_GET_THREADINFO() == threadinfo;
+}
+
 int main(int argc, char **argv) {
   GASNET_BEGIN_FUNCTION();
   start(&argc, &argv, NULL, 0, 0);
-  CHECK(argc >= 1 && argv[0] != NULL && GASNET_GET_THREADINFO() == NULL);
+  CHECK(argc >= 1 && argv[0] != NULL && posted(GASNET_GET_THREADINFO()));
   system_queries();
   client_and_endpoint();
   team();

@@ -34,10 +34,11 @@ extern uint32_t gex_weft_WaitStep(uint32_t idle);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);                                                                           \
   } while (0)
 
-/* Threads need no information passed along. The first is a declaration, so that others may follow it. */
+/* Threads need no information passed along. The first two are declarations, so that others may follow them. */
+typedef void *gasnet_threadinfo_t;
 #define GASNET_BEGIN_FUNCTION() struct gex_weft_no_threadinfo
-#define GASNET_POST_THREADINFO(info) struct gex_weft_no_threadinfo
-#define GASNET_GET_THREADINFO() ((void *)0)
+#define GASNET_POST_THREADINFO(info) gasnet_threadinfo_t gex_weft_threadinfo __attribute__((__unused__)) = (info)
+#define GASNET_GET_THREADINFO() ((gasnet_threadinfo_t)0)
 
 /* Locks that handlers may take. */
 #ifdef GASNET_PAR

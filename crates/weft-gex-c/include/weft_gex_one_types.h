@@ -25,6 +25,8 @@ typedef struct {
   gasnet_register_value_t gex_weft_value;
 } gasnet_valget_handle_t;
 
+/* The old name of the major version of GASNet-1. */
+#define GASNET_VERSION GASNET_SPEC_VERSION_MAJOR
 #define SIZEOF_GASNET_REGISTER_VALUE_T SIZEOF_GEX_RMA_VALUE_T
 #define GASNET_INVALID_HANDLE GEX_EVENT_INVALID
 #define GASNET_HSL_INITIALIZER GEX_HSL_INITIALIZER

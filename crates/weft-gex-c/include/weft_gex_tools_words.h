@@ -53,6 +53,17 @@
 #define PLATFORM_COMPILER_FAMILYNAME GNU
 #define PLATFORM_COMPILER_VERSION_STR __VERSION__
 #endif
+#define PLATFORM_COMPILER_VERSION_INT(major, minor, patch) ((((major) << 8) | (minor)) << 16 | (patch))
+#ifdef __clang__
+#define PLATFORM_COMPILER_VERSION                                                                                      \
+  PLATFORM_COMPILER_VERSION_INT(__clang_major__, __clang_minor__, __clang_patchlevel__)
+#else
+#define PLATFORM_COMPILER_VERSION PLATFORM_COMPILER_VERSION_INT(__GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__)
+#endif
+#define PLATFORM_COMPILER_VERSION_GE(a, b, c) (PLATFORM_COMPILER_VERSION >= PLATFORM_COMPILER_VERSION_INT(a, b, c))
+#define PLATFORM_COMPILER_VERSION_GT(a, b, c) (PLATFORM_COMPILER_VERSION > PLATFORM_COMPILER_VERSION_INT(a, b, c))
+#define PLATFORM_COMPILER_VERSION_LE(a, b, c) (PLATFORM_COMPILER_VERSION <= PLATFORM_COMPILER_VERSION_INT(a, b, c))
+#define PLATFORM_COMPILER_VERSION_LT(a, b, c) (PLATFORM_COMPILER_VERSION < PLATFORM_COMPILER_VERSION_INT(a, b, c))
 #ifdef __cplusplus
 #define PLATFORM_COMPILER_CXX 1
 #else

@@ -1,0 +1,2 @@
+/* UPC++ looks for this file. */
+#include "../../../include/gasnetex.h"
