@@ -72,7 +72,8 @@ static void count(gex_Token_t token, gex_AM_Arg_t a0, gex_AM_Arg_t a1, gex_AM_Ar
   counted++;
 }
 
-#define ENTRY(index, function, flags, nargs) {index, (gex_AM_Fn_t)function, flags, nargs, (const void *)&replies, #function}
+#define ENTRY(index, function, flags, nargs)                                                                           \
+  {index, (gex_AM_Fn_t)function, flags, nargs, (const void *)&replies, #function}
 static gex_AM_Entry_t table[] = {
     ENTRY(ECHO_SHORT, echo_short, GEX_FLAG_AM_REQUEST | GEX_FLAG_AM_SHORT, 2),
     ENTRY(ECHO_MEDIUM, echo_medium, GEX_FLAG_AM_REQUEST | GEX_FLAG_AM_MEDIUM, 1),

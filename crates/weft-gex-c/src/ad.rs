@@ -7,6 +7,7 @@ use weft_gex::atomic::{Op, Operands, perform};
 use weft_gex::combine::Type;
 use weft_gex::endpoint;
 use weft_gex::fatal;
+use weft_gex::memory::Piece;
 use weft_gex::table::{Location, Place};
 
 use crate::event::Event;
@@ -50,7 +51,7 @@ fn operate(ad: *const Domain, ty: Type, call: &Call) -> Option<u64> {
     let Some((op, fetches)) = Op::from_code(call.op).filter(|(op, _)| op.fits(ty) && ty == domain.ty) else {
         fatal!("operation {:#x} is not one of the domain's type; create the domain for it", call.op);
     };
-    let Place::Here(here) = job.place(at, call.target.expose_provenance(), ty.bytes()) else {
+    let Place::Here(here) = job.place(at, Piece::at(call.target, ty.bytes())) else {
         fatal!(
             "the target {:?} of an atomic operation is not in a segment of rank {} that the library has allocated; pass an address of such a segment",
             call.target,

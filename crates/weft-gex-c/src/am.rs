@@ -130,7 +130,7 @@ export! {
     }
 
     fn gex_AM_MaxArgs() -> c_uint {
-        MAX_ARGS as c_uint
+        c_uint::try_from(MAX_ARGS).unwrap_or(c_uint::MAX)
     }
 
     fn gex_AM_MaxRequestMedium(_tm: Tm, _rank: u32, _lc: *const Event, _flags: u32, _nargs: c_uint) -> usize {

@@ -6,6 +6,7 @@ use weft_gex::coll::{Combine, Task};
 use weft_gex::combine::{Op, Type};
 use weft_gex::fatal;
 use weft_gex::invoke::ReduceFn;
+use weft_gex::memory::Piece;
 
 use crate::event::Event;
 use crate::handles::{Tm, export, job};
@@ -40,7 +41,7 @@ impl Reduction {
             let Some(function) = self.function else {
                 fatal!("a reduction by a function of the client got none; pass the function");
             };
-            return Combine::User { function, cdata: self.cdata, bytes: self.bytes };
+            return Combine::User { function, cdata: self.cdata.expose_provenance(), bytes: self.bytes };
         }
         let ty = Type::from_bit(self.dt.trailing_zeros()).filter(|_| self.dt & DT_USER == 0);
         let op = Op::from_bit(self.op.trailing_zeros()).filter(|_| self.op.is_power_of_two());
@@ -66,7 +67,7 @@ impl Reduction {
 export! {
     fn gex_Coll_BroadcastNB(tm: Tm, root: u32, dest: *mut c_void, source: *const c_void, bytes: usize, _flags: u32) -> Event {
         let is_root = tm.team().rank() == root;
-        start(tm, Task::broadcast(root, is_root, source.expose_provenance(), dest.expose_provenance(), bytes))
+        start(tm, Task::broadcast(root, is_root, source.expose_provenance(), Piece::at(dest, bytes)))
     }
 
     fn gex_Coll_ReduceToOneNB(tm: Tm, root: u32, dest: *mut c_void, source: *const c_void, dt: u32, bytes: usize, count: usize, op: u32, function: Option<ReduceFn>, cdata: *const c_void, _flags: u32) -> Event {

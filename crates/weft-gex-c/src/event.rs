@@ -1,7 +1,7 @@
 //! `gex_Event_…` and `gex_NBI_…`: completion of operations.
 //!
-//! Accesses within the host are complete when their call returns, so their events are invalid and the implicit ones of a
-//! thread are always complete. Events of collectives are slots of weft-gex.
+//! Accesses within the host are complete when their call returns. Their events are therefore invalid, and the implicit
+//! ones of a thread are always complete. Events of collectives are slots of weft-gex.
 
 use std::cell::Cell;
 use std::ffi::c_int;

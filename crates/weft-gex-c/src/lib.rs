@@ -3,7 +3,7 @@
 //! Place in the data flow: clients such as UPC++ call the functions of the headers in `include/`. Each function here
 //! checks its arguments, and passes the call to `weft-gex`. The headers make the variants with numbers of arguments.
 //!
-//! Handles of the client are addresses of objects of weft-gex ([`handles`]). Exported names begin with `gex_`,
+//! Handles of the client are addresses of objects of weft-gex (`handles`). Exported names begin with `gex_`,
 //! `gasnet_` or `gasnett_`. A panic ends the process: it does not cross the C boundary.
 //!
 //! Errors: calls of the client's that can go wrong in a correct program return a code of the API. Others end the job

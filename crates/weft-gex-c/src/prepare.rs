@@ -29,6 +29,7 @@ pub(crate) struct Prepared {
 }
 
 thread_local! {
+    #[allow(clippy::vec_box)] // Clients hold the addresses of descriptors.
     static FREE: RefCell<Vec<Box<Prepared>>> = const { RefCell::new(Vec::new()) };
 }
 

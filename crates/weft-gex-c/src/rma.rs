@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use weft_gex::memory::{get_value, put_value};
+use weft_gex::memory::{Piece, get_value, put_value};
 use weft_gex::table::Place;
 
 use crate::event::{Event, done_locally};
@@ -12,7 +12,7 @@ use crate::handles::{OK, Tm, export, job};
 fn put(tm: Tm, rank: u32, dest: *mut c_void, source: *const c_void, bytes: usize) {
     let job = job();
     if bytes > 0 {
-        job.put(tm.at(job, rank), dest.expose_provenance(), source.expose_provenance(), bytes);
+        job.put(tm.at(job, rank), dest.expose_provenance(), Piece::at(source, bytes));
     }
 }
 
@@ -20,14 +20,14 @@ fn put(tm: Tm, rank: u32, dest: *mut c_void, source: *const c_void, bytes: usize
 fn get(tm: Tm, dest: *mut c_void, rank: u32, source: *const c_void, bytes: usize) {
     let job = job();
     if bytes > 0 {
-        job.get_from(tm.at(job, rank), dest.expose_provenance(), source.expose_provenance(), bytes);
+        job.get_from(tm.at(job, rank), Piece::at(source, bytes), dest.expose_provenance());
     }
 }
 
 #[inline(always)]
 fn put_one(tm: Tm, rank: u32, dest: *mut c_void, value: u64, bytes: usize) {
-    let (job, addr) = (job(), dest.expose_provenance());
-    match job.place(tm.at(job, rank), addr, bytes) {
+    let job = job();
+    match job.place(tm.at(job, rank), Piece::at(dest, bytes)) {
         Place::Here(here) if (1..=8).contains(&bytes) => {
             // SAFETY: the table has checked the place, which is mapped for that length.
             unsafe { put_value(std::ptr::with_exposed_provenance_mut(here), value, bytes) };
@@ -75,7 +75,7 @@ export! {
 
     fn gex_RMA_GetBlockingVal(tm: Tm, rank: u32, source: *const c_void, bytes: usize, _flags: u32) -> u64 {
         let job = job();
-        match job.place(tm.at(job, rank), source.expose_provenance(), bytes) {
+        match job.place(tm.at(job, rank), Piece::at(source, bytes)) {
             // SAFETY: the table has checked the place, which is mapped for that length.
             Place::Here(here) => unsafe { get_value(std::ptr::with_exposed_provenance(here), bytes) },
             _ => {

@@ -1,11 +1,13 @@
-//! `gex_VIS_…`: vectors, indexed blocks and strided arrays. Within a host each access is complete when its call returns.
+//! `gex_VIS_…`: vectors, indexed blocks and strided arrays.
+//!
+//! Within a host each access is complete when its call returns.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 
 use weft_gex::am::{self, Kind, Message};
-use weft_gex::memory::Way;
-use weft_gex::vis::{Piece, Strided, copy_lists};
+use weft_gex::memory::{Piece, Way};
+use weft_gex::vis::{Strided, copy_lists};
 
 use crate::event::Event;
 use crate::handles::{OK, Tm, export, job, list};
@@ -31,8 +33,8 @@ impl<'a> Pieces<'a> {
             Self::Vector(vector) => (vector, &[][..], 0),
             Self::Indexed(indexed, bytes) => (&[][..], indexed, bytes),
         };
-        let vector = vector.iter().map(|piece| Piece { addr: piece.addr.expose_provenance(), bytes: piece.bytes });
-        vector.chain(indexed.iter().map(move |block| Piece { addr: block.expose_provenance(), bytes }))
+        let vector = vector.iter().map(|piece| Piece::at(piece.addr, piece.bytes));
+        vector.chain(indexed.iter().map(move |block| Piece::at(*block, bytes)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Active messages: their form on the wire, the call of handlers, requests and replies.
 //!
 //! Place in the data flow: weft-gex-c calls [`request`] and [`Token::reply`]. A request to another rank is a message of
-//! the engine; at its target [`Handlers`] runs the handler in place, while the engine polls. A reply of a handler is
+//! the engine; at its target `Handlers` runs the handler in place, while the engine polls. A reply of a handler is
 //! written into the arrival's answer, which the engine sends after the poll. A message to the own rank runs its handler
 //! in the call.
 //!
@@ -17,9 +17,9 @@ use weft_engine::api::{Addr, Error};
 use weft_engine::nic::LinkError;
 use weft_nic::{Device as _, Devices};
 
-use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS, Payload};
+use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
 use crate::job::Job;
-use crate::memory;
+use crate::memory::{self, Piece};
 use crate::table::{Location, Place};
 use crate::wait::Pause;
 
@@ -213,7 +213,7 @@ impl Token<'_> {
             ReplyTo::Peer(answer) => {
                 let body = if message.kind == Kind::Medium { message.bytes } else { 0 };
                 check_medium(body);
-                answer.put(header.as_bytes(), memory::bytes_at(message.source, body));
+                answer.put(header.as_bytes(), memory::bytes_at(Piece { addr: message.source, bytes: body }));
             }
             ReplyTo::Own => run_own(job, message, false),
             ReplyTo::Nothing => {}
@@ -236,7 +236,7 @@ fn place_long(job: &Job, at: Location, message: &Message<'_>) {
     if let Kind::Long { dest } = message.kind
         && message.bytes > 0
     {
-        job.put(at, dest, message.source, message.bytes);
+        job.put(at, dest, Piece { addr: message.source, bytes: message.bytes });
     }
 }
 
@@ -267,7 +267,7 @@ pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patienc
     } else if let Kind::Long { .. } = message.kind {
         return request_long_now(job, at, message);
     }
-    send(job, at, &header, Payload { addr: message.source, bytes: body }, Sending { reply: false, patience })
+    send(job, at, &header, Piece { addr: message.source, bytes: body }, Sending { reply: false, patience })
 }
 
 /// Sends a short or medium message whose handler is that of a reply, without a request.
@@ -276,7 +276,7 @@ pub fn notify(job: &Job, at: Location, message: &Message<'_>) {
         return run_own(job, message, false);
     }
     check_medium(message.bytes);
-    let body = Payload { addr: message.source, bytes: message.bytes };
+    let body = Piece { addr: message.source, bytes: message.bytes };
     send(job, at, &Header::new(message), body, Sending { reply: true, patience: Patience::Wait });
 }
 
@@ -297,11 +297,11 @@ fn request_long_now(job: &Job, at: Location, message: &Message<'_>) -> bool {
     }
     place_long(job, at, message);
     let sending = Sending { reply: false, patience: Patience::Wait };
-    send(job, at, &Header::new(message), Payload { addr: 0, bytes: 0 }, sending)
+    send(job, at, &Header::new(message), Piece { addr: 0, bytes: 0 }, sending)
 }
 
 #[inline]
-fn send(job: &Job, at: Location, header: &Header, body: Payload, sending: Sending) -> bool {
+fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending) -> bool {
     let Sending { reply, patience } = sending;
     let piece = invoke::message_piece(body);
     let pieces = std::slice::from_ref(&piece);
@@ -349,14 +349,14 @@ fn run_own(job: &Job, message: &Message<'_>, request: bool) {
     match message.kind {
         Kind::Short => invoke::handler(function, &token, None, message.args),
         Kind::Long { dest } => {
-            let payload = Payload { addr: dest, bytes: message.bytes };
+            let payload = Piece { addr: dest, bytes: message.bytes };
             invoke::handler(function, &token, Some(payload), message.args);
         }
         Kind::Medium => {
             check_medium(message.bytes);
             // The source belongs to the client again when the handler runs, so the handler gets a copy.
-            with_copy(memory::bytes_at(message.source, message.bytes), |addr| {
-                let payload = Payload { addr, bytes: message.bytes };
+            with_copy(memory::bytes_at(Piece { addr: message.source, bytes: message.bytes }), |addr| {
+                let payload = Piece { addr, bytes: message.bytes };
                 invoke::handler(function, &token, Some(payload), message.args);
             });
         }
@@ -376,7 +376,7 @@ fn with_copy(bytes: &[u8], work: impl FnOnce(usize)) {
         copy.resize(words, 0);
     }
     let addr = copy.as_mut_ptr().expose_provenance();
-    memory::bytes_at_mut(addr, bytes.len()).copy_from_slice(bytes);
+    memory::bytes_at_mut(Piece { addr, bytes: bytes.len() }).copy_from_slice(bytes);
     work(addr);
     let _ = COPIES.try_with(|copies| copies.borrow_mut().push(copy));
 }
@@ -421,16 +421,16 @@ impl ActiveHandler for Handlers {
         match arrived.kind {
             Kind::Short => invoke::handler(function, &token, None, args),
             Kind::Long { dest } => {
-                let payload = Payload { addr: dest, bytes: arrived.long_bytes };
+                let payload = Piece { addr: dest, bytes: arrived.long_bytes };
                 invoke::handler(function, &token, Some(payload), args);
             }
             Kind::Medium => {
                 let addr = body.as_ptr().expose_provenance();
                 if addr.is_multiple_of(8) {
-                    invoke::handler(function, &token, Some(Payload { addr, bytes: body.len() }), args);
+                    invoke::handler(function, &token, Some(Piece { addr, bytes: body.len() }), args);
                 } else {
                     with_copy(body, |addr| {
-                        invoke::handler(function, &token, Some(Payload { addr, bytes: body.len() }), args);
+                        invoke::handler(function, &token, Some(Piece { addr, bytes: body.len() }), args);
                     });
                 }
             }
@@ -445,19 +445,20 @@ impl ActiveHandler for Handlers {
 impl Job {
     /// Copies into a rank's segment.
     #[inline(always)]
-    pub fn put(&self, at: Location, dest: usize, source: usize, bytes: usize) {
-        match self.place(at, dest, bytes) {
-            Place::Here(here) => memory::copy_at(here, source, bytes),
-            other => self.put_far(at, dest, source, bytes, other),
+    pub fn put(&self, at: Location, dest: usize, source: Piece) {
+        let remote = Piece { addr: dest, bytes: source.bytes };
+        match self.place(at, remote) {
+            Place::Here(here) => memory::copy_at(here, source),
+            other => self.far(memory::Way::Put, at, source.addr, remote, other),
         }
     }
 
     /// Copies from a rank's segment.
     #[inline(always)]
-    pub fn get_from(&self, at: Location, dest: usize, source: usize, bytes: usize) {
-        match self.place(at, source, bytes) {
-            Place::Here(here) => memory::copy_at(dest, here, bytes),
-            other => self.get_far(at, dest, source, bytes, other),
+    pub fn get_from(&self, at: Location, source: Piece, dest: usize) {
+        match self.place(at, source) {
+            Place::Here(here) => memory::copy_at(dest, Piece { addr: here, bytes: source.bytes }),
+            other => self.far(memory::Way::Get, at, dest, source, other),
         }
     }
 }

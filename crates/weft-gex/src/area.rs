@@ -16,7 +16,7 @@ use crate::memory::{LINE_BYTES, LINE_WORDS, Line};
 
 /// Bytes of a chunk.
 pub const CHUNK_BYTES: usize = 8192;
-/// Words of a message of [`Area::exchange`].
+/// Words of a message that [`Area::post`] publishes, with its number.
 pub const EXCHANGE_WORDS: usize = LINE_WORDS / 2;
 
 const CHUNK_LINES: usize = CHUNK_BYTES / LINE_BYTES;

@@ -174,7 +174,7 @@ impl Named {
 
 /// The word with the id of a barrier.
 fn place(number: u64) -> usize {
-    if number % 2 == 0 { 1 } else { 2 }
+    if number.is_multiple_of(2) { 1 } else { 2 }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 //! the team. A member writes piece n only when all members have consumed piece n − 2, which used the same chunk.
 
 use std::collections::VecDeque;
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -18,7 +17,7 @@ use crate::barrier::TeamBarrier;
 use crate::combine::{Op, Type, combine};
 use crate::event::Slot;
 use crate::invoke;
-use crate::memory::{bytes_at, bytes_at_mut};
+use crate::memory::{Piece, bytes_at, bytes_at_mut};
 
 /// The word of a member's data line that counts consumed pieces. Word 0 counts written ones.
 const CONSUMED: usize = 1;
@@ -32,14 +31,13 @@ pub enum Combine {
     User {
         /// The function.
         function: invoke::ReduceFn,
-        /// The client's pointer.
-        cdata: *const c_void,
+        /// The address of the client's data, which is only passed back.
+        cdata: usize,
         /// Bytes of an element.
         bytes: usize,
     },
 }
 
-// SAFETY-free: the pointer is only passed back to the client's function.
 impl Combine {
     fn element_bytes(&self) -> usize {
         match self {
@@ -88,15 +86,11 @@ pub struct Transfer {
     taken: usize,
 }
 
-// The client's pointers are passed from the thread that starts a collective to the one that polls.
-#[allow(unsafe_code)]
-// SAFETY: clients promise that the function of a reduction and its pointer may be used by any thread that polls.
-unsafe impl Send for Task {}
-
 impl Task {
     /// A broadcast of `bytes` bytes. The source is that of the root.
     #[must_use]
-    pub fn broadcast(root: u32, is_root: bool, source: usize, result: usize, bytes: usize) -> Self {
+    pub fn broadcast(root: u32, is_root: bool, source: usize, result: Piece) -> Self {
+        let Piece { addr: result, bytes } = result;
         let (source, result) = if is_root { (source, if result == source { 0 } else { result }) } else { (0, result) };
         Self::Data(Transfer {
             source,
@@ -164,8 +158,8 @@ impl Transfer {
                 return;
             }
             let len = self.piece.min(self.bytes - self.given);
-            let from = bytes_at(self.source + self.given, len);
-            bytes_at_mut(area.chunk(me, number).expose_provenance(), len).copy_from_slice(from);
+            let from = bytes_at(Piece { addr: self.source + self.given, bytes: len });
+            bytes_at_mut(Piece::at(area.chunk(me, number), len)).copy_from_slice(from);
             area.arrivals(me, Part::Data).store(number, Ordering::Release);
             self.given += len;
             // Its own data is combined with that of others piece by piece.
@@ -198,8 +192,8 @@ impl Transfer {
 
     /// Writes a piece of the result.
     fn fetch(&self, area: &Area, number: u64, len: usize) {
-        let chunk = |member| bytes_at(area.chunk(member, number).expose_provenance(), len);
-        let result = bytes_at_mut(self.result + self.taken, len);
+        let chunk = |member| bytes_at(Piece::at(area.chunk(member, number), len));
+        let result = bytes_at_mut(Piece { addr: self.result + self.taken, bytes: len });
         let last = self.root.unwrap_or(area.members() - 1);
         result.copy_from_slice(chunk(last));
         if let Some(combine) = &self.combine {
@@ -300,7 +294,8 @@ mod tests {
             let results: Vec<Vec<u8>> = (0..members * 2).map(|_| vec![0_u8; bytes]).collect();
             run_all(members, |round, me| {
                 let result = results[(round * members + me) as usize].as_ptr().expose_provenance();
-                Task::broadcast(members - 1, me == members - 1, data.as_ptr().expose_provenance(), result, bytes)
+                let result = Piece { addr: result, bytes };
+                Task::broadcast(members - 1, me == members - 1, data.as_ptr().expose_provenance(), result)
             });
             assert!(results.iter().all(|result| *result == data), "{members} {bytes}");
         }
@@ -311,12 +306,13 @@ mod tests {
         for (members, count) in [(1, 3), (2, 1), (4, 2500)] {
             let sources: Vec<Vec<u64>> =
                 (0..members).map(|me| (0..count).map(|at| u64::from(me) * 1000 + at).collect()).collect();
-            let results: Vec<Vec<u64>> = (0..members * 2).map(|_| vec![0; count as usize]).collect();
+            let results: Vec<Vec<u64>> = (0..members * 2).map(|_| vec![0; usize::try_from(count).unwrap()]).collect();
             run_all(members, |round, me| {
                 let source = sources[me as usize].as_ptr().expose_provenance();
                 let result = results[(round * members + me) as usize].as_ptr().expose_provenance();
                 let result = if round == 1 && me != 0 { 0 } else { result };
-                Task::reduce(source, result, count as usize, Combine::Known(Type::U64, Op::Add)).unwrap()
+                Task::reduce(source, result, usize::try_from(count).unwrap(), Combine::Known(Type::U64, Op::Add))
+                    .unwrap()
             });
             let base: u64 = (0..members).map(|me| u64::from(me) * 1000).sum();
             let expected: Vec<u64> = (0..count).map(|at| base + at * u64::from(members)).collect();

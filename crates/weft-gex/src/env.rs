@@ -91,7 +91,7 @@ pub fn size(value: &str, memory: u64, processes: u64) -> Option<u64> {
     let parts = if scope == Scope::Host { processes as f64 } else { 1.0 };
     let bytes = number * factor / parts;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-    (bytes >= 1.0 && bytes < 9e18).then_some(bytes as u64)
+    (1.0..9e18).contains(&bytes).then_some(bytes as u64)
 }
 
 /// The largest segment of a process in bytes (`GASNET_MAX_SEGSIZE`), a multiple of the page size.

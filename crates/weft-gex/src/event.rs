@@ -1,7 +1,7 @@
 //! Events of operations that do not complete in their call.
 //!
-//! Place in the data flow: an accepted operation takes a [`Slot`], whose address is the client's event, and completes it
-//! while a rank polls. Between the ranks of a host, accesses complete in their calls and need none.
+//! Place in the data flow: an accepted operation takes a [`Slot`], whose address is the client's event. Polls of the
+//! rank complete it. Between the ranks of a host, accesses complete in their calls and need none.
 //!
 //! A slot belongs to the client from the start of the operation until a test or wait finds it complete. Any thread may
 //! test it, but one event is tested by one thread at a time.

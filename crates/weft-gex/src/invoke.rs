@@ -1,13 +1,14 @@
 //! Calls of the client's functions: handlers of active messages, and functions of reductions.
 //!
-//! Place in the data flow: `am` calls a handler with its token, its payload and its arguments. A handler is a C function
-//! without a prototype; the number of its arguments selects the type by which it is called.
+//! Place in the data flow: `am` calls a handler with its token, its payload and its arguments. A handler is a function
+//! of C without a prototype; the number of its arguments selects the type by which it is called.
 
 use std::ffi::{c_char, c_void};
 
 use weft_engine::am::Answer;
 
 use crate::am::Token;
+use crate::memory::Piece;
 
 /// The most arguments of a handler.
 pub const MAX_ARGS: usize = 16;
@@ -41,7 +42,8 @@ unsafe impl Sync for Entry {}
 pub type ReduceFn = unsafe extern "C" fn(*const c_void, *mut c_void, usize, *const c_void);
 
 /// Combines two operands of `count` elements by the client's function.
-pub(crate) fn reduce(function: ReduceFn, left: &[u8], right: &mut [u8], count: usize, cdata: *const c_void) {
+pub(crate) fn reduce(function: ReduceFn, left: &[u8], right: &mut [u8], count: usize, cdata: usize) {
+    let cdata = std::ptr::with_exposed_provenance(cdata);
     // SAFETY: the client has given the function for operands of this type and length.
     unsafe { function(left.as_ptr().cast(), right.as_mut_ptr().cast(), count, cdata) };
 }
@@ -99,19 +101,12 @@ macro_rules! call {
     };
 }
 
-/// The payload of a message: its address and length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Payload {
-    pub(crate) addr: usize,
-    pub(crate) bytes: usize,
-}
-
 /// Calls a handler.
-pub(crate) fn handler(function: unsafe extern "C" fn(), token: &Token<'_>, payload: Option<Payload>, args: &[i32]) {
+pub(crate) fn handler(function: unsafe extern "C" fn(), token: &Token<'_>, payload: Option<Piece>, args: &[i32]) {
     let token: *const c_void = std::ptr::from_ref(token).cast();
     match payload {
         None => call!(call_short, function, args, (token)),
-        Some(Payload { addr, bytes }) => {
+        Some(Piece { addr, bytes }) => {
             let addr = std::ptr::with_exposed_provenance_mut::<c_void>(addr);
             call!(call_payload, function, args, (token, addr, bytes));
         }
@@ -140,7 +135,7 @@ pub unsafe fn entries<'a>(table: *mut Entry, count: usize) -> &'a mut [Entry] {
 }
 
 /// A message's piece of client memory for the engine, which copies it within the call.
-pub(crate) fn message_piece(body: Payload) -> weft_engine::mem::Iov {
+pub(crate) fn message_piece(body: Piece) -> weft_engine::mem::Iov {
     // SAFETY: the payload of a request is readable until the client's call returns, and only `am::send` uses this.
     unsafe { weft_engine::mem::Iov::new(std::ptr::with_exposed_provenance_mut(body.addr), body.bytes) }
 }
@@ -191,7 +186,7 @@ mod tests {
         type Medium = unsafe extern "C" fn(*const c_void, *mut c_void, usize, i32, i32, i32, i32, i32);
         // SAFETY: as above.
         let function = unsafe { std::mem::transmute::<Medium, unsafe extern "C" fn()>(medium) };
-        handler(function, &token, Some(Payload { addr: 64, bytes: 9 }), &[1, 2, 3, 4, -5]);
+        handler(function, &token, Some(Piece { addr: 64, bytes: 9 }), &[1, 2, 3, 4, -5]);
         assert_eq!(*SEEN.lock().expect("no panic"), [9, 1, 2, 3, 4, -5]);
     }
 }

@@ -24,7 +24,7 @@ use crate::env;
 use crate::error::Error;
 use crate::exit;
 use crate::gate::{Gate, Refused, Threads};
-use crate::memory::{self, JobFile};
+use crate::memory::{self, JobFile, Piece};
 use crate::os;
 use crate::rendezvous::{self, Token};
 use crate::spawn::{self, Spawned, Way, pmi};
@@ -306,29 +306,18 @@ impl Job {
     /// The place of a rank's memory.
     #[inline(always)]
     #[must_use]
-    pub fn place(&self, at: Location, addr: usize, bytes: usize) -> Place {
-        self.segments.place(&self.board, at, addr, bytes)
+    pub fn place(&self, at: Location, piece: Piece) -> Place {
+        self.segments.place(&self.board, at, piece)
     }
 
-    /// A put into memory that is not mapped here.
+    /// An access to memory that is not mapped here.
     #[cold]
     #[inline(never)]
-    pub(crate) fn put_far(&self, at: Location, dest: usize, source: usize, bytes: usize, place: Place) {
-        self.far(memory::Way::Put, at, source, dest, bytes, place);
-    }
-
-    /// A get from memory that is not mapped here.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn get_far(&self, at: Location, dest: usize, source: usize, bytes: usize, place: Place) {
-        self.far(memory::Way::Get, at, dest, source, bytes, place);
-    }
-
-    fn far(&self, way: memory::Way, at: Location, local: usize, remote: usize, bytes: usize, place: Place) {
+    pub(crate) fn far(&self, way: memory::Way, at: Location, local: usize, remote: Piece, place: Place) {
         match place {
-            _ if bytes == 0 => {}
+            _ if remote.bytes == 0 => {}
             Place::Far(pid) => {
-                if let Err(errno) = memory::copy_far_at(way, pid, local, remote, bytes) {
+                if let Err(errno) = memory::copy_far_at(way, pid, local, remote) {
                     crate::fatal!(
                         "memory of rank {} outside segments of the library cannot be reached ({errno}); let the library allocate the segment, or allow process_vm_readv",
                         at.rank()
@@ -337,7 +326,9 @@ impl Job {
             }
             Place::Here(_) => debug_assert!(false, "mapped memory"),
             Place::Nowhere => crate::fatal!(
-                "{bytes} bytes at {remote:#x} are not in the segment of endpoint {} of rank {}; pass an address of that segment",
+                "{} bytes at {:#x} are not in the segment of endpoint {} of rank {}; pass an address of that segment",
+                remote.bytes,
+                remote.addr,
                 at.endpoint(),
                 at.rank()
             ),

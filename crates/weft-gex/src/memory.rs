@@ -21,6 +21,24 @@ use weft_os::{SystemError, memfile};
 pub const LINE_WORDS: usize = 16;
 /// Bytes of a [`Line`]: two cache lines, because processors fetch pairs.
 pub const LINE_BYTES: usize = LINE_WORDS * 8;
+/// A piece of memory: its address in some process, and its length in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The address.
+    pub addr: usize,
+    /// The length.
+    pub bytes: usize,
+}
+
+impl Piece {
+    /// A piece at an address.
+    #[inline(always)]
+    #[must_use]
+    pub fn at<T: ?Sized>(addr: *const T, bytes: usize) -> Self {
+        Self { addr: addr.cast::<u8>().expose_provenance(), bytes }
+    }
+}
+
 /// The longest file that is tried, in bytes. A shorter one serves where the system has a limit.
 const LONGEST: u64 = 1 << 46;
 /// The shortest file that is of use, in bytes.
@@ -144,23 +162,24 @@ impl JobFile {
 ///
 /// # Safety
 /// No reference into the part exists, and no access follows.
-pub unsafe fn unmap(base: usize, bytes: usize) {
+pub unsafe fn unmap(part: Piece) {
     // SAFETY: the caller's contract.
-    let unmapped = unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(base), bytes) };
+    let unmapped = unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(part.addr), part.bytes) };
     debug_assert!(unmapped.is_ok());
 }
 
 /// Unmaps a peer's segment that was mapped for this process.
-pub(crate) fn unmap_part(base: usize, bytes: usize) {
+pub(crate) fn unmap_part(part: Piece) {
     // SAFETY: the table of segments, the only caller, has removed the mapping from its rows. Clients make no access to
     // a segment whose owner destroys it.
-    unsafe { unmap(base, bytes) };
+    unsafe { unmap(part) };
 }
 
 /// Copies between client memory and a segment, at addresses that a call has been given or that the table has checked.
 #[inline(always)]
-pub(crate) fn copy_at(to: usize, from: usize, bytes: usize) {
-    let [to, from] = [to, from].map(std::ptr::with_exposed_provenance_mut::<u8>);
+pub(crate) fn copy_at(to: usize, from: Piece) {
+    let bytes = from.bytes;
+    let [to, from] = [to, from.addr].map(std::ptr::with_exposed_provenance_mut::<u8>);
     // SAFETY: the remote side lies in a mapped segment. The local side is the client's, which promises that it is valid
     // for the call.
     unsafe { copy(to, from, bytes) };
@@ -177,7 +196,8 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 }
 
 /// Client memory, or a chunk of a team's area, as bytes.
-pub(crate) fn bytes_at<'a>(addr: usize, len: usize) -> &'a [u8] {
+pub(crate) fn bytes_at<'a>(piece: Piece) -> &'a [u8] {
+    let Piece { addr, bytes: len } = piece;
     let first =
         if len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { std::ptr::with_exposed_provenance_mut(addr) };
     // SAFETY: collectives, the only callers, use it for the memory that the client has given to the call, and for
@@ -186,7 +206,8 @@ pub(crate) fn bytes_at<'a>(addr: usize, len: usize) -> &'a [u8] {
 }
 
 /// Client memory, or the own chunk of a team's area, as bytes to write.
-pub(crate) fn bytes_at_mut<'a>(addr: usize, len: usize) -> &'a mut [u8] {
+pub(crate) fn bytes_at_mut<'a>(piece: Piece) -> &'a mut [u8] {
+    let Piece { addr, bytes: len } = piece;
     let first =
         if len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { std::ptr::with_exposed_provenance_mut(addr) };
     // SAFETY: as for `bytes_at`; results and chunks that are not consumed belong to the collective alone.
@@ -263,11 +284,12 @@ pub enum Way {
 /// Copies between local memory and the memory of another process that is not mapped here.
 ///
 /// # Safety
-/// `local` is readable (put) or writable (get) for `bytes`.
+/// `local` is readable (put) or writable (get) for the length of `remote`.
 ///
 /// # Errors
 /// Those of process_vm_readv(2); EFAULT also for a part.
-pub unsafe fn copy_far(way: Way, pid: u32, local: *mut u8, remote: usize, bytes: usize) -> Result<(), Errno> {
+pub unsafe fn copy_far(way: Way, pid: u32, local: *mut u8, remote: Piece) -> Result<(), Errno> {
+    let Piece { addr: remote, bytes } = remote;
     let mut done = 0;
     while done < bytes {
         let near = libc::iovec { iov_base: local.wrapping_add(done).cast(), iov_len: bytes - done };
@@ -292,9 +314,9 @@ pub unsafe fn copy_far(way: Way, pid: u32, local: *mut u8, remote: usize, bytes:
 }
 
 /// [`copy_far`] at addresses that a call has been given.
-pub(crate) fn copy_far_at(way: Way, pid: u32, local: usize, remote: usize, bytes: usize) -> Result<(), Errno> {
+pub(crate) fn copy_far_at(way: Way, pid: u32, local: usize, remote: Piece) -> Result<(), Errno> {
     // SAFETY: the local side is the client's, which promises that it is valid for the call.
-    unsafe { copy_far(way, pid, std::ptr::with_exposed_provenance_mut(local), remote, bytes) }
+    unsafe { copy_far(way, pid, std::ptr::with_exposed_provenance_mut(local), remote) }
 }
 
 #[cfg(test)]

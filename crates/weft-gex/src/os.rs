@@ -175,6 +175,17 @@ impl Blocked {
     }
 }
 
+/// Takes a descriptor that the environment names for this process.
+pub(crate) fn take_descriptor(fd: std::os::fd::RawFd) -> io::Result<std::fs::File> {
+    use std::os::fd::FromRawFd as _;
+    // SAFETY: the call refuses a descriptor that is not open.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the launcher has opened it for the client of its protocol alone, and it is open.
+    Ok(unsafe { std::fs::File::from_raw_fd(fd) })
+}
+
 /// Waits until a descriptor that is never closed is readable, or for a time.
 pub(crate) fn wait_readable(fd: std::os::fd::RawFd, time: std::time::Duration) {
     // SAFETY: the only caller passes the descriptor of the device of this process, which lives as long as it.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use crate::board::{Board, MAX_ENDPOINTS, Published};
-use crate::memory;
+use crate::memory::{self, Piece};
 
 /// An endpoint of the job: a rank, and the number of the endpoint there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,8 @@ struct Mapped {
 
 impl Mapped {
     #[inline(always)]
-    fn place(&self, addr: usize, bytes: usize) -> Option<usize> {
+    fn place(&self, piece: Piece) -> Option<usize> {
+        let Piece { addr, bytes } = piece;
         let at = addr.wrapping_sub(self.base.load(Ordering::Relaxed));
         let room = self.bytes.load(Ordering::Acquire);
         (at <= room && bytes <= room - at).then(|| self.here.load(Ordering::Relaxed) + at)
@@ -110,17 +111,18 @@ impl Segments {
     /// The place of `bytes` bytes at an address of an endpoint's process.
     #[inline(always)]
     #[must_use]
-    pub fn place(&self, board: &Board, at: Location, addr: usize, bytes: usize) -> Place {
-        match self.row(at).and_then(|row| row.place(addr, bytes)) {
+    pub fn place(&self, board: &Board, at: Location, piece: Piece) -> Place {
+        match self.row(at).and_then(|row| row.place(piece)) {
             Some(here) => Place::Here(here),
-            None => self.look(board, at, addr, bytes),
+            None => self.look(board, at, piece),
         }
     }
 
     /// The place of memory in a segment that is not known here yet.
     #[cold]
     #[inline(never)]
-    fn look(&self, board: &Board, at: Location, addr: usize, bytes: usize) -> Place {
+    fn look(&self, board: &Board, at: Location, piece: Piece) -> Place {
+        let Piece { addr, bytes } = piece;
         let Some(segment) = board.published(at.rank, usize::from(at.endpoint)) else { return Place::Nowhere };
         let offset = addr.wrapping_sub(segment.addr);
         if offset > segment.bytes || bytes > segment.bytes - offset {
@@ -143,7 +145,7 @@ impl Segments {
         }
         let _one = self.mapping.lock();
         if row.base.load(Ordering::Relaxed) == segment.addr
-            && let Some(here) = row.place(segment.addr, segment.bytes)
+            && let Some(here) = row.place(Piece { addr: segment.addr, bytes: segment.bytes })
         {
             return Some(here);
         }
@@ -159,7 +161,7 @@ impl Segments {
         let (here, bytes) = (row.here.load(Ordering::Relaxed), row.bytes.load(Ordering::Relaxed));
         row.set(0, 0, 0);
         if at.rank != self.rank && bytes > 0 {
-            memory::unmap_part(here, bytes);
+            memory::unmap_part(Piece { addr: here, bytes });
         }
     }
 }
@@ -174,15 +176,17 @@ mod tests {
         let board = Board::create(2).unwrap();
         let table = Segments::new(0, 2);
         let peer = Location::new(1, 0);
-        assert_eq!(table.place(&board, peer, 0x10_0000, 8), Place::Nowhere);
+        assert_eq!(table.place(&board, peer, Piece { addr: 0x10_0000, bytes: 8 }), Place::Nowhere);
         let offset = board.allocate(8192).unwrap();
         board.publish(1, 0, Published { addr: 0x10_0000, bytes: 8192, offset: Some(offset) });
-        let Place::Here(here) = table.place(&board, peer, 0x10_0010, 8) else { panic!("not mapped") };
-        assert_eq!(table.place(&board, peer, 0x10_0000, 8192), Place::Here(here - 16));
+        let Place::Here(here) = table.place(&board, peer, Piece { addr: 0x10_0010, bytes: 8 }) else {
+            panic!("not mapped")
+        };
+        assert_eq!(table.place(&board, peer, Piece { addr: 0x10_0000, bytes: 8192 }), Place::Here(here - 16));
         for (addr, bytes) in [(0x10_0000, 8193), (0xf_ffff, 1), (0x10_1ff9, 8), (usize::MAX, 8), (0x10_2001, 0)] {
-            assert_eq!(table.place(&board, peer, addr, bytes), Place::Nowhere, "{addr:#x} {bytes}");
+            assert_eq!(table.place(&board, peer, Piece { addr, bytes }), Place::Nowhere, "{addr:#x} {bytes}");
         }
-        assert_eq!(table.place(&board, Location::new(2, 0), 0x10_0000, 8), Place::Nowhere);
+        assert_eq!(table.place(&board, Location::new(2, 0), Piece { addr: 0x10_0000, bytes: 8 }), Place::Nowhere);
     }
 
     #[test]
@@ -193,7 +197,10 @@ mod tests {
         for rank in 0..2 {
             board.publish(rank, 5, Published { addr: 0x10_0000, bytes: 100, offset: None });
         }
-        assert_eq!(table.place(&board, Location::new(1, 5), 0x10_0001, 8), Place::Far(77));
-        assert_eq!(table.place(&board, Location::new(0, 5), 0x10_0001, 8), Place::Here(0x10_0001));
+        assert_eq!(table.place(&board, Location::new(1, 5), Piece { addr: 0x10_0001, bytes: 8 }), Place::Far(77));
+        assert_eq!(
+            table.place(&board, Location::new(0, 5), Piece { addr: 0x10_0001, bytes: 8 }),
+            Place::Here(0x10_0001)
+        );
     }
 }

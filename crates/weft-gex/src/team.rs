@@ -57,7 +57,7 @@ impl Team {
         }
     }
 
-    /// The same team, with memory of the client that its end reports.
+    /// Keeps memory of the client that the end of the team reports.
     #[must_use]
     pub fn with_scratch(self, scratch: Option<[usize; 2]>) -> Self {
         Self { scratch, ..self }

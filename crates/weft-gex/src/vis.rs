@@ -1,20 +1,11 @@
 //! Accesses to several pieces of memory: lists of pieces, and strided arrays.
 //!
-//! Place in the data flow: weft-gex-c makes [`Pieces`] or [`Strided`] of the client's arguments. Within the host, each
+//! Place in the data flow: weft-gex-c makes lists or a [`Strided`] of the client's arguments. Within the host, each
 //! piece is copied by the call.
 
 use crate::job::Job;
-use crate::memory::{self, Way};
+use crate::memory::{self, Piece, Way};
 use crate::table::{Location, Place};
-
-/// A piece of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Its address.
-    pub addr: usize,
-    /// Its length in bytes.
-    pub bytes: usize,
-}
 
 /// Copies between two lists of pieces of the same total length.
 pub fn copy_lists(
@@ -25,8 +16,8 @@ pub fn copy_lists(
     far: impl Iterator<Item = Piece>,
 ) {
     walk(near, far, |near, far, bytes| match way {
-        Way::Put => job.put(at, far, near, bytes),
-        Way::Get => job.get_from(at, near, far, bytes),
+        Way::Put => job.put(at, far, Piece { addr: near, bytes }),
+        Way::Get => job.get_from(at, Piece { addr: far, bytes }, near),
     });
 }
 
@@ -92,17 +83,25 @@ impl Strided<'_> {
         }
         let far = extent(self.far_strides, self.counts, self.bytes).and_then(|(first, last)| {
             let start = self.far.checked_add_signed(first)?;
-            match job.place(at, start, last.abs_diff(first)) {
+            match job.place(at, Piece { addr: start, bytes: last.abs_diff(first) }) {
                 Place::Here(here) => here.checked_add_signed(-first),
                 _ => None,
             }
         });
         match (far, way) {
-            (Some(far), Way::Put) => self.each(far, |near, far| memory::copy_at(far, near, self.bytes)),
-            (Some(far), Way::Get) => self.each(far, |near, far| memory::copy_at(near, far, self.bytes)),
+            (Some(far), Way::Put) => {
+                self.each(far, |near, far| memory::copy_at(far, Piece { addr: near, bytes: self.bytes }))
+            }
+            (Some(far), Way::Get) => {
+                self.each(far, |near, far| memory::copy_at(near, Piece { addr: far, bytes: self.bytes }))
+            }
             // The memory is not mapped here, or the arguments are wrong: each piece finds out.
-            (None, Way::Put) => self.each(self.far, |near, far| job.put(at, far, near, self.bytes)),
-            (None, Way::Get) => self.each(self.far, |near, far| job.get_from(at, near, far, self.bytes)),
+            (None, Way::Put) => {
+                self.each(self.far, |near, far| job.put(at, far, Piece { addr: near, bytes: self.bytes }))
+            }
+            (None, Way::Get) => {
+                self.each(self.far, |near, far| job.get_from(at, Piece { addr: far, bytes: self.bytes }, near))
+            }
         }
     }
 

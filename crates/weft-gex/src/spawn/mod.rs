@@ -1,8 +1,8 @@
 //! The start of a job: rank, size, and an exchange of blobs.
 //!
 //! Place in the data flow: [`crate::job`] starts here. There are three ways. A process that no launcher has started
-//! forks the ranks ([`fork`]), or is the only rank. Under a launcher that speaks PMI-1 ([`pmi`]) the launcher starts the
-//! ranks. `GASNET_SPAWNER` chooses; otherwise the environment does.
+//! forks the ranks ([`fork`]), or is the only rank. A launcher that speaks PMI-1 starts the ranks itself ([`pmi`]).
+//! `GASNET_SPAWNER` chooses; otherwise the environment does.
 
 pub mod fork;
 pub mod pmi;

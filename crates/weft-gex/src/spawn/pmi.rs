@@ -10,10 +10,11 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::RawFd;
 
 use crate::env;
 use crate::error::Error;
+use crate::os;
 
 /// The longest value that is put in one piece. Launchers promise 1024 bytes, and keys of 64.
 const VALUE_BYTES: usize = 1000;
@@ -52,7 +53,8 @@ impl Client {
     /// The environment is not that of a launcher, or the launcher does not answer as it should.
     pub fn start() -> Result<Self, Error> {
         let fd: RawFd = variable("PMI_FD")?;
-        Self::over(descriptor(fd)?, variable("PMI_RANK")?, variable("PMI_SIZE")?)
+        let socket = os::take_descriptor(fd).map_err(|_| Error::Launcher(format!("leave descriptor {fd} open")))?;
+        Self::over(socket, variable("PMI_RANK")?, variable("PMI_SIZE")?)
     }
 
     fn over(socket: File, rank: u32, ranks: u32) -> Result<Self, Error> {
@@ -141,19 +143,6 @@ impl Client {
     pub fn abort(&mut self, code: i32) {
         let _ = self.lines.get_mut().write_all(format!("cmd=abort exitcode={code}\n").as_bytes());
     }
-}
-
-#[allow(unsafe_code)]
-fn descriptor(fd: RawFd) -> Result<File, Error> {
-    rustix::io::fcntl_getfd(borrowed(fd)).map_err(|_| Error::Launcher(format!("leave descriptor {fd} open")))?;
-    // SAFETY: the launcher has opened the descriptor for this client alone, as PMI_FD says, and it is open.
-    Ok(unsafe { File::from_raw_fd(fd) })
-}
-
-#[allow(unsafe_code)]
-fn borrowed(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
-    // SAFETY: used for one call, which refuses a descriptor that is not open.
-    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd.max(0)) }
 }
 
 #[cfg(test)]
