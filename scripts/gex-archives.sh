@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the archives of the modes of weft-gex, libgasnet-<conduit>-<mode>.a.
+# Builds the archives of the modes of weft-gex, libgasnet-<conduit>-<mode>.a, and the program of `weft bench gex`.
 #
 #   scripts/gex-archives.sh OUT
 #
@@ -18,3 +18,5 @@ for mode in seq par; do
   "${AR:-ar}" rcsD "$archive.a" "$archive.o"
   rm "$archive.o"
 done
+"${CC:-cc}" -O2 -DGASNET_SEQ -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" -o "$out/gexbench" \
+  "$source/bench/gexbench.c" "-L$out" -lgasnet-smp-seq -lweft-gex '-Wl,-rpath,$ORIGIN:$ORIGIN/../lib'

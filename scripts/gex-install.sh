@@ -20,6 +20,8 @@ for library in libweft-gex.so libweft-gex.a libgasnet-smp-seq.a libgasnet-smp-pa
 done
 [ -z "${STRIP-}" ] || "$STRIP" -g "$to/lib/libweft-gex.so" "$to/lib/libweft-gex.a"
 put 755 "$source/install/gasnetrun_smp" "$to/bin/gasnetrun_smp"
+put 755 "$built/gexbench" "$to/bin/gexbench"
+put 644 "$source/bench/gexbench.c" "$to/share/gexbench.c"
 
 # The tree that UPC++ takes for GASNet's sources.
 for file in configure gasnet_config.h.in gasnetex.h docs/GASNet-EX.txt; do

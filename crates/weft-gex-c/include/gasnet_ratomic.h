@@ -30,4 +30,6 @@ GEX_WEFT_AD_OP(DBL, double)
 
 GEX_WEFT_END_C
 
+#include "weft_gex_fast_ad.h"
+
 #endif

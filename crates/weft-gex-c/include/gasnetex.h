@@ -22,6 +22,7 @@
 #include "weft_gex_job.h"
 #include "weft_gex_am.h"
 #include "weft_gex_rma.h"
+#include "weft_gex_fast.h"
 #include "weft_gex_kept.h"
 
 #endif

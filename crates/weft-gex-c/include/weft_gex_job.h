@@ -18,6 +18,20 @@ extern int gex_System_QueryProgressThreads(gex_Client_t client, unsigned int *co
 extern int gex_System_GetVerboseErrors(void);
 extern void gex_System_SetVerboseErrors(int enable);
 
+/* What inline accesses read: the team of all ranks, and the segments of its ranks that are mapped here. All zeros until
+ * the library fills it: calls of other shared objects, which have one of their own, take the functions. */
+typedef struct {
+  uintptr_t base; /* the address in the owner's process */
+  uintptr_t bytes;
+  uintptr_t here; /* the address in this process */
+} gex_weft_segment_t;
+typedef struct {
+  gex_TM_t tm;
+  const gex_weft_segment_t *segments;
+  gex_Rank_t ranks;
+} gex_weft_world_t;
+extern gex_weft_world_t gex_weft_world;
+
 /* Clients. The library compares `build` with its own before anything else. */
 typedef struct {
   size_t size; /* of this structure */
@@ -25,6 +39,7 @@ typedef struct {
   unsigned int threads; /* 1: SEQ, 2: PAR */
   unsigned int debug;   /* 1: GASNET_DEBUG is defined */
   const char *conduit;
+  gex_weft_world_t *world;
 } gex_weft_build_t;
 
 extern int gex_weft_Client_Init(gex_Client_t *client, gex_EP_t *ep, gex_TM_t *tm, const char *name, int *argc,
@@ -38,6 +53,7 @@ GEX_WEFT_INLINE gex_weft_build_t gex_weft_build_of_this_object(void) {
   build.threads = GEX_WEFT_MODE_NUMBER;
   build.debug = GEX_WEFT_DEBUG_NUMBER;
   build.conduit = GASNET_CONDUIT_NAME_STR;
+  build.world = &gex_weft_world;
   return build;
 }
 

@@ -8,3 +8,5 @@ const char GEX_WEFT_LINK[] = "$GASNetConfig: (libgasnet) " GASNET_CONFIG_STRING 
                              "$GASNetThreadModel: GASNET_" GEX_WEFT_MODE_STR " $\0"
                              "$GASNetConduitName: " GASNET_CONDUIT_NAME_STR " $\0"
                              "$GASNetCoreLibraryName: WEFT $";
+
+gex_weft_world_t gex_weft_world;

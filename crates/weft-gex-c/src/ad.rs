@@ -16,11 +16,12 @@ use crate::handles::{OK, Tm, export, job, put};
 /// The rank of an operation is one of the job.
 const FLAG_JOBRANK: u32 = 1 << 13;
 
-/// A domain.
+/// A domain. Inline functions of the headers read its beginning (`gex_weft_domain_t`).
+#[repr(C)]
 pub(crate) struct Domain {
     tm: Tm,
-    ty: Type,
     ty_bits: u32,
+    ty: Type,
     ops: u32,
     flags: u32,
     cdata: AtomicPtr<c_void>,

@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
 use weft_gex::gate::Threads;
 use weft_gex::job::{self, Job};
+use weft_gex::table::Mapped;
 use weft_gex::{endpoint, env, os};
 
 use crate::handles::{ClientHandle, ERR_BAD_ARG, ERR_NOT_INIT, ERR_RESOURCE, EpHandle, OK, Tm, export, job, put};
@@ -22,6 +23,15 @@ pub(crate) struct Build {
     threads: c_uint,
     debug: c_uint,
     conduit: *const c_char,
+    world: *mut World,
+}
+
+/// What inline functions of the client's object read. The layout is that of `gex_weft_world_t`.
+#[repr(C)]
+pub(crate) struct World {
+    tm: Tm,
+    segments: *const Mapped,
+    ranks: c_uint,
 }
 
 impl Build {
@@ -57,6 +67,9 @@ fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> 
     if matches!(env::yes("GASNET_VERBOSEENV"), Ok(Some(true))) && job.rank() == 0 {
         print(&format_args!("a job of {} ranks over shared memory", job.ranks()));
     }
+    let world = World { tm: Tm::of(job.world()), segments: job.segments().primary(), ranks: job.ranks() };
+    // SAFETY: the header passes the address of a variable, or null.
+    unsafe { put(build.world, world) };
     // All ranks leave together, so that none calls one that has not started.
     job.world().pass_barrier(job);
     Ok(job)

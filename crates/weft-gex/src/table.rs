@@ -41,9 +41,11 @@ impl Location {
     }
 }
 
-/// A segment that is mapped here. All zeros: not known, or not mapped.
+/// A segment that is mapped here. All zeros: not known, or not mapped. Inline functions of the headers read it
+/// (`gex_weft_segment_t`).
 #[derive(Default)]
-struct Mapped {
+#[repr(C)]
+pub struct Mapped {
     /// The address in the owner's process.
     base: AtomicUsize,
     bytes: AtomicUsize,
@@ -95,6 +97,12 @@ impl Segments {
     pub fn new(rank: u32, ranks: u32) -> Self {
         let primary = (0..ranks).map(|_| Mapped::default()).collect();
         Self { rank, primary, others: std::array::from_fn(|_| OnceLock::new()), mapping: Mutex::new(()) }
+    }
+
+    /// The segments of endpoint 0, by rank.
+    #[must_use]
+    pub fn primary(&self) -> *const Mapped {
+        self.primary.as_ptr()
     }
 
     #[inline(always)]

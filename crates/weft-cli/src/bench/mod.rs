@@ -13,11 +13,13 @@
 //! - `job`: the messages between parent and child. `launch`: the parent's side. `child`: the child's side.
 //! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements.
 //! - `remote`, `serve`: both ends of the control connection of a measurement between two hosts.
+//! - `gex`: `weft bench gex`, which runs a program of its own.
 //! - `cleanup`: leftover files and interruptions. `stats`, `rows`: medians, ratios, JSON. `table`, `plot`: the output.
 
 mod child;
 mod cleanup;
 mod cores;
+mod gex;
 mod job;
 mod kinds;
 mod launch;
@@ -72,12 +74,14 @@ pub(crate) struct Command {
 #[derive(Subcommand)]
 enum Action {
     Serve(serve::ServeOptions),
+    Gex(gex::GexOptions),
 }
 
 /// Runs the command.
 pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
     match command {
         Command { action: Some(Action::Serve(options)), .. } => serve::run(options, out),
+        Command { action: Some(Action::Gex(options)), .. } => gex::run(options, out),
         #[cfg(feature = "lab")]
         Command { options: Some(options), lab, .. } => bench(&options.clone().with(lab.clone()), out),
         #[cfg(not(feature = "lab"))]

@@ -1,0 +1,80 @@
+/* Accesses to memory of the host that need no call of the library. Included by gasnetex.h and gasnet_ratomic.h.
+ *
+ * A macro takes the place of each function. Where the segment of the rank is mapped and the address lies in it, the
+ * access is performed here; otherwise the function is called, which also reports errors. */
+#ifndef WEFT_GEX_FAST_H
+#define WEFT_GEX_FAST_H
+
+GEX_WEFT_INLINE void *gex_weft_here(gex_TM_t tm, gex_Rank_t rank, const void *addr, size_t bytes) {
+  const gex_weft_segment_t *segment;
+  uintptr_t at;
+  if (tm != gex_weft_world.tm || rank >= gex_weft_world.ranks) return NULL;
+  segment = &gex_weft_world.segments[rank];
+  at = (uintptr_t)addr - segment->base;
+  if (at > segment->bytes || bytes > segment->bytes - at) return NULL;
+  return (void *)(segment->here + at);
+}
+
+GEX_WEFT_INLINE int gex_weft_put(gex_TM_t tm, gex_Rank_t rank, void *dest, const void *src, size_t bytes,
+                                 gex_Flags_t flags) {
+  void *here = gex_weft_here(tm, rank, dest, bytes);
+  if (here == NULL) return gex_RMA_PutBlocking(tm, rank, dest, src, bytes, flags);
+  memcpy(here, src, bytes);
+  return 0;
+}
+
+GEX_WEFT_INLINE int gex_weft_get(gex_TM_t tm, void *dest, gex_Rank_t rank, const void *src, size_t bytes,
+                                 gex_Flags_t flags) {
+  const void *here = gex_weft_here(tm, rank, src, bytes);
+  if (here == NULL) return gex_RMA_GetBlocking(tm, dest, rank, src, bytes, flags);
+  memcpy(dest, here, bytes);
+  return 0;
+}
+
+/* The source of a put is free again. */
+GEX_WEFT_INLINE void gex_weft_source_free(gex_Event_t *lc) {
+  if ((uintptr_t)lc > (uintptr_t)GEX_EVENT_GROUP) *lc = GEX_EVENT_INVALID;
+}
+
+GEX_WEFT_INLINE int gex_weft_put_nbi(gex_TM_t tm, gex_Rank_t rank, void *dest, const void *src, size_t bytes,
+                                     gex_Event_t *lc, gex_Flags_t flags) {
+  void *here = gex_weft_here(tm, rank, dest, bytes);
+  if (here == NULL) return gex_RMA_PutNBI(tm, rank, dest, src, bytes, lc, flags);
+  memcpy(here, src, bytes);
+  gex_weft_source_free(lc);
+  return 0;
+}
+
+GEX_WEFT_INLINE gex_Event_t gex_weft_put_nb(gex_TM_t tm, gex_Rank_t rank, void *dest, const void *src, size_t bytes,
+                                            gex_Event_t *lc, gex_Flags_t flags) {
+  void *here = gex_weft_here(tm, rank, dest, bytes);
+  if (here == NULL) return gex_RMA_PutNB(tm, rank, dest, src, bytes, lc, flags);
+  memcpy(here, src, bytes);
+  gex_weft_source_free(lc);
+  return GEX_EVENT_INVALID;
+}
+
+GEX_WEFT_INLINE int gex_weft_get_nbi(gex_TM_t tm, void *dest, gex_Rank_t rank, const void *src, size_t bytes,
+                                     gex_Flags_t flags) {
+  const void *here = gex_weft_here(tm, rank, src, bytes);
+  if (here == NULL) return gex_RMA_GetNBI(tm, dest, rank, src, bytes, flags);
+  memcpy(dest, here, bytes);
+  return 0;
+}
+
+GEX_WEFT_INLINE gex_Event_t gex_weft_get_nb(gex_TM_t tm, void *dest, gex_Rank_t rank, const void *src, size_t bytes,
+                                            gex_Flags_t flags) {
+  const void *here = gex_weft_here(tm, rank, src, bytes);
+  if (here == NULL) return gex_RMA_GetNB(tm, dest, rank, src, bytes, flags);
+  memcpy(dest, here, bytes);
+  return GEX_EVENT_INVALID;
+}
+
+#define gex_RMA_PutBlocking(tm, rank, dest, src, bytes, flags) gex_weft_put(tm, rank, dest, src, bytes, flags)
+#define gex_RMA_GetBlocking(tm, dest, rank, src, bytes, flags) gex_weft_get(tm, dest, rank, src, bytes, flags)
+#define gex_RMA_PutNBI(tm, rank, dest, src, bytes, lc, flags) gex_weft_put_nbi(tm, rank, dest, src, bytes, lc, flags)
+#define gex_RMA_PutNB(tm, rank, dest, src, bytes, lc, flags) gex_weft_put_nb(tm, rank, dest, src, bytes, lc, flags)
+#define gex_RMA_GetNBI(tm, dest, rank, src, bytes, flags) gex_weft_get_nbi(tm, dest, rank, src, bytes, flags)
+#define gex_RMA_GetNB(tm, dest, rank, src, bytes, flags) gex_weft_get_nb(tm, dest, rank, src, bytes, flags)
+
+#endif
