@@ -3,6 +3,7 @@
 #   make            builds the provider, the MPI profiling library, the weft command and weft-gex in target/dist
 #   make lab        builds weft-lab: the command with the measurements and simulations that this project uses
 #   make install    installs all under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
+#   make install-gex   installs weft-gex alone, into GEX_DIR=PREFIX/lib/weft/gex
 #   make uninstall  removes them again
 #   make packages   builds for glibc 2.28, and makes wheels, .deb and archive in target/packages, as a release does
 #   make demo       runs an MPI program over weft, libfabric's shm and tcp, and MPICH alone, and prints one table
@@ -62,7 +63,7 @@ STRIP ?= strip
 # `install` sets modes that do not depend on the umask.
 put_file = install -D -m 644
 
-.PHONY: install packages uninstall
+.PHONY: install install-gex packages uninstall
 .PHONY: all asan bench check faults fuzz dist gex lab sim build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
 .PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
@@ -80,7 +81,7 @@ define put_gex
 mkdir -p $(DIST)/gex
 $(call put,libweft_gex_c.so,gex/libweft-gex.so)
 $(call put,libweft_gex_c.a,gex/libweft-gex.a)
-scripts/gex-archives.sh $(DIST)/gex
+$(GEX_CC) scripts/gex-archives.sh $(DIST)/gex
 endef
 define put_all
 $(call put,libweft_fi.so,libweft-fi.so)
@@ -113,9 +114,10 @@ provider: build-deps
 gex: build-deps
 	@cargo build --release -p weft-gex-c
 	@$(put_gex)
+	@scripts/third_party.py $(DIST)/THIRD-PARTY
 
 # Builds nothing, so that root needs no compiler.
-install:
+install: $(if $(GEX_DIR),install-gex)
 	@for file in libweft-fi.so libweft-coll.so weft THIRD-PARTY; do \
 	  [ -e $(DIST)/$$file ] || { echo "$(DIST)/$$file does not exist: run make first, as the user who builds" >&2; exit 1; }; done
 	$(put_file) -s --strip-program=$(STRIP) -t $(DESTDIR)$(LIBFABRIC_DIR) $(DIST)/libweft-fi.so $(DIST)/libweft-coll.so
@@ -123,11 +125,15 @@ install:
 	$(put_file) -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
 	$(put_file) -t $(DESTDIR)$(DOC_DIR) LICENSE $(DIST)/THIRD-PARTY
 	$(put_file) -t $(DESTDIR)$(INCLUDE_DIR) include/weft_memory.h
-	$(if $(GEX_DIR),STRIP=$(STRIP) scripts/gex-install.sh $(DIST)/gex "$(DESTDIR)" "$(GEX_DIR)")
 	$(DIST)/weft man weft | $(put_file) /dev/stdin $(DESTDIR)$(MAN_DIR)/man1/weft.1
 	$(DIST)/weft completions bash | $(put_file) /dev/stdin $(DESTDIR)$(BASH_COMPLETIONS)
 	$(DIST)/weft completions zsh | $(put_file) /dev/stdin $(DESTDIR)$(ZSH_DIR)/_weft
 	$(DIST)/weft completions fish | $(put_file) /dev/stdin $(DESTDIR)$(FISH_COMPLETIONS)
+
+# weft-gex alone.
+install-gex:
+	@[ -e $(DIST)/gex/gexbench ] || { echo "$(DIST)/gex is incomplete: run make first, as the user who builds" >&2; exit 1; }
+	STRIP=$(STRIP) scripts/gex-install.sh $(DIST)/gex "$(DESTDIR)" "$(GEX_DIR)"
 
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
@@ -139,6 +145,7 @@ uninstall:
 packages: export CARGO_TARGET_DIR := $(TARGET)/portable
 packages: BUILT = $(TARGET)/portable/$(HOST)/packages
 packages: DIST := $(TARGET)/portable/dist
+packages: GEX_CC = CC="$(CURDIR)/.venv-packages/bin/python -m ziglang cc -target $(subst -unknown,,$(HOST)).$(GLIBC)"
 packages:
 	@scripts/deps.sh packages
 	PATH=$(CURDIR)/.venv-packages/bin:$$PATH \

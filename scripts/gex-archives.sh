@@ -3,20 +3,22 @@
 #
 #   scripts/gex-archives.sh OUT
 #
+# CC is the compiler, with its first arguments.
 # Each has one object with a symbol and some strings. The C compiler that links Rust programs builds them: an archive
 # from cargo would carry Rust's standard library, and could not be linked beside the shared library.
 set -eu
 out=$1
+cc=${CC:-cc}
 source=$(dirname "$0")/../crates/weft-gex-c
 mkdir -p "$out"
 for mode in seq par; do
   upper=$(echo "$mode" | tr a-z A-Z)
   archive=$out/libgasnet-smp-$mode
-  "${CC:-cc}" -c -O2 -fPIC "-DGASNET_$upper" -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" \
+  $cc -c -O2 -fPIC "-DGASNET_$upper" -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" \
     -o "$archive.o" "$source/install/link.c"
   rm -f "$archive.a"
   "${AR:-ar}" rcsD "$archive.a" "$archive.o"
   rm "$archive.o"
 done
-"${CC:-cc}" -O2 -DGASNET_SEQ -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" -o "$out/gexbench" \
+$cc -O2 -DGASNET_SEQ -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" -o "$out/gexbench" \
   "$source/bench/gexbench.c" "-L$out" -lgasnet-smp-seq -lweft-gex '-Wl,-rpath,$ORIGIN:$ORIGIN/../lib'

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Installs weft-gex into a prefix of its own, in the layout that GASNet clients expect. Builds nothing.
 #
-#   scripts/gex-install.sh BUILT DESTDIR PREFIX
+#   scripts/gex-install.sh BUILT DESTDIR PREFIX [NAMED]
 #
 # BUILT has libweft-gex.so, libweft-gex.a and the archives (scripts/gex-archives.sh). Files are written to
-# DESTDIR/PREFIX and name PREFIX. STRIP, if it is set, removes debugging information.
+# DESTDIR/PREFIX. Those of pkg-config name NAMED, which is PREFIX by default. STRIP, if it is set, removes what
+# programs do not need.
 set -eu
-built=$1 prefix=$3
+built=$1 prefix=${4-$3}
 to=$2$3
 source=$(dirname "$0")/../crates/weft-gex-c
 
@@ -18,7 +19,8 @@ done
 for library in libweft-gex.so libweft-gex.a libgasnet-smp-seq.a libgasnet-smp-par.a; do
   put 644 "$built/$library" "$to/lib/$library"
 done
-[ -z "${STRIP-}" ] || "$STRIP" -g "$to/lib/libweft-gex.so" "$to/lib/libweft-gex.a"
+# Rust's standard library carries bitcode, three quarters of the archive, which no linker of clients reads.
+[ -z "${STRIP-}" ] || "$STRIP" -g -R .llvmbc -R .llvmcmd "$to/lib/libweft-gex.so" "$to/lib/libweft-gex.a"
 put 755 "$source/install/gasnetrun_smp" "$to/bin/gasnetrun_smp"
 put 755 "$built/gexbench" "$to/bin/gexbench"
 put 644 "$source/bench/gexbench.c" "$to/share/gexbench.c"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes packages of a build: wheels for PyPI, a Debian package, and a tree as tar.xz.
+"""Makes packages of a build: wheels for PyPI, and for weft and weft-gasnet each a Debian package and a tree as tar.xz.
 
     scripts/package.py [--portable GLIBC] OUT
 
-The files come from `make install` (of CARGO_TARGET_DIR/dist), so a package holds what `make install` installs. Archives
-are reproducible: their times are that of the commit, or SOURCE_DATE_EPOCH, and their modes do not depend on the umask.
+The files come from `make install` (of CARGO_TARGET_DIR/dist), so packages hold what `make install` installs. weft-gasnet
+is the part of it that has a prefix of its own, the library for GASNet clients. Archives are reproducible: their times are that of the commit, or SOURCE_DATE_EPOCH, and their modes do not depend on the umask.
 OUT/SHA256SUMS has their checksums. With --portable, files that need a newer glibc or are too large make no package.
 
 The wheel has the provider in three more places, under a name that libfabric searches without any variable: beside the
@@ -58,11 +58,16 @@ def dist() -> Path:
 
 
 def install(destination: Path, prefix: str) -> None:
-    """Installs into a tree."""
-    # The library for GASNet clients is not part of these packages: an empty GEX_DIR leaves it out.
+    """Installs all but the library for GASNet clients into a tree."""
     paths = [f"PREFIX={prefix}", f"DESTDIR={destination}", "GEX_DIR="]
     command = ["make", "--no-print-directory", "-s", "-C", str(ROOT), "install", *paths]
     subprocess.run(command, check=True)
+
+
+def install_gex(destination: Path, prefix: str, named: str) -> None:
+    """Installs the library for GASNet clients into a tree. Its pkg-config files say that it is at `named`."""
+    command = [str(ROOT / "scripts/gex-install.sh"), str(dist() / "gex"), str(destination), prefix, named]
+    subprocess.run(command, check=True, env={"STRIP": "strip", **os.environ})
 
 
 def needed_glibc(files: list[Path]) -> tuple[int, int]:
@@ -79,7 +84,8 @@ def check_portable(glibc: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
         install(tree, "")
-        needed = needed_glibc([*tree.rglob("*.so"), tree / "bin/weft"])
+        install_gex(tree, "/gex", "/gex")
+        needed = needed_glibc([*tree.rglob("*.so"), tree / "bin/weft", tree / "gex/bin/gexbench"])
         size = (tree / "lib/libfabric/libweft-fi.so").stat().st_size
     if needed > glibc:
         raise SystemExit(f"{dist()} needs glibc {needed[0]}.{needed[1]}, newer than {glibc[0]}.{glibc[1]}: use `make packages`")
@@ -176,62 +182,82 @@ def make_wheel(out: Path) -> list[Path]:
 
 
 CONTROL = """\
-Package: weft
 Version: {version}
 Architecture: {architecture}
 Maintainer: weft developers <weft@example.invalid>
-Section: net
 Priority: optional
 Depends: libc6 (>= {glibc}), libgcc-s1
-Recommends: libfabric1 (>= 1.17)
-Suggests: libfabric-bin, openmpi-bin
 Installed-Size: {kib}
+"""
+
+WEFT = """\
+Package: weft
+Section: net
+Recommends: libfabric1 (>= 1.17)
+Suggests: libfabric-bin, openmpi-bin, weft-gasnet
 Description: libfabric provider for shared memory and TCP
  weft carries the messages of MPI libraries and other clients of libfabric: by
  shared memory inside a host, and by TCP between hosts. The command weft runs
  jobs over it and shows their traffic.
 """
 
+WEFT_GASNET = """\
+Package: weft-gasnet
+Section: libdevel
+Recommends: gcc, libc6-dev, pkgconf | pkg-config
+Suggests: weft
+Description: library that is compatible with the GASNet-EX API
+ Programs of UPC++ and others that use the GASNet-EX API are compiled against
+ this library, and run over weft: conduit smp, modes SEQ and PAR. It is in
+ /usr/lib/weft/gex, with headers, flags of clients and the launcher
+ gasnetrun_smp.
+"""
 
-def make_deb(out: Path) -> list[Path]:
-    """Makes the Debian package."""
-    with tempfile.TemporaryDirectory() as directory:
-        tree = Path(directory)
-        tree.chmod(0o755)
-        install(tree, "/usr")
-        doc = tree / "usr/share/doc/weft"
-        # Debian's name of these files.
-        (doc / "copyright").write_text("\n".join((doc / name).read_text() for name in ["LICENSE", "THIRD-PARTY"]))
-        for name in ["LICENSE", "THIRD-PARTY"]:
-            (doc / name).unlink()
-        (doc / "changelog").write_text((ROOT / "CHANGELOG.md").read_text())
-        for page in [*(tree / "usr/share/man").rglob("*.[17]"), doc / "changelog"]:
-            subprocess.run(["gzip", "-9n", str(page)], check=True)
-        files = [file for file in tree.rglob("*") if file.is_file()]
-        binaries = [file for file in files if file.suffix == ".so" or file.parent.name == "bin"]
-        major, minor = needed_glibc(binaries)
-        architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout
-        control = CONTROL.format(
-            version=version(),
-            architecture=architecture.strip(),
-            glibc=f"{major}.{minor}",
-            kib=sum(-(-file.stat().st_size // 1024) for file in files),
-        )
-        (tree / "DEBIAN").mkdir()
-        (tree / "DEBIAN/control").write_text(control)
-        sums = [f"{hashlib.md5(file.read_bytes()).hexdigest()}  {file.relative_to(tree)}\n" for file in sorted(files)]
-        (tree / "DEBIAN/md5sums").write_text("".join(sums))
-        made = out / f"weft_{version()}_{architecture.strip()}.deb"
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
-        build = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tree), str(made)]
-        subprocess.run(build, check=True, env=environment, stdout=subprocess.DEVNULL)
-    return [made]
+# The library for GASNet clients in the tree of a package.
+GEX_PREFIX = "/usr/lib/weft/gex"
 
 
-def make_tar(out: Path) -> list[Path]:
-    """Makes an archive of the installed tree, to be unpacked under any prefix."""
-    name = f"weft-{version()}-{os.uname().machine}-linux"
-    made = out / f"{name}.tar.xz"
+def is_binary(file: Path) -> bool:
+    """Whether a file is a shared library or a program."""
+    return file.read_bytes()[:4] == b"\x7fELF"
+
+
+def deb(out: Path, tree: Path, described: str) -> Path:
+    """Makes a Debian package of a tree, which has the documents LICENSE and THIRD-PARTY."""
+    name = described.split()[1]
+    doc = tree / "usr/share/doc" / name
+    # Debian's name of these files.
+    (doc / "copyright").write_text("\n".join((doc / text).read_text() for text in ["LICENSE", "THIRD-PARTY"]))
+    for text in ["LICENSE", "THIRD-PARTY"]:
+        (doc / text).unlink()
+    (doc / "changelog").write_text((ROOT / "CHANGELOG.md").read_text())
+    for page in [*(tree / "usr/share/man").rglob("*.[17]"), doc / "changelog"]:
+        subprocess.run(["gzip", "-9n", str(page)], check=True)
+    files = [file for file in tree.rglob("*") if file.is_file()]
+    major, minor = needed_glibc([file for file in files if is_binary(file)])
+    architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+    control = CONTROL.format(
+        version=version(),
+        architecture=architecture,
+        glibc=f"{major}.{minor}",
+        kib=sum(-(-file.stat().st_size // 1024) for file in files),
+    )
+    head, rest = described.split("\n", 1)
+    (tree / "DEBIAN").mkdir()
+    (tree / "DEBIAN/control").write_text(f"{head}\n{control}{rest}")
+    sums = [f"{hashlib.md5(file.read_bytes()).hexdigest()}  {file.relative_to(tree)}\n" for file in sorted(files)]
+    (tree / "DEBIAN/md5sums").write_text("".join(sums))
+    made = out / f"{name}_{version()}_{architecture}.deb"
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch())}
+    build = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tree), str(made)]
+    subprocess.run(build, check=True, env=environment, stdout=subprocess.DEVNULL)
+    return made
+
+
+def tar(out: Path, tree: Path, name: str) -> Path:
+    """Makes an archive of a tree."""
+    top = f"{name}-{version()}-{os.uname().machine}-linux"
+    made = out / f"{top}.tar.xz"
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
@@ -239,14 +265,40 @@ def make_tar(out: Path) -> list[Path]:
         entry.mtime = epoch()
         return entry
 
-    with tempfile.TemporaryDirectory() as directory:
-        tree = Path(directory)
-        install(tree, "")
-        (tree / "share/doc/weft/CHANGELOG.md").write_text((ROOT / "CHANGELOG.md").read_text())
-        with tarfile.open(made, "w:xz") as archive:
-            for file in sorted(tree.rglob("*")):
-                archive.add(file, f"{name}/{file.relative_to(tree)}", recursive=False, filter=plain)
-    return [made]
+    with tarfile.open(made, "w:xz") as archive:
+        for file in sorted(tree.rglob("*")):
+            archive.add(file, f"{top}/{file.relative_to(tree)}", recursive=False, filter=plain)
+    return made
+
+
+def add_documents(doc: Path) -> None:
+    """Adds the documents of weft-gasnet."""
+    doc.mkdir(parents=True)
+    for file in [ROOT / "LICENSE", dist() / "THIRD-PARTY", ROOT / "docs/gasnet.md"]:
+        (doc / file.name).write_bytes(file.read_bytes())
+
+
+def make_debs(out: Path) -> list[Path]:
+    """Makes the Debian packages."""
+    with tempfile.TemporaryDirectory() as weft, tempfile.TemporaryDirectory() as gasnet:
+        for directory in [weft, gasnet]:
+            Path(directory).chmod(0o755)
+        install(Path(weft), "/usr")
+        install_gex(Path(gasnet), GEX_PREFIX, GEX_PREFIX)
+        add_documents(Path(gasnet) / "usr/share/doc/weft-gasnet")
+        return [deb(out, Path(weft), WEFT), deb(out, Path(gasnet), WEFT_GASNET)]
+
+
+def make_tars(out: Path) -> list[Path]:
+    """Makes archives of the installed trees, to be unpacked under any prefix."""
+    with tempfile.TemporaryDirectory() as weft, tempfile.TemporaryDirectory() as gasnet:
+        install(Path(weft), "")
+        # A pkg-config file knows its own place.
+        install_gex(Path(gasnet), "", "${pcfiledir}/../..")
+        add_documents(Path(gasnet) / "share/doc/weft-gasnet")
+        for doc in [Path(weft) / "share/doc/weft", Path(gasnet) / "share/doc/weft-gasnet"]:
+            (doc / "CHANGELOG.md").write_text((ROOT / "CHANGELOG.md").read_text())
+        return [tar(out, Path(weft), "weft"), tar(out, Path(gasnet), "weft-gasnet")]
 
 
 def main() -> int:
@@ -262,7 +314,7 @@ def main() -> int:
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     sums = []
-    for made in [*make_wheel(out), *make_deb(out), *make_tar(out)]:
+    for made in [*make_wheel(out), *make_debs(out), *make_tars(out)]:
         print(f"{made} ({made.stat().st_size / 1e6:.1f} MB)")
         sums.append(f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n")
     (out / "SHA256SUMS").write_text("".join(sorted(sums, key=lambda line: line.split()[1])))

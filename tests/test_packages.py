@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import harness
 import jobs
@@ -36,6 +38,20 @@ INSTALLED = {
     "usr/share/bash-completion/completions/weft",
     "usr/share/zsh/ZSH/_weft",
     "usr/share/fish/vendor_completions.d/weft.fish",
+}
+GEX = "lib/weft/gex/"
+GEX_SOURCE = jobs.ROOT / "crates/weft-gex-c"
+GEX_INSTALLED = {
+    *(f"include/{header.name}" for header in (GEX_SOURCE / "include").glob("*.h")),
+    *(f"include/{name}-{mode}.mak" for name in ["smp-conduit/smp", "gasnet_tools"] for mode in ["seq", "par"]),
+    *(f"lib/lib{name}-{mode}.a" for name in ["gasnet-smp", "gasnet_tools"] for mode in ["seq", "par"]),
+    *(f"lib/pkgconfig/{name}-{mode}.pc" for name in ["gasnet-smp", "gasnet_tools"] for mode in ["seq", "par"]),
+    "lib/libweft-gex.so",
+    "lib/libweft-gex.a",
+    "bin/gasnetrun_smp",
+    "bin/gexbench",
+    "share/gexbench.c",
+    *(f"share/weft-gex/src/{name}" for name in ["configure", "gasnet_config.h.in", "gasnetex.h", "docs/GASNet-EX.txt"]),
 }
 
 pytestmark = pytest.mark.skipif(harness.PROVIDER != "weft", reason="packages hold weft only")
@@ -78,14 +94,19 @@ def installed_files(prefix: str, lib: str = "libfabric", zsh: str = "site-functi
     return {name.replace("usr/", prefix, 1).replace("LIB", lib).replace("ZSH", zsh) for name in INSTALLED}
 
 
+def gex_files(prefix: str) -> set[str]:
+    """The files of the library for GASNet clients under a prefix, which is empty or ends with a slash."""
+    return {f"{prefix}{name}" for name in GEX_INSTALLED}
+
+
 def files(tree: Path) -> set[str]:
     """The files of a tree."""
     return {str(file.relative_to(tree)) for file in tree.rglob("*") if not file.is_dir()}
 
 
-def make(target: str, tree: Path, prefix: str) -> None:
+def make(target: str, tree: Path, prefix: str, *more: str) -> None:
     """Runs a target of the Makefile."""
-    command = ["make", "-s", "-C", str(jobs.ROOT), target, f"PREFIX={prefix}", f"DESTDIR={tree}"]
+    command = ["make", "-s", "-C", str(jobs.ROOT), target, f"PREFIX={prefix}", f"DESTDIR={tree}", *more]
     subprocess.run(command, check=True, timeout=60)
 
 
@@ -96,11 +117,14 @@ def test_make_install_and_uninstall(tmp_path: Path) -> None:
         tree = tmp_path / prefix.replace("/", "-")
         make("install", tree, prefix)
         zsh = "vendor-completions" if prefix == "/usr" and multiarch else "site-functions"
-        assert files(tree) == installed_files(f"{prefix.strip('/')}/", lib, zsh)
+        inside = f"{prefix.strip('/')}/"
+        assert files(tree) == installed_files(inside, lib, zsh) | gex_files(inside + GEX)
         provider = tree / prefix.strip("/") / "lib" / lib / "libweft-fi.so"
         assert provider.stat().st_size <= LARGEST_PROVIDER
         make("uninstall", tree, prefix)
         assert not files(tree)
+        make("install", tree, prefix, "GEX_DIR=")
+        assert files(tree) == installed_files(inside, lib, zsh)
 
 
 def test_installed_command_finds_its_provider(tmp_path: Path, runner: harness.Runner) -> None:
@@ -113,7 +137,7 @@ def test_installed_command_finds_its_provider(tmp_path: Path, runner: harness.Ru
 
 def test_archive_holds_the_installed_files(packages: Path) -> None:
     """The archive unpacks into one directory."""
-    archive = next(packages.glob("weft-*-linux.tar.xz"))
+    archive = next(packages.glob("weft-[0-9]*-linux.tar.xz"))
     with tarfile.open(archive) as opened:
         names = [name for name in opened.getnames() if Path(name).suffix]
     top = archive.name.removesuffix(".tar.xz")
@@ -126,26 +150,32 @@ def test_packages_do_not_depend_on_the_umask(packages: Path) -> None:
     names = {line.split()[1] for line in sums.splitlines()}
     assert names == {file.name for file in packages.iterdir()} - {"SHA256SUMS"}
     subprocess.run(["sha256sum", "--quiet", "--check", "SHA256SUMS"], cwd=packages, check=True)
-    with tarfile.open(next(packages.glob("weft-*-linux.tar.xz"))) as archive:
-        assert {entry.mode for entry in archive} == {0o644, 0o755}
+    for name in packages.glob("*-linux.tar.xz"):
+        with tarfile.open(name) as archive:
+            assert {entry.mode for entry in archive} == {0o644, 0o755}
     with zipfile.ZipFile(next(packages.glob("weft_fabric-*.whl"))) as wheel:
         assert {entry.external_attr >> 16 for entry in wheel.infolist()} == {0o100644, 0o100755}
-    listing = subprocess.run(["dpkg-deb", "-c", str(next(packages.glob("*.deb")))], capture_output=True, text=True, check=True)
-    assert {line.split()[0] for line in listing.stdout.splitlines()} == {"drwxr-xr-x", "-rw-r--r--", "-rwxr-xr-x"}
+    debs = list(packages.glob("*.deb"))
+    assert len(debs) == 2
+    for package in debs:
+        listing = subprocess.run(["dpkg-deb", "-c", str(package)], capture_output=True, text=True, check=True)
+        assert {line.split()[0] for line in listing.stdout.splitlines()} == {"drwxr-xr-x", "-rw-r--r--", "-rwxr-xr-x"}
 
 
 def test_packages_have_the_licences_of_dependencies(packages: Path) -> None:
     """Each package has the licence texts of the projects whose code it contains."""
     with zipfile.ZipFile(next(packages.glob("weft_fabric-*.whl"))) as wheel:
-        of_wheel = next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith("/licenses/THIRD-PARTY"))
-    archive = next(packages.glob("weft-*-linux.tar.xz"))
-    with tarfile.open(archive) as opened:
-        content = opened.extractfile(f"{archive.name.removesuffix('.tar.xz')}/share/doc/weft/THIRD-PARTY")
-        assert content is not None
-        of_archive = content.read().decode()
-    unpack = ["sh", "-c", f"dpkg-deb --fsys-tarfile {next(packages.glob('*.deb'))} | tar -xO ./usr/share/doc/weft/copyright"]
-    of_debian = subprocess.run(unpack, capture_output=True, text=True, check=True).stdout
-    for text in [of_wheel, of_archive, of_debian]:
+        texts = [next(wheel.read(name).decode() for name in wheel.namelist() if name.endswith("/licenses/THIRD-PARTY"))]
+    for name in ["weft", "weft-gasnet"]:
+        archive = next(packages.glob(f"{name}-[0-9]*-linux.tar.xz"))
+        with tarfile.open(archive) as opened:
+            content = opened.extractfile(f"{archive.name.removesuffix('.tar.xz')}/share/doc/{name}/THIRD-PARTY")
+            assert content is not None
+            texts.append(content.read().decode())
+        package = next(packages.glob(f"{name}_*.deb"))
+        unpack = f"dpkg-deb --fsys-tarfile {package} | tar -xO ./usr/share/doc/{name}/copyright"
+        texts.append(subprocess.run(["sh", "-c", unpack], capture_output=True, text=True, check=True).stdout)
+    for text in texts:
         for project in ["ring", "snow", "libc", "clap", "ratatui", "the Rust standard library"]:
             assert re.search(rf"^{project} .*https://", text, re.M), project
         assert "Permission is hereby granted" in text
@@ -177,11 +207,25 @@ mkdir -p "$to"
 cp "$FILES_OF_MAKE/libweft-fi.so" "$to/libweft_fi.so"
 cp "$FILES_OF_MAKE/libweft-coll.so" "$to/libweft_coll.so"
 cp "$FILES_OF_MAKE/weft" "$to/weft"
+cp "$FILES_OF_MAKE/gex/libweft-gex.so" "$to/libweft_gex_c.so"
+cp "$FILES_OF_MAKE/gex/libweft-gex.a" "$to/libweft_gex_c.a"
 """
 
 
-def test_conda_recipe_honours_the_target(tmp_path: Path) -> None:
-    """conda sets CARGO_BUILD_TARGET, with which cargo builds into another directory."""
+def conda_outputs() -> dict[str, dict[str, Any]]:
+    """The packages of conda's recipe, by name."""
+    recipe = yaml.safe_load((jobs.ROOT / "packaging/conda/recipe.yaml").read_text())
+    return {output["package"]["name"]: output for output in recipe["outputs"]}
+
+
+def conda_contents(output: dict[str, Any]) -> set[str]:
+    """The files that the test of a package expects."""
+    return set(next(test["package_contents"]["files"] for test in output["tests"] if "package_contents" in test))
+
+
+@pytest.mark.parametrize("name", ["weft-fabric", "weft-gasnet"])
+def test_conda_recipe_honours_the_target(tmp_path: Path, name: str) -> None:
+    """conda sets CARGO_BUILD_TARGET, with which cargo builds into another directory. Each package has its files."""
     (tmp_path / "bin").mkdir()
     stand_in = tmp_path / "bin/cargo"
     stand_in.write_text(CARGO)
@@ -198,10 +242,12 @@ def test_conda_recipe_honours_the_target(tmp_path: Path) -> None:
         "CARGO_ITSELF": cargo,
         "FILES_OF_MAKE": str(jobs.DIST),
     }
-    recipe = yaml.safe_load((jobs.ROOT / "packaging/conda/recipe.yaml").read_text())
-    for line in recipe["build"]["script"]:
+    output = conda_outputs()[name]
+    for line in output["build"]["script"]:
         subprocess.run(["sh", "-euc", line], cwd=jobs.ROOT, env=env, check=True, timeout=60)
-    assert files(tmp_path / "prefix") == installed_files("")
+    installed = files(tmp_path / "prefix")
+    assert installed == (installed_files("") if name == "weft-fabric" else gex_files(GEX))
+    assert conda_contents(output) <= installed
 
 
 WHEEL_JOBS = {
@@ -253,9 +299,9 @@ show removed
     assert "removed: None\n" in output and "without weft: good\n" in output, output[-3000:]
 
 
-def build_recipe(runner: harness.Runner, tmp_path: Path, commands: str) -> str:
-    """Runs the commands of a recipe on the sources. They install the files of `make install`, and the installed command
-    finds its provider. Returns the output."""
+def build_recipe(runner: harness.Runner, tmp_path: Path, commands: str, expected: set[str]) -> str:
+    """Runs the commands of a recipe on the sources. They install the expected files, and the installed command finds its
+    provider. Returns the output."""
     script = f"""
 cd {jobs.ROOT}
 export PREFIX={tmp_path} PATH={jobs.MPICH}/bin:$PATH
@@ -266,23 +312,24 @@ bin/weft --version
 bin/weft run --dry-run {jobs.MPICH}/bin/mpiexec ./a.out
 """
     output = run_overlaid(runner, "venv", jobs.TARGET, script)
-    assert set(re.findall(r"^installed: \./(.*)$", output, re.M)) == installed_files(""), output[-3000:]
+    assert set(re.findall(r"^installed: \./(.*)$", output, re.M)) == expected, output[-3000:]
     assert f"FI_PROVIDER_PATH={tmp_path}/lib/libfabric " in output, output[-3000:]
     return output
 
 
 def test_conda_recipe_builds(runner: harness.Runner, tmp_path: Path) -> None:
-    """The recipe's build script installs the files that the recipe's test expects."""
-    recipe = yaml.safe_load((jobs.ROOT / "packaging/conda/recipe.yaml").read_text())
-    output = build_recipe(runner, tmp_path, "\n".join(recipe["build"]["script"]))
-    contents = next(test["package_contents"]["files"] for test in recipe["tests"] if "package_contents" in test)
-    assert all(f"installed: ./{name}\n" in output for name in contents), output[-3000:]
+    """The recipe's build script installs the files of `make install` without the library for GASNet clients."""
+    commands = conda_outputs()["weft-fabric"]["build"]["script"]
+    build_recipe(runner, tmp_path, "\n".join(commands), installed_files(""))
 
 
-def test_spack_recipe_builds(runner: harness.Runner, tmp_path: Path) -> None:
-    """The recipe's install method, with a stand-in for Spack."""
+@pytest.mark.parametrize("variants", ["", "+gasnet"])
+def test_spack_recipe_builds(runner: harness.Runner, tmp_path: Path, variants: str) -> None:
+    """The recipe's install method, with a stand-in for Spack. A variant adds the library for GASNet clients."""
     recipe = jobs.ROOT / "packaging/spack/package.py"
-    output = build_recipe(runner, tmp_path, f"python3 {harness.SUPPORT}/spack_recipe.py {recipe} {tmp_path}")
+    commands = f"python3 {harness.SUPPORT}/spack_recipe.py {recipe} {tmp_path} {variants}"
+    expected = installed_files("") | (gex_files(GEX) if variants else set())
+    output = build_recipe(runner, tmp_path, commands, expected)
     assert f"FI_PROVIDER_PATH={tmp_path}/lib/libfabric\n" in output, output[-3000:]
 
 
@@ -307,6 +354,43 @@ def test_debian_package_is_found_by_libfabric(runner: harness.Runner, packages: 
     script = f"dpkg -i --force-depends {package} >/dev/null; fi_info -p weft; weft --version; dpkg -L weft"
     output = run_overlaid(runner, "system", jobs.ROOT, script)
     assert "provider: weft" in output and "/usr/share/man/man1/weft.1.gz" in output, output[-3000:]
+
+
+def run_gex_program(runner: harness.Runner, kind: str, directory: Path, prefix: str, before: str) -> str:
+    """Compiles a GASNet client against an installation, and runs it as a job of two ranks. Returns the output."""
+    script = f"""
+{before}
+export PKG_CONFIG_PATH={prefix}/lib/pkgconfig
+cc -o {directory}/job {jobs.ROOT}/tests/gex/abi_job.c $(pkg-config --cflags --libs gasnet-smp-seq)
+{prefix}/bin/gasnetrun_smp -n 2 {directory}/job
+"""
+    if kind == "system":
+        return run_overlaid(runner, kind, jobs.ROOT, script)
+    return runner.run(["sh", "-euc", script], clean_environment(), 60).check().output
+
+
+def test_gasnet_archive_carries_a_job(runner: harness.Runner, packages: Path, tmp_path: Path) -> None:
+    """The archive of the library for GASNet clients holds its files, and works wherever it is unpacked."""
+    archive = next(packages.glob("weft-gasnet-*-linux.tar.xz"))
+    subprocess.run(["tar", "-C", str(tmp_path), "-xf", str(archive)], check=True, timeout=60)
+    tree = tmp_path / archive.name.removesuffix(".tar.xz")
+    doc = "share/doc/weft-gasnet/"
+    assert files(tree) == gex_files("") | {doc + name for name in ["LICENSE", "THIRD-PARTY", "CHANGELOG.md", "gasnet.md"]}
+    output = run_gex_program(runner, "archive", tmp_path, str(tree), "")
+    assert len(re.findall(r"\b\d+ checks, 0 failures", output)) == 2, output[-3000:]
+
+
+def test_gasnet_debian_package_carries_a_job(runner: harness.Runner, packages: Path) -> None:
+    """dpkg installs the library for GASNet clients, and pkg-config files name its place."""
+    package = next(packages.glob("weft-gasnet_*.deb"))
+    listing = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(listing)) as archive:
+        names = {entry.name.removeprefix("./") for entry in archive if entry.isfile()}
+    doc = "usr/share/doc/weft-gasnet/"
+    assert names == gex_files(f"usr/{GEX}") | {doc + name for name in ["copyright", "changelog.gz", "gasnet.md"]}
+    before = f"dpkg -i --force-depends {package} >/dev/null; grep '^GASNET_PREFIX' /usr/{GEX}lib/pkgconfig/gasnet-smp-par.pc"
+    output = run_gex_program(runner, "system", Path("/tmp"), f"/usr/{GEX}".rstrip("/"), before)
+    assert len(re.findall(r"\b\d+ checks, 0 failures", output)) == 2 and "GASNET_PREFIX=/usr/lib/weft/gex\n" in output, output[-3000:]
 
 
 def need_debian_packages() -> None:

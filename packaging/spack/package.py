@@ -12,6 +12,8 @@ class Weft(Package):
 
     license("BSD-2-Clause")
 
+    variant("gasnet", default=True, description="library that is compatible with the GASNet-EX API, in lib/weft/gex")
+
     version("0.1.0", sha256="0000000000000000000000000000000000000000000000000000000000000000")
 
     depends_on("c", type="build")
@@ -22,7 +24,9 @@ class Weft(Package):
 
     def install(self, spec, prefix):
         make("dist")
-        make("install", "PREFIX={0}".format(prefix))
+        # An empty directory leaves the library for GASNet clients out.
+        without = [] if spec.satisfies("+gasnet") else ["GEX_DIR="]
+        make("install", "PREFIX={0}".format(prefix), *without)
 
     def setup_run_environment(self, env):
         # libfabric searches its own prefix only.

@@ -1,6 +1,8 @@
 """Runs the recipe of Spack with a stand-in for Spack's own modules.
 
-    spack_recipe.py RECIPE PREFIX      in the directory of the sources
+    spack_recipe.py RECIPE PREFIX VARIANT...      in the directory of the sources
+
+A variant is written as +NAME.
 
 The recipe's class is made with the functions of `spack.package` that it uses, and its `install` runs. Prints the
 variables that the installed package sets at run time.
@@ -21,6 +23,16 @@ class Prefix(str):
 
     def __getattr__(self, name: str) -> Prefix:
         return Prefix(f"{self}/{name}")
+
+
+class Spec:
+    """What the user has asked for."""
+
+    def __init__(self, variants: list[str]) -> None:
+        self.variants = variants
+
+    def satisfies(self, variant: str) -> bool:
+        return variant in self.variants
 
 
 class Environment:
@@ -45,13 +57,14 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def main() -> None:
     """Runs the recipe."""
-    recipe, prefix = sys.argv[1:]
+    recipe, prefix, *variants = sys.argv[1:]
     module = types.ModuleType("spack.package")
     module.__dict__.update(
         Package=object,
         depends_on=nothing,
         license=nothing,
         make=command("make"),
+        variant=nothing,
         version=nothing,
     )
     sys.modules |= {"spack": types.ModuleType("spack"), "spack.package": module}
@@ -59,7 +72,7 @@ def main() -> None:
     exec(compile(Path(recipe).read_text(), recipe, "exec"), scope)  # pylint: disable=exec-used
     package = scope["Weft"]()
     package.prefix = Prefix(prefix)
-    package.install(None, package.prefix)
+    package.install(Spec(variants), package.prefix)
     package.setup_run_environment(Environment())
 
 
