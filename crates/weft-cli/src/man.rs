@@ -12,8 +12,8 @@ use std::io;
 use clap::ValueEnum;
 use clap_mangen::Man;
 use weft_engine::amo::{Class, Form, OPS, OpRow, TYPES};
-use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
 use weft_fi::params::{Param, TABLE};
+use weft_observe::layout::{Endpoint, Group, Peer};
 
 use crate::stat::PUBLISHED_OTHERWISE;
 

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use rustix::time::{ClockId, clock_gettime};
-use weft_fi::observe::publish::layout::{self, Endpoint, Head, Peer};
+use weft_observe::layout::{self, Endpoint, Head, Peer};
 
 /// Longest wait for a screen. The machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -204,8 +204,8 @@ fn is_mark(text: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use weft_fi::observe::identity::Identity;
     use weft_fi::observe::report::line::Counts;
+    use weft_observe::identity::Identity;
 
     use super::*;
 

@@ -8,8 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use weft_fi::observe::identity::Identity;
 use weft_fi::observe::report::line::{Counts, Line};
+use weft_observe::identity::Identity;
 
 /// The jobs of a command, and all that they have reported.
 #[derive(Debug, Default)]

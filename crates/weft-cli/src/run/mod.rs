@@ -30,7 +30,7 @@ use std::process::{ExitCode, ExitStatus, Stdio};
 use clap::Args;
 use nix::sys::signal::Signal;
 
-use weft_fi::observe::identity::Identity;
+use weft_observe::identity::Identity;
 
 use collect::Collector;
 use guard::Guard;

@@ -235,8 +235,8 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::path::PathBuf;
 
-    use weft_fi::observe::identity::Identity;
     use weft_fi::observe::report::line::{Counts, Line, Traffic};
+    use weft_observe::identity::Identity;
 
     use super::*;
 

@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use weft_fi::observe::identity::{Identity, Status};
+use weft_observe::identity::{Identity, Status};
 
 use crate::stat::is_launcher;
 

@@ -1,6 +1,6 @@
 //! Processes with open endpoints, and the counters that the endpoints publish.
 //!
-//! Place in the data flow: `/proc/PID/fd` → memfds of `weft_fi::observe::publish` → here → `weft stat`, `weft top`.
+//! Place in the data flow: `/proc/PID/fd` → memfds of `weft_observe::Page` → here → `weft stat`, `weft top`.
 //! The kernel refuses the opening of the file to users who may not inspect the process.
 //!
 //! Trust: none. A descriptor of that name may lead anywhere. It is opened without blocking and must be a regular
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
-use weft_fi::observe::publish::layout::{self, Endpoint, Group, Head, Peer};
+use weft_observe::layout::{self, Endpoint, Group, Head, Peer};
 
 use super::job;
 use crate::foreign::shown;

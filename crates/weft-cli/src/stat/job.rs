@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use weft_fi::observe::identity::Status;
+use weft_observe::identity::Status;
 
 use super::find::text;
 use crate::foreign::shown;

@@ -1,7 +1,7 @@
 //! `weft stat PID` shows the counters of a process's endpoints; `top` shows all processes with their rates.
 //! `prometheus` writes them for scrapers.
 //!
-//! Place in the data flow: reads the files that `weft_fi::observe::publish` has written. Nothing here stops, wakes or
+//! Place in the data flow: reads the files that `weft_observe::Page` has written. Nothing here stops, wakes or
 //! changes a process.
 
 mod find;
@@ -16,7 +16,7 @@ use std::io;
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
-use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
+use weft_observe::layout::{Endpoint, Group, Peer};
 
 use crate::render::{self, Text};
 use find::{Process, Published};

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-use weft_fi::observe::publish::layout::{Endpoint, Peer};
+use weft_observe::layout::{Endpoint, Peer};
 
 use super::find::Process;
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 
-use weft_fi::observe::publish::layout::{Endpoint, Peer};
+use weft_observe::layout::{Endpoint, Peer};
 
 use super::find::{self, Process, Published};
 use super::sample::UP;

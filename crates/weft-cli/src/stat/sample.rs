@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::Value;
-use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
+use weft_observe::layout::{Endpoint, Group, Peer};
 
 use super::find::{self, Process, Published};
 use super::names::Names;

@@ -23,9 +23,10 @@ use crate::endpoint::route::Routes;
 use crate::endpoint::setup::Setup;
 use crate::endpoint::{Ep, Kind};
 use crate::info::EpType;
-use crate::observe::publish::{INTERVAL, Publisher};
+use crate::observe::publish::Publisher;
 use crate::observe::report;
 use crate::sleep::flusher;
+use weft_observe::INTERVAL;
 
 /// The error number for devices that could not be opened.
 #[allow(clippy::needless_pass_by_value)] // For `map_err`.

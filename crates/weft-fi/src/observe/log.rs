@@ -20,7 +20,7 @@ use weft_fi_sys as sys;
 
 use crate::abi::errno;
 use crate::host::{self, Host};
-use crate::observe::{identity, report};
+use crate::observe::report;
 
 /// Most errors that a process prints on standard error.
 const CAUSES_MOST: usize = 8;
@@ -112,7 +112,7 @@ fn printing_host(metadata: &Metadata<'_>) -> Option<&'static Host> {
 #[cold]
 fn print_once(record: &Record<'_>) {
     static CAUSES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    if record.target() != weft_nic::PEER_ERRORS && !identity::is_first_of_host() {
+    if record.target() != weft_nic::PEER_ERRORS && !weft_observe::identity::is_first_of_host() {
         return;
     }
     let text = record.args().to_string();

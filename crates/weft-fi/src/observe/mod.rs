@@ -3,8 +3,7 @@
 //!
 //! Place in the data flow: endpoints and domains → here → the host's log, memfds, the client.
 
-pub mod identity;
 pub(crate) mod log;
-pub mod publish;
+pub(crate) mod publish;
 pub mod report;
 pub(crate) mod stats;

@@ -25,10 +25,10 @@ use weft_engine::Engine;
 use weft_nic::Device;
 
 use crate::endpoint::cell::{AnyCell, CellRef};
-use crate::observe::publish::INTERVAL;
 use crate::params::Params;
 use line::{Counts, Traffic};
 use record::{Place, Record};
+use weft_observe::INTERVAL;
 
 /// Longest wait for a lock at the end of the program, in a signal handler for example.
 const STUCK: Duration = Duration::from_millis(100);

@@ -11,7 +11,7 @@ use weft_fi_sys::{FI_LOG_CORE, FI_LOG_WARN};
 
 use super::{Param, TABLE};
 use crate::host::Host;
-use crate::observe::identity::Identity;
+use weft_observe::identity::Identity;
 
 const PREFIX: &str = "FI_WEFT_";
 /// Variables of libweft-coll.so and of the simulated provider, without the prefix.

@@ -47,10 +47,10 @@ use weft_os::Worker;
 use crate::abi::errno::{self, Errno};
 use crate::endpoint::cell::{AnyCell, CellRef, CellState, EndpointCell};
 use crate::host::{self, Host};
-use crate::observe::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::sleep::lock;
 use crate::sleep::policy::{Act, Found, Next, Observation, Pause, Record, policy};
 use crate::sleep::wait::Waker;
+use weft_observe::{BEFORE_SLEEP, INTERVAL};
 
 /// A client that makes no round for this time, and holds no lock, is away.
 const QUIET: Duration = Duration::from_micros(5);

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use weft_engine::amo::{TYPES, Type};
-use weft_fi::observe::publish::layout;
 use weft_fi_sys::*;
+use weft_observe::layout;
 
 use crate::client::{Lib, bind, close};
 use crate::collective_case::{Case, EVERY, Part, What, run};

@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use weft_fi::observe::publish::layout::{self, Endpoint, Group, Head, Peer};
 use weft_fi_sys::*;
+use weft_observe::layout::{self, Endpoint, Group, Head, Peer};
 
 use crate::client::{Lib, bind, close};
 use crate::registration;

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use weft_fi::observe::publish::layout::{Endpoint, Peer};
+use weft_observe::layout::{Endpoint, Peer};
 
 use super::super::find::Process;
 use super::super::names::Names;

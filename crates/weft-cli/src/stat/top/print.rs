@@ -79,7 +79,7 @@ fn collectives(look: &Look) -> String {
 
 #[cfg(test)]
 mod tests {
-    use weft_fi::observe::publish::layout::{Endpoint, Group};
+    use weft_observe::layout::{Endpoint, Group};
 
     use super::super::super::find::{Process, Published};
     use super::*;

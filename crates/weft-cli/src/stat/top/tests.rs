@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
-use weft_fi::observe::publish::layout::{Endpoint, Group, Peer};
+use weft_observe::layout::{Endpoint, Group, Peer};
 
 use super::super::find::{Process, Published};
 use super::super::sample::Look;

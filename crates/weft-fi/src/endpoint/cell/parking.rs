@@ -15,10 +15,10 @@ use std::sync::atomic::Ordering;
 use weft_nic::Device;
 
 use super::{CellState, EndpointCell, Sleep};
-use crate::observe::publish::BEFORE_SLEEP;
 use crate::sleep::parking::Effect;
 use crate::sleep::policy::Next;
 use crate::sleep::wait::Waker;
+use weft_observe::BEFORE_SLEEP;
 
 impl<D: Device> EndpointCell<D> {
     /// Prepares for sleep by a thread of the client. On `true` the endpoint is idle and its devices wake `waker`;

@@ -13,9 +13,9 @@ use weft_nic::Device;
 use super::{AnyCell, CellState, EndpointCell};
 use crate::cq::Reading;
 use crate::endpoint::connection::Reports;
-use crate::observe::publish::{CellCounters, INTERVAL, ROUNDS_PER_CHECK};
 use crate::sleep::lock::Guard;
 use crate::sleep::wait::Waker;
+use weft_observe::{Counters, INTERVAL, ROUNDS_PER_CHECK};
 
 /// Most rounds in a search for an idle endpoint. An endpoint that still has work then counts as busy.
 const IDLE_ROUNDS: u32 = 64;
@@ -103,7 +103,7 @@ impl<D: Device> EndpointCell<D> {
     /// Publishes the endpoint's statistics, unless that was done within `interval`.
     pub(crate) fn publish(&self, state: &mut CellState<D>, interval: Duration) {
         let CellState { engine: Some(engine), routes, publisher: Some(publisher), .. } = state else { return };
-        publisher.publish_if_due(engine, interval, || CellCounters {
+        publisher.publish_if_due(engine, interval, || Counters {
             rounds: self.rounds.load(Ordering::Relaxed),
             sleepers: self.sleeping_threads.load(Ordering::Relaxed).into(),
             lock_waits: self.state.waits(),

@@ -6,7 +6,7 @@
 
 use std::fmt::{self, Write as _};
 
-use crate::observe::identity::Identity;
+use weft_observe::identity::Identity;
 
 /// Messages and remote accesses, counted at their sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

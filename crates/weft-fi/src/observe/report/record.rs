@@ -24,8 +24,8 @@ use weft_os::memfile::{self, Counters};
 
 use super::STUCK;
 use super::line::{self, COUNTERS, Counts, ERRORS, Line};
-use crate::observe::identity::Identity;
-use crate::observe::publish::now_ns;
+use weft_observe::identity::Identity;
+use weft_observe::now_ns;
 
 /// Bytes of a record in the memfd: a line of text with the process's identity, the counters, and the text of a fault.
 pub const RECORD_BYTES: usize = 1024;

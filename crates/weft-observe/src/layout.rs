@@ -1,6 +1,6 @@
 //! The layout of an endpoint's published counters, for the writer and for readers.
 //!
-//! Place in the data flow: [`super`] writes the layout; `weft stat` and `weft top` read it from outside,
+//! Place in the data flow: [`super::Page`] writes the layout; `weft stat` and `weft top` read it from outside,
 //! through `/proc/PID/fd`.
 //!
 //! The file consists of little-endian 64-bit words. It begins with a head, which contains the lengths of the
@@ -13,7 +13,7 @@
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-use crate::observe::identity::Identity;
+use crate::identity::Identity;
 
 /// The name of the memfd in `/proc/PID/fd`.
 pub const LINK: &str = "/memfd:weft-stats (deleted)";
@@ -240,7 +240,7 @@ impl Peer {
 
 /// Packs a short name into a word.
 #[must_use]
-pub(super) fn name_word(name: &str) -> u64 {
+pub(crate) fn name_word(name: &str) -> u64 {
     let mut word = [0; 8];
     for (place, byte) in word.iter_mut().zip(name.bytes()) {
         *place = byte;
@@ -334,7 +334,7 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 }
 
 /// Writes a block. The bytes behind it are not changed.
-pub(super) fn block(bytes: &mut [u8], round: u64, words: impl Iterator<Item = u64>) {
+pub(crate) fn block(bytes: &mut [u8], round: u64, words: impl Iterator<Item = u64>) {
     let ends = std::iter::once(round);
     for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(ends.clone().chain(words).chain(ends)) {
         *place = word.to_le_bytes();

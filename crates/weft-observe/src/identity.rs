@@ -1,7 +1,7 @@
 //! The identity of a process within its job: rank, number of ranks, job, and host.
 //!
-//! Place in the data flow: read by [`super::publish`] and [`super::report`], whose readers show it to users. `weft run`
-//! reads the identities of processes that do not use weft.
+//! Place in the data flow: read by [`super::Page`] and by the report of weft-fi, whose readers show it to users. `weft
+//! run` reads the identities of processes that do not use weft.
 //!
 //! A job is one start of ranks by a launcher. Its name is the same on all hosts: that of PMIx, Slurm or Intel MPI in
 //! the environment. MPICH's Hydra gives its jobs no name there, but the arguments of its proxies have the launcher's
@@ -27,7 +27,8 @@ const ANCESTORS_MOST: usize = 16;
 const JOB_CHARS: usize = 128;
 
 /// Whether this process is the first rank of its host, or no launcher tells otherwise.
-pub(crate) fn is_first_of_host() -> bool {
+#[must_use]
+pub fn is_first_of_host() -> bool {
     LOCAL_RANKS.iter().find_map(std::env::var_os).is_none_or(|rank| rank == "0")
 }
 
