@@ -6,6 +6,7 @@ as C++11.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -104,6 +105,23 @@ def test_hydra_starts_jobs(runner: harness.Runner, built: dict[tuple[str, str], 
     """MPICH's launcher starts the same program."""
     outcome = runner.run(jobs.mpich(3, [str(built["am", "par"])]), clean_environment(), 60)
     each_rank_succeeds(outcome, 3)
+
+
+@pytest.mark.parametrize("launcher", ["fork", "hydra"])
+def test_ranks_are_seen(runner: harness.Runner, prefix: Path, launcher: str) -> None:
+    """`weft stat` shows rank, number of ranks, device and messages of a rank, however it was started."""
+    words = [str(build(prefix, "seen", "seq")), str(jobs.DIST / "weft")]
+    command = jobs.mpich(2, words) if launcher == "hydra" else [str(prefix / "bin/gasnetrun_smp"), "-n", "2", *words]
+    output = runner.run(command, clean_environment(), 60).check().output
+    text = output[output.index("{") : output.rindex("}") + 1]
+    look = json.loads(text)
+    assert (look["rank"], look["size"]) == (1, 2), look
+    (endpoint,) = look["endpoints"]
+    (peer,) = [peer for peer in endpoint["peer_list"] if peer["messages_sent"]]
+    assert (peer["rank"], peer["state"], peer["device"]) == (0, "up", "shm"), peer
+    # Requests and replies.
+    assert peer["messages_sent"] >= 2000 and peer["messages_received"] >= 2000 and peer["bytes_sent"] > 0, peer
+    assert endpoint["rounds"] > 0 and endpoint["age_ms"] < 5000, endpoint
 
 
 @pytest.mark.parametrize("mode", MODES)

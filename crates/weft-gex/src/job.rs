@@ -24,6 +24,7 @@ use crate::env;
 use crate::error::Error;
 use crate::exit;
 use crate::gate::{Gate, Refused, Threads};
+use crate::links::Links;
 use crate::memory::{self, JobFile, Piece};
 use crate::os;
 use crate::rendezvous::{self, Token};
@@ -35,8 +36,6 @@ use crate::wait::{Limits, Mode};
 /// The limit for all ranks to start.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-type Links = Engine<Devices>;
-
 /// A rank's view of its job.
 pub struct Job {
     rank: u32,
@@ -45,7 +44,7 @@ pub struct Job {
     board: Board,
     segments: Segments,
     /// `None`: the job has one rank.
-    engine: Gate<Option<Box<Links>>>,
+    engine: Gate<Option<Links>>,
     /// What a sleeper waits for.
     wait_fd: Option<RawFd>,
     world: Team,
@@ -93,6 +92,7 @@ pub fn start(name: CString, flags: u32, threads: Threads) -> Result<&'static Job
     let world = Team::new(rank, None, Area::map(&board, board.world(), ranks)?, 0);
     let engine = if ranks > 1 { Some(connect(&board, &world)?) } else { None };
     let wait_fd = engine.as_ref().map(|engine| engine.nic().wait_fd().as_raw_fd());
+    let links = engine.map(|engine| Links::new(engine, rank, ranks)).transpose()?;
     let max_segment = env::max_segment(u64::from(ranks), board.file().bytes() / 4 / u64::from(ranks))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let job = Job {
@@ -100,7 +100,7 @@ pub fn start(name: CString, flags: u32, threads: Threads) -> Result<&'static Job
         pid,
         threads,
         segments: Segments::new(rank, ranks),
-        engine: Gate::new(threads, engine),
+        engine: Gate::new(threads, links),
         wait_fd,
         world,
         named: Named::default(),
@@ -148,7 +148,7 @@ fn meet(client: &mut pmi::Client) -> Result<Board, Error> {
 }
 
 /// Opens the endpoint and exchanges names with the other ranks.
-fn connect(board: &Board, world: &Team) -> Result<Box<Links>, Error> {
+fn connect(board: &Board, world: &Team) -> Result<Box<Engine<Devices>>, Error> {
     let config = weft_nic::Config { tcp: false, job_key: Some(board.key().to_vec()), ..weft_nic::Config::default() };
     let devices = Devices::open(&config)?;
     let mut engine = Engine::boxed(Config { boards: false, maps: false, ..Config::default() }, devices);
@@ -339,14 +339,14 @@ impl Job {
 
     /// Uses the engine, after other threads. `None`: the call comes from a handler, or there is no engine.
     #[inline(always)]
-    pub(crate) fn with_engine<R>(&self, work: impl FnOnce(&mut Links) -> R) -> Option<R> {
-        self.engine.with(|engine| engine.as_mut().map(|engine| work(engine))).ok().flatten()
+    pub(crate) fn with_engine<R>(&self, work: impl FnOnce(&mut Engine<Devices>) -> R) -> Option<R> {
+        self.engine.with(|links| links.as_mut().map(|links| work(links.engine()))).ok().flatten()
     }
 
     /// Uses the engine if no other thread does.
     #[inline(always)]
-    pub(crate) fn try_with_engine<R>(&self, work: impl FnOnce(&mut Links) -> R) -> Option<R> {
-        self.engine.try_with(|engine| engine.as_mut().map(|engine| work(engine))).ok().flatten()
+    pub(crate) fn try_with_engine<R>(&self, work: impl FnOnce(&mut Engine<Devices>) -> R) -> Option<R> {
+        self.engine.try_with(|links| links.as_mut().map(|links| work(links.engine()))).ok().flatten()
     }
 
     /// Whether a message to a rank could leave at once.
@@ -357,7 +357,7 @@ impl Job {
     /// Makes one round of progress. Returns the number of events.
     #[inline(always)]
     pub fn poll(&self) -> usize {
-        let polled = self.engine.try_with(|engine| engine.as_mut().map_or(0, |engine| engine.progress()));
+        let polled = self.engine.try_with(|links| links.as_mut().map_or(0, Links::progress));
         if self.board.is_ending() && polled != Err(Refused::Inside) {
             exit::follow(self);
         }
@@ -406,7 +406,7 @@ impl Job {
     /// Sleeps until a message arrives, or for a time.
     #[cold]
     pub fn sleep(&self, time: Duration) {
-        let parked = self.try_with_engine(|engine| engine.nic_mut().park());
+        let parked = self.engine.try_with(|links| links.as_mut().map(Links::park)).ok().flatten();
         match (parked, self.wait_fd) {
             // There is something to poll.
             (Some(false), _) => {}

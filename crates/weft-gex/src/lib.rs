@@ -38,6 +38,7 @@ pub mod gate;
 #[allow(unsafe_code)]
 pub mod invoke;
 pub mod job;
+mod links;
 #[allow(unsafe_code)]
 pub mod memory;
 #[allow(unsafe_code)]
