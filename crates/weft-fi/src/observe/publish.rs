@@ -1,7 +1,7 @@
 //! The publisher of an endpoint: its counters for `weft stat` and `weft top` ([`weft_observe::Page`]), and its part in
 //! the record of the process for `weft run` ([`super::report`]).
 //!
-//! Place in the data flow: beside it. The occasions are those of the page.
+//! Place in the data flow: beside it. The occasions are those of [`weft_observe`].
 //!
 //! Errors: an endpoint that cannot publish works like any other.
 

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: beside it. Each open endpoint has a `Part` in the process's record. It compares the
 //! counters of its engine with those that it has reported, and adds the difference: when the endpoint opens, in rounds
-//! of progress ([`super::publish`] has the occasions), and when the endpoint closes. FI_WEFT_REPORT has two forms:
+//! of progress ([`weft_observe`] has the occasions), and when the endpoint closes. FI_WEFT_REPORT has two forms:
 //!
 //! - `1`: a line for people on standard error, when the last endpoint closes and at the end of the process.
 //! - `TOKEN@/proc/PID/fd/N`: the record is for `weft run`, which has made a memfd of the name `weft-report-TOKEN`
