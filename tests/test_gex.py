@@ -33,6 +33,7 @@ ENDS = {
     "handler": 37,
     "own-handler": 37,
     "signal-handler": 37,
+    "quit-handler": 37,
     "last-waits-in-barrier": 37,
     "thread": 37,
     "killed": 137,

@@ -60,6 +60,11 @@ int main(int argc, char **argv) {
     gasnett_reghandler(SIGUSR1, end_signal);
     raise(SIGUSR1);
   }
+  if (!strcmp(situation, "quit-handler")) {
+    /* A fatal signal lets the client's handler of SIGQUIT choose the code. */
+    gasnett_reghandler(SIGQUIT, end_signal);
+    raise(SIGINT);
+  }
   if (!strcmp(situation, "killed")) raise(SIGKILL);
   if (!strcmp(situation, "abort")) abort();
   if (!strcmp(situation, "thread")) {

@@ -10,8 +10,15 @@ use crate::handles::{
 };
 use crate::segment::published;
 
+/// The endpoint takes active messages.
+const CAPABILITY_AM: u32 = 1 << 1;
+
 export! {
     fn gex_EP_Create(ep: *mut EpHandle, _client: ClientHandle, caps: u32, flags: u32) -> c_int {
+        if caps & CAPABILITY_AM != 0 {
+            let why = "further endpoints take no active messages; ask for GEX_EP_CAPABILITY_RMA";
+            return failed(ERR_BAD_ARG, "gex_EP_Create", &why);
+        }
         match job().add_endpoint(caps, flags) {
             Some(made) => {
                 // SAFETY: the client's pointer is writable.
@@ -31,12 +38,17 @@ export! {
         }
     }
 
-    fn gex_EP_BindSegment(ep: EpHandle, segment: SegmentHandle, _flags: u32) -> c_int {
-        let ep = ep.get();
-        if !ep.bind(segment.get()) {
-            return failed(ERR_BAD_ARG, "gex_EP_BindSegment", &"the endpoint has a segment; bind to another endpoint");
-        }
-        OK
+    fn gex_EP_BindSegment(ep: EpHandle, segment: SegmentHandle, flags: u32) -> c_int {
+        let refusal = if ep.is_invalid() || segment.is_invalid() {
+            "no endpoint or no segment; pass objects that were returned by the library"
+        } else if flags != 0 {
+            "no flags are defined; pass 0"
+        } else if ep.get().bind(segment.get()) {
+            return OK;
+        } else {
+            "the endpoint has a segment; bind to another endpoint"
+        };
+        failed(ERR_BAD_ARG, "gex_EP_BindSegment", &refusal)
     }
 
     fn gex_EP_PublishBoundSegment(tm: Tm, eps: *const EpHandle, count: usize, _flags: u32) -> c_int {

@@ -66,6 +66,12 @@ macro_rules! handle {
             #[allow(dead_code)] // Not every kind of object may be missing.
             pub(crate) const INVALID: Self = Self(std::ptr::null());
 
+            /// Whether there is no object.
+            #[allow(dead_code)] // As above.
+            pub(crate) fn is_invalid(self) -> bool {
+                self.0.is_null()
+            }
+
             /// The handle of an object.
             pub(crate) fn of(object: &'static $ty) -> Self {
                 Self(object)

@@ -192,6 +192,10 @@ extern "C" fn on_fatal(signal: i32) {
             let used = line(&mut text, job.rank(), signal);
             os::say(&text[..used]);
         }
+        // The client's handler of SIGQUIT may clean up, and end the job with a code of its own.
+        if os::has_client_handler(libc::SIGQUIT, on_quit) {
+            os::raise(libc::SIGQUIT);
+        }
         job.board().end_job(128 + signal);
         job.board().set_exiting(job.rank());
     }

@@ -74,13 +74,13 @@ pub fn at_exit(handler: ExitHandler) {
 /// A handler of a signal.
 pub type SignalHandler = extern "C" fn(c_int);
 
-/// Whether a signal has its default action.
-fn is_default(signal: c_int) -> bool {
+/// The handler of a signal, or what stands for its default action.
+fn handler_of(signal: c_int) -> Option<libc::sighandler_t> {
     let mut now = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null pointer changes nothing; the other one points to a local structure.
     let read = unsafe { libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr()) };
     // SAFETY: all zeros are a value of the structure.
-    read == 0 && unsafe { now.assume_init() }.sa_sigaction == libc::SIG_DFL
+    (read == 0).then(|| unsafe { now.assume_init() }.sa_sigaction)
 }
 
 fn set_handler(signal: c_int, handler: libc::sighandler_t) {
@@ -95,9 +95,22 @@ fn set_handler(signal: c_int, handler: libc::sighandler_t) {
 
 /// Installs a handler, unless the client has one or ignores the signal.
 pub fn catch(signal: c_int, handler: SignalHandler) {
-    if is_default(signal) {
+    if handler_of(signal) == Some(libc::SIG_DFL) {
         set_handler(signal, handler as libc::sighandler_t);
     }
+}
+
+/// Whether a handler of the client's takes a signal, rather than `ours`. May run in a signal handler.
+#[must_use]
+pub fn has_client_handler(signal: c_int, ours: SignalHandler) -> bool {
+    let not_clients = [libc::SIG_DFL, libc::SIG_IGN, ours as libc::sighandler_t];
+    handler_of(signal).is_some_and(|handler| !not_clients.contains(&handler))
+}
+
+/// Sends a signal to this thread. May run in a signal handler.
+pub fn raise(signal: c_int) {
+    // SAFETY: the call takes a number.
+    let _ = unsafe { libc::raise(signal) };
 }
 
 /// Restores the default action of a signal and sends it to this process. May run in a signal handler.
