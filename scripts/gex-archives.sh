@@ -11,14 +11,18 @@ out=$1
 cc=${CC:-cc}
 source=$(dirname "$0")/../crates/weft-gex-c
 mkdir -p "$out"
-for mode in seq par; do
-  upper=$(echo "$mode" | tr a-z A-Z)
-  archive=$out/libgasnet-smp-$mode
-  $cc -c -O2 -fPIC "-DGASNET_$upper" -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" \
-    -o "$archive.o" "$source/install/link.c"
-  rm -f "$archive.a"
-  "${AR:-ar}" rcsD "$archive.a" "$archive.o"
-  rm "$archive.o"
+
+upper() { echo "$1" | tr a-z A-Z; }
+
+for conduit in smp ofi; do
+  for mode in seq par; do
+    archive=$out/libgasnet-$conduit-$mode
+    "${CC:-cc}" -c -O2 -fPIC "-DGASNET_$(upper "$mode")" "-DGASNET_CONDUIT_$(upper "$conduit")=1" -D_GNU_SOURCE=1 \
+      "-I$source/include" -o "$archive.o" "$source/install/link.c"
+    rm -f "$archive.a"
+    "${AR:-ar}" rcsD "$archive.a" "$archive.o"
+    rm "$archive.o"
+  done
 done
 $cc -O2 -DGASNET_SEQ -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" -o "$out/gexbench" \
   "$source/bench/gexbench.c" "-L$out" -lgasnet-smp-seq -lweft-gex '-Wl,-rpath,$ORIGIN:$ORIGIN/../lib'

@@ -16,12 +16,11 @@ put() { install -D -m "$1" "$2" "$3"; }
 for header in "$source"/include/*.h; do
   put 644 "$header" "$to/include/$(basename "$header")"
 done
-for library in libweft-gex.so libweft-gex.a libgasnet-smp-seq.a libgasnet-smp-par.a; do
+for library in libweft-gex.so libweft-gex.a; do
   put 644 "$built/$library" "$to/lib/$library"
 done
 # Rust's standard library carries bitcode, three quarters of the archive, which no linker of clients reads.
 [ -z "${STRIP-}" ] || "$STRIP" -g -R .llvmbc -R .llvmcmd "$to/lib/libweft-gex.so" "$to/lib/libweft-gex.a"
-put 755 "$source/install/gasnetrun_smp" "$to/bin/gasnetrun_smp"
 put 755 "$built/gexbench" "$to/bin/gexbench"
 put 644 "$source/bench/gexbench.c" "$to/share/gexbench.c"
 
@@ -31,11 +30,11 @@ for file in configure gasnet_config.h.in gasnetex.h docs/GASNet-EX.txt; do
 done
 chmod 755 "$to/share/weft-gex/src/configure"
 
-# fill TEMPLATE FILE: writes a file of one mode.
+# fill TEMPLATE FILE: writes a file of one conduit and mode.
 fill() {
   mkdir -p "$(dirname "$2")"
-  sed -e "s|@PREFIX@|$prefix|g" -e "s|@CONDUIT@|smp|g" -e "s|@MODE@|$mode|g" -e "s|@THREADFLAGS@|$threads|g" \
-    -e "s|@DEFINES@|$defines -DGASNET_CONDUIT_SMP=1|g" -e "s|@TOOLSDEFINES@|$tools|g" -e 's|  *$||' \
+  sed -e "s|@PREFIX@|$prefix|g" -e "s|@CONDUIT@|$conduit|g" -e "s|@MODE@|$mode|g" -e "s|@THREADFLAGS@|$threads|g" \
+    -e "s|@DEFINES@|$defines -DGASNET_CONDUIT_$upper=1|g" -e "s|@SSH@|$ssh|g" -e "s|@TOOLSDEFINES@|$tools|g" -e 's|  *$||' \
     "$source/install/$1" >"$2"
   chmod 644 "$2"
 }
@@ -46,11 +45,21 @@ for mode in seq par; do
   par) threads='-pthread' defines='-D_GNU_SOURCE=1 -DGASNET_PAR -D_REENTRANT' ;;
   esac
   [ $mode = seq ] || tools='-D_GNU_SOURCE=1 -D_REENTRANT -DGASNETT_THREAD_SAFE=1'
-  fill conduit.mak.in "$to/include/smp-conduit/smp-$mode.mak"
+  for conduit in smp ofi; do
+    case $conduit in
+    smp) upper=SMP ssh=0 ;;
+    ofi) upper=OFI ssh=1 ;;
+    esac
+    put 644 "$built/libgasnet-$conduit-$mode.a" "$to/lib/libgasnet-$conduit-$mode.a"
+    fill conduit.mak.in "$to/include/$conduit-conduit/$conduit-$mode.mak"
+    fill conduit.pc.in "$to/lib/pkgconfig/gasnet-$conduit-$mode.pc"
+  done
   fill tools.mak.in "$to/include/gasnet_tools-$mode.mak"
-  fill conduit.pc.in "$to/lib/pkgconfig/gasnet-smp-$mode.pc"
   fill tools.pc.in "$to/lib/pkgconfig/gasnet_tools-$mode.pc"
   # A script for the linker: the tools are in the library.
   echo 'INPUT(-lweft-gex)' >"$to/lib/libgasnet_tools-$mode.a"
   chmod 644 "$to/lib/libgasnet_tools-$mode.a"
+done
+for conduit in smp ofi; do
+  put 755 "$source/install/gasnetrun" "$to/bin/gasnetrun_$conduit"
 done

@@ -64,10 +64,12 @@ static void medium_reply(gex_Token_t token, void *bytes, size_t count, gex_AM_Ar
 static void long_request(gex_Token_t token, void *bytes, size_t count, gex_AM_Arg_t high, gex_AM_Arg_t low,
                          gex_AM_Arg_t seed) {
   void *target = (void *)(((uintptr_t)(uint32_t)high << 32) | (uint32_t)low);
+  size_t most;
   check_token(token, 1, 1, LONG_REQUEST);
   CHECK(is_pattern(bytes, count, (unsigned)seed));
-  CHECK(gex_Token_MaxReplyLong(token, GEX_EVENT_NOW, 0, 3) >= 512);
-  OK(gex_AM_ReplyLong(token, LONG_REPLY, bytes, count, target, GEX_EVENT_NOW, 0, high, low, seed));
+  most = gex_Token_MaxReplyLong(token, GEX_EVENT_NOW, 0, 3);
+  CHECK(most >= 512);
+  OK(gex_AM_ReplyLong(token, LONG_REPLY, bytes, count < most ? count : most, target, GEX_EVENT_NOW, 0, high, low, seed));
 }
 static void long_reply(gex_Token_t token, void *bytes, size_t count, gex_AM_Arg_t high, gex_AM_Arg_t low,
                        gex_AM_Arg_t seed) {

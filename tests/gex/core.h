@@ -41,12 +41,25 @@ static inline char *attach(size_t bytes) {
   return (char *)gex_Segment_QueryAddr(segment);
 }
 
+/* Whether a rank shares memory with this one. */
+static inline int is_near(gex_Rank_t rank) {
+  gex_RankInfo_t *near;
+  gex_Rank_t count, index;
+  gex_System_QueryNbrhdInfo(&near, &count, &index);
+  CHECK(index < count && near[index].gex_jobrank == me);
+  for (index = 0; index < count; index++) {
+    if (near[index].gex_jobrank == rank) return 1;
+  }
+  return 0;
+}
+
 /* The address of a rank's segment in that rank. */
 static inline char *segment_of(gex_Rank_t rank) {
   void *owner = NULL, *local = NULL;
   uintptr_t bytes = 0;
   CHECK(gex_Segment_QueryBound(world, rank, &owner, &local, &bytes) == GASNET_OK);
-  CHECK(owner != NULL && local != NULL && bytes > 0);
+  CHECK(owner != NULL && bytes > 0);
+  CHECK((local != NULL) == is_near(rank));
   return (char *)owner;
 }
 

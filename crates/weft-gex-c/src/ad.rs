@@ -1,4 +1,5 @@
-//! `gex_AD_…`: atomic domains. Within a host each operation is an instruction of the processor, performed by the call.
+//! `gex_AD_…`: atomic domains. Within a neighbourhood each operation is an instruction of the processor, performed by
+//! the call. Others are operations of the engine, whose target executes the same instructions.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicPtr;
@@ -6,11 +7,13 @@ use std::sync::atomic::AtomicPtr;
 use weft_gex::atomic::{Op, Operands, perform};
 use weft_gex::combine::Type;
 use weft_gex::endpoint;
+use weft_gex::event::{Category, Slot};
+use weft_gex::far::Update;
 use weft_gex::fatal;
 use weft_gex::memory::Piece;
 use weft_gex::table::{Location, Place};
 
-use crate::event::Event;
+use crate::event::{Event, counter};
 use crate::handles::{OK, Tm, export, job, put};
 
 /// The rank of an operation is one of the job.
@@ -44,25 +47,65 @@ struct Call {
     operands: Operands,
 }
 
-/// Performs an operation. Returns the earlier value if the operation fetches it.
+/// The outcome of a call.
+enum Outcome {
+    /// The operation is performed. If it fetches, this is the earlier value.
+    Done(Option<u64>),
+    /// The engine is to perform it.
+    Remote(Update),
+}
+
+/// Starts an operation that the thread counts.
+#[cold]
+fn start_implicit(update: &Update) {
+    let counter = counter(match update.op {
+        Op::Get => Category::Get,
+        Op::Set if update.result == 0 => Category::Put,
+        _ => Category::Update,
+    });
+    counter.add();
+    job().start_update(update, counter);
+}
+
+/// Starts an operation. Returns its event.
+#[cold]
+fn start_event(update: &Update) -> Event {
+    let event = Slot::take();
+    job().start_update(update, event);
+    Event::of(Some(event))
+}
+
+/// Performs an operation, unless the engine has to. `result`: the address for the earlier value.
 #[inline(always)]
-fn operate(ad: *const Domain, ty: Type, call: &Call) -> Option<u64> {
+fn operate(ad: *const Domain, ty: Type, call: &Call, result: usize) -> Outcome {
     let (job, domain) = (job(), get(ad));
     let at = if call.flags & FLAG_JOBRANK != 0 { Location::new(call.rank, 0) } else { domain.tm.at(job, call.rank) };
     let Some((op, fetches)) = Op::from_code(call.op).filter(|(op, _)| op.fits(ty) && ty == domain.ty) else {
         fatal!("operation {:#x} is not one of the domain's type; create the domain for it", call.op);
     };
-    let Place::Here(here) = job.place(at, Piece::at(call.target, ty.bytes())) else {
-        fatal!(
+    let remote = call.target.expose_provenance();
+    let here = match job.place(at, Piece { addr: remote, bytes: ty.bytes() }) {
+        Place::Here(here) => here,
+        Place::Remote if remote.is_multiple_of(ty.bytes()) => {
+            let result = if fetches { result } else { 0 };
+            return Outcome::Remote(Update { at, remote, ty, op, operands: call.operands, result });
+        }
+        Place::Remote => not_aligned(call.target),
+        Place::Far(_) | Place::Nowhere => fatal!(
             "the target {:?} of an atomic operation is not in a segment of rank {} that the library has allocated; pass an address of such a segment",
             call.target,
             at.rank()
-        );
+        ),
     };
     match perform(here, ty, op, call.operands) {
-        Some(old) => fetches.then_some(old),
-        None => fatal!("the target {:?} of an atomic operation is not aligned; align it to its size", call.target),
+        Some(old) => Outcome::Done(fetches.then_some(old)),
+        None => not_aligned(call.target),
     }
+}
+
+#[cold]
+fn not_aligned(target: *mut c_void) -> ! {
+    fatal!("the target {target:?} of an atomic operation is not aligned; align it to its size")
 }
 
 macro_rules! operations {
@@ -71,18 +114,24 @@ macro_rules! operations {
             $(
                 fn $nb(ad: *const Domain, result: *mut $ty, rank: u32, target: *mut c_void, op: u32, first: $ty, second: $ty, flags: u32) -> Event {
                     let operands = Operands { first: $to(first), second: $to(second) };
-                    if let Some(old) = operate(ad, Type::$kind, &Call { rank, target, op, flags, operands }) {
+                    let call = Call { rank, target, op, flags, operands };
+                    match operate(ad, Type::$kind, &call, result.expose_provenance()) {
                         // SAFETY: the client's pointer is writable if the operation fetches.
-                        unsafe { put(result, $from(old)) };
+                        Outcome::Done(Some(old)) => unsafe { put(result, $from(old)) },
+                        Outcome::Done(None) => {}
+                        Outcome::Remote(update) => return start_event(&update),
                     }
                     Event::INVALID
                 }
 
                 fn $nbi(ad: *const Domain, result: *mut $ty, rank: u32, target: *mut c_void, op: u32, first: $ty, second: $ty, flags: u32) -> c_int {
                     let operands = Operands { first: $to(first), second: $to(second) };
-                    if let Some(old) = operate(ad, Type::$kind, &Call { rank, target, op, flags, operands }) {
+                    let call = Call { rank, target, op, flags, operands };
+                    match operate(ad, Type::$kind, &call, result.expose_provenance()) {
                         // SAFETY: as above.
-                        unsafe { put(result, $from(old)) };
+                        Outcome::Done(Some(old)) => unsafe { put(result, $from(old)) },
+                        Outcome::Done(None) => {}
+                        Outcome::Remote(update) => start_implicit(&update),
                     }
                     OK
                 }

@@ -88,11 +88,6 @@ pub(crate) fn of<'a>(token: *const c_void) -> &'a Token<'a> {
     unsafe { invoke::token(token) }
 }
 
-/// The longest payload of a kind.
-fn limit(long: bool) -> usize {
-    if long { MAX_LONG } else { am::max_medium() }
-}
-
 fn short() -> (Kind, *const c_void, usize, *mut Event) {
     (Kind::Short, std::ptr::null(), 0, std::ptr::null_mut())
 }
@@ -134,43 +129,43 @@ export! {
     }
 
     fn gex_AM_MaxRequestMedium(_tm: Tm, _rank: u32, _lc: *const Event, _flags: u32, _nargs: c_uint) -> usize {
-        limit(false)
+        am::max_medium()
     }
 
     fn gex_AM_MaxReplyMedium(_tm: Tm, _rank: u32, _lc: *const Event, _flags: u32, _nargs: c_uint) -> usize {
-        limit(false)
+        am::max_medium()
     }
 
     fn gex_AM_MaxRequestLong(_tm: Tm, _rank: u32, _lc: *const Event, _flags: u32, _nargs: c_uint) -> usize {
-        limit(true)
+        MAX_LONG
     }
 
     fn gex_AM_MaxReplyLong(_tm: Tm, _rank: u32, _lc: *const Event, _flags: u32, _nargs: c_uint) -> usize {
-        limit(true)
+        am::max_long_reply(job())
     }
 
     fn gex_AM_LUBRequestMedium() -> usize {
-        limit(false)
+        am::max_medium()
     }
 
     fn gex_AM_LUBReplyMedium() -> usize {
-        limit(false)
+        am::max_medium()
     }
 
     fn gex_AM_LUBRequestLong() -> usize {
-        limit(true)
+        MAX_LONG
     }
 
     fn gex_AM_LUBReplyLong() -> usize {
-        limit(true)
+        am::max_long_reply(job())
     }
 
     fn gex_Token_MaxReplyMedium(_token: *const c_void, _lc: *const Event, _flags: u32, _nargs: c_uint) -> usize {
-        limit(false)
+        am::max_medium()
     }
 
     fn gex_Token_MaxReplyLong(_token: *const c_void, _lc: *const Event, _flags: u32, _nargs: c_uint) -> usize {
-        limit(true)
+        am::max_long_reply(job())
     }
 
     fn gex_Token_Info(token: *const c_void, info: *mut TokenInfo, _mask: c_uint) -> c_uint {

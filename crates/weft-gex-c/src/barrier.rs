@@ -3,27 +3,22 @@
 use std::ffi::c_int;
 
 use weft_gex::barrier::Outcome;
-use weft_gex::coll::Task;
+use weft_gex::coll::Collective;
 use weft_gex::fatal;
 use weft_gex::wait;
 
+use crate::coll::start;
 use crate::event::Event;
 use crate::handles::{ERR_BARRIER_MISMATCH, ERR_NOT_READY, OK, Tm, export, job, put};
 
 fn notify(id: c_int, flags: c_int) {
-    let job = job();
-    if job.named().notify(job.world().area(), job.rank(), id, flags.cast_unsigned()) == Outcome::Begun {
+    if job().notify_barrier(id, flags.cast_unsigned()) == Outcome::Begun {
         fatal!("a barrier was begun twice; end it with gasnet_barrier_wait before the next");
-    }
-    // The last rank wakes the others.
-    if job.board().has_sleepers() && job.named().is_over(job.world().area()) {
-        job.world().wake_members(job);
     }
 }
 
 fn try_end(id: c_int, flags: c_int) -> c_int {
-    let job = job();
-    match job.named().try_end(job.world().area(), id, flags.cast_unsigned()) {
+    match job().try_barrier(id, flags.cast_unsigned()) {
         Outcome::Matched => OK,
         Outcome::Mismatch => ERR_BARRIER_MISMATCH,
         Outcome::NotReady => ERR_NOT_READY,
@@ -63,7 +58,7 @@ export! {
     }
 
     fn gasnet_barrier_result(id: *mut c_int) -> c_int {
-        match job().named().result() {
+        match job().barrier_result() {
             Some(number) => {
                 // SAFETY: the client's pointer is writable.
                 unsafe { put(id, number) };
@@ -74,13 +69,7 @@ export! {
     }
 
     fn gex_Coll_BarrierNB(tm: Tm, _flags: u32) -> Event {
-        let (job, team) = (job(), tm.team());
-        let (number, _) = team.arrive(job);
-        let slot = team.queue().start(team.area(), team.rank(), Task::Barrier { number, seen: 0 });
-        if slot.is_some() {
-            job.watch(team);
-        }
-        Event::of(slot)
+        start(tm, Collective::Barrier)
     }
 
     fn gex_Coll_BarrierBlocking(tm: Tm, _flags: u32) {

@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
 use weft_gex::gate::Threads;
 use weft_gex::job::{self, Job};
+use weft_gex::spawn::Conduit;
 use weft_gex::table::Mapped;
 use weft_gex::{endpoint, env, os};
 
@@ -58,14 +59,21 @@ fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> 
         print(&why);
         return Err(ERR_BAD_ARG);
     }
+    // SAFETY: the header's structure points to a text.
+    let conduit = unsafe { CStr::from_ptr(build.conduit) }.to_str().ok().and_then(Conduit::from_name);
+    let Some(conduit) = conduit else {
+        print(&"the program was linked for an unknown conduit; use the fragments smp or ofi of this library");
+        return Err(ERR_BAD_ARG);
+    };
     let threads = if build.threads == SEQ { Threads::One } else { Threads::Many };
-    let job = job::start(CString::from(name), flags, threads).map_err(|error| {
+    let job = job::start(CString::from(name), flags, threads, conduit).map_err(|error| {
         print(&error);
         ERR_RESOURCE
     })?;
     crate::tools::speak(job.rank() == 0);
     if matches!(env::yes("GASNET_VERBOSEENV"), Ok(Some(true))) && job.rank() == 0 {
-        print(&format_args!("a job of {} ranks over shared memory", job.ranks()));
+        let hosts = job.places().host().count;
+        print(&format_args!("a job of {} ranks on {hosts} hosts", job.ranks()));
     }
     let world = World { tm: Tm::of(job.world()), segments: job.segments().primary(), ranks: job.ranks() };
     // SAFETY: the header passes the address of a variable, or null.

@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use weft_gex::coll::{Combine, Task};
+use weft_gex::coll::{Collective, Combine};
 use weft_gex::combine::{Op, Type};
 use weft_gex::fatal;
 use weft_gex::invoke::ReduceFn;
-use weft_gex::memory::Piece;
+use weft_gex::spread::To;
 
 use crate::event::Event;
 use crate::handles::{Tm, export, job};
@@ -16,13 +16,11 @@ const OP_USER: u32 = 1 << 30;
 const OP_USER_NC: u32 = 1 << 31;
 
 /// Starts a collective.
-fn start(tm: Tm, task: Task) -> Event {
-    let (job, team) = (job(), tm.team());
-    let slot = team.queue().start(team.area(), team.rank(), task);
-    if slot.is_some() {
-        job.watch(team);
+pub(crate) fn start(tm: Tm, collective: Collective) -> Event {
+    match tm.team().start(job(), collective) {
+        Ok(slot) => Event::of(slot),
+        Err(bytes) => fatal!("elements of {bytes} bytes are too long for a reduction; pass at most 8192"),
     }
-    Event::of(slot)
 }
 
 /// The elements and the operation of a reduction.
@@ -56,26 +54,24 @@ impl Reduction {
         }
     }
 
-    fn task(&self, source: *const c_void, result: *mut c_void) -> Task {
-        match Task::reduce(source.expose_provenance(), result.expose_provenance(), self.count, self.combine()) {
-            Some(task) => task,
-            None => fatal!("elements of {} bytes are too long for a reduction; pass at most 8192", self.bytes),
-        }
+    fn collective(&self, to: To, source: *const c_void, result: *mut c_void) -> Collective {
+        let (source, result) = (source.expose_provenance(), result.expose_provenance());
+        Collective::Reduce { to, source, result, count: self.count, combine: self.combine() }
     }
 }
 
 export! {
     fn gex_Coll_BroadcastNB(tm: Tm, root: u32, dest: *mut c_void, source: *const c_void, bytes: usize, _flags: u32) -> Event {
-        let is_root = tm.team().rank() == root;
-        start(tm, Task::broadcast(root, is_root, source.expose_provenance(), Piece::at(dest, bytes)))
+        let (source, result) = (source.expose_provenance(), dest.expose_provenance());
+        start(tm, Collective::Broadcast { root, source, result, bytes })
     }
 
     fn gex_Coll_ReduceToOneNB(tm: Tm, root: u32, dest: *mut c_void, source: *const c_void, dt: u32, bytes: usize, count: usize, op: u32, function: Option<ReduceFn>, cdata: *const c_void, _flags: u32) -> Event {
         let dest = if tm.team().rank() == root { dest } else { std::ptr::null_mut() };
-        start(tm, Reduction { dt, bytes, count, op, function, cdata }.task(source, dest))
+        start(tm, Reduction { dt, bytes, count, op, function, cdata }.collective(To::One(root), source, dest))
     }
 
     fn gex_Coll_ReduceToAllNB(tm: Tm, dest: *mut c_void, source: *const c_void, dt: u32, bytes: usize, count: usize, op: u32, function: Option<ReduceFn>, cdata: *const c_void, _flags: u32) -> Event {
-        start(tm, Reduction { dt, bytes, count, op, function, cdata }.task(source, dest))
+        start(tm, Reduction { dt, bytes, count, op, function, cdata }.collective(To::All, source, dest))
     }
 }

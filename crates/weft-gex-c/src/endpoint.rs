@@ -8,7 +8,6 @@ use weft_gex::invoke::{self, Entry};
 use crate::handles::{
     ClientHandle, ERR_BAD_ARG, ERR_RESOURCE, EpHandle, OK, SegmentHandle, Tm, export, failed, job, list, put,
 };
-use crate::segment::published;
 
 /// The endpoint takes active messages.
 const CAPABILITY_AM: u32 = 1 << 1;
@@ -54,16 +53,14 @@ export! {
     fn gex_EP_PublishBoundSegment(tm: Tm, eps: *const EpHandle, count: usize, _flags: u32) -> c_int {
         let (job, team) = (job(), tm.team());
         // SAFETY: the client passes a list of that length.
-        for ep in unsafe { list(eps, count) } {
-            job.publish(ep.get());
-        }
-        team.pass_barrier(job);
+        let eps: Vec<_> = unsafe { list(eps, count) }.iter().map(|ep| ep.get()).collect();
+        job.publish_all(team, &eps);
         OK
     }
 
     fn gex_EP_QueryBoundSegmentNB(tm: Tm, rank: u32, owner: *mut *mut c_void, local: *mut *mut c_void, bytes: *mut usize, _flags: u32) -> usize {
         let job = job();
-        let [there, here, len] = published(job, tm.at(job, rank)).unwrap_or_default();
+        let [there, here, len] = job.published(tm.at(job, rank)).unwrap_or_default();
         if len > 0 {
             // SAFETY: the client's pointers are null or writable.
             unsafe { put(owner, std::ptr::with_exposed_provenance_mut(there)) };

@@ -1,13 +1,16 @@
 //! `gex_Event_…` and `gex_NBI_…`: completion of operations.
 //!
-//! Accesses within the host are complete when their call returns. Their events are therefore invalid, and the implicit
-//! ones of a thread are always complete. Events of collectives are slots of weft-gex.
+//! Accesses within the neighbourhood are complete when their call returns, so their events are invalid. Events of
+//! others, and of collectives, are slots of weft-gex. Accesses without an event are counted in slots of their thread,
+//! or in that of its access region.
 
 use std::cell::Cell;
 use std::ffi::c_int;
 
-use weft_gex::event::Slot;
+use weft_gex::event::{Category, Implicit, Slot};
+use weft_gex::far::Access;
 use weft_gex::fatal;
+use weft_gex::memory::Way;
 use weft_gex::wait;
 
 use crate::handles::{ERR_NOT_READY, OK, export, job, list_mut};
@@ -55,6 +58,63 @@ pub(crate) fn done_locally(lc: *mut Event) {
     }
 }
 
+/// The source is free when the call returns.
+const LC_NOW: usize = 1;
+/// A call without local completion.
+pub(crate) const NO_LC: *mut Event = std::ptr::null_mut();
+
+/// Starts an access. Returns its event.
+#[cold]
+pub(crate) fn start_event(access: &Access, lc: *mut Event) -> Event {
+    let event = Slot::take();
+    start_access(access, event, lc);
+    if event.is_complete() && event.test() { Event::INVALID } else { Event::of(Some(event)) }
+}
+
+/// Starts an access that the thread counts.
+#[cold]
+pub(crate) fn start_implicit(access: &Access, lc: *mut Event) {
+    let category = if access.way == Way::Put { Category::Put } else { Category::Get };
+    let counter = counter(category);
+    counter.add();
+    start_access(access, counter, lc);
+}
+
+fn start_access(access: &Access, event: &'static Slot, lc: *mut Event) {
+    let waits = access.way == Way::Put && !access.is_copied() && (lc.addr() == LC_NOW || lc.addr() > LC_KINDS);
+    let leaf = waits.then(Slot::take);
+    job().start_access(access, event, leaf);
+    match leaf {
+        Some(leaf) if lc.addr() == LC_NOW => wait::until(job(), || leaf.test()),
+        Some(leaf) => {
+            // SAFETY: as in `done_locally`.
+            unsafe { lc.write(Event::of(Some(leaf))) };
+        }
+        None => done_locally(lc),
+    }
+}
+
+/// The slot in which the thread counts operations of a category.
+pub(crate) fn counter(category: Category) -> &'static Slot {
+    REGION.get().unwrap_or_else(|| implicit().of(category))
+}
+
+fn implicit() -> &'static Implicit {
+    IMPLICIT.get().unwrap_or_else(|| {
+        let made = Implicit::leak();
+        IMPLICIT.set(Some(made));
+        made
+    })
+}
+
+/// Whether the operations of the thread in the categories of a mask are complete.
+fn are_complete(mask: u32) -> bool {
+    let Some(counters) = IMPLICIT.get() else { return true };
+    // Local completion of puts is counted with the puts.
+    let categories = [(1, Category::Get), (2 | 4, Category::Put), (8, Category::Update)];
+    categories.into_iter().all(|(bits, category)| mask & bits == 0 || counters.of(category).is_complete())
+}
+
 /// Tests all events of a list. Complete ones become invalid. Returns the numbers of complete and of all valid ones.
 fn test_list(events: &mut [Event]) -> (usize, usize) {
     let (mut complete, mut valid) = (0, 0);
@@ -81,8 +141,10 @@ fn code(done: bool) -> c_int {
 }
 
 thread_local! {
-    /// Whether an access region of the thread is open.
-    static REGION: Cell<bool> = const { Cell::new(false) };
+    /// The slot of the thread's access region, if one is open.
+    static REGION: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    /// The operations of the thread without events, if there were any.
+    static IMPLICIT: Cell<Option<&'static Implicit>> = const { Cell::new(None) };
 }
 
 export! {
@@ -118,29 +180,36 @@ export! {
         wait::until(job(), || is_all(test_list(events)));
     }
 
-    fn gex_Event_QueryLeaf(_root: Event, _category: u32) -> Event {
+    fn gex_Event_QueryLeaf(root: Event, _category: u32) -> Event {
+        // An operation with a pending leaf has given its event to the client already.
+        if root != Event::INVALID {
+            let slot = root.slot();
+            wait::until(job(), || slot.is_complete());
+        }
         Event::INVALID
     }
 
-    fn gex_NBI_Test(_mask: u32, _flags: u32) -> c_int {
-        OK
+    fn gex_NBI_Test(mask: u32, _flags: u32) -> c_int {
+        code(are_complete(mask))
     }
 
-    fn gex_NBI_Wait(_mask: u32, _flags: u32) {
+    fn gex_NBI_Wait(mask: u32, _flags: u32) {
         // A wait polls, also if there is nothing to wait for.
         job().poll();
+        wait::until(job(), || are_complete(mask));
     }
 
     fn gex_NBI_BeginAccessRegion(_flags: u32) {
-        if REGION.replace(true) {
+        if REGION.replace(Some(Slot::take())).is_some() {
             fatal!("an access region was begun within another one; end the first with gex_NBI_EndAccessRegion");
         }
     }
 
     fn gex_NBI_EndAccessRegion(_flags: u32) -> Event {
-        if !REGION.replace(false) {
+        let Some(region) = REGION.take() else {
             fatal!("an access region was ended that was not begun; call gex_NBI_BeginAccessRegion first");
-        }
-        Event::INVALID
+        };
+        region.complete();
+        if region.is_complete() && region.test() { Event::INVALID } else { Event::of(Some(region)) }
     }
 }

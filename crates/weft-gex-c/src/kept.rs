@@ -9,7 +9,7 @@ use weft_gex::table::Location;
 use weft_gex::wait::{Mode, Pause};
 
 use crate::handles::{ERR_BAD_ARG, OK, export, failed, job, list, list_mut};
-use crate::segment::{attach, published};
+use crate::segment::attach;
 
 /// The errors of the API, with their names and descriptions.
 const ERRORS: [(c_int, &std::ffi::CStr, &std::ffi::CStr); 6] = [
@@ -114,7 +114,7 @@ export! {
         let count = usize::try_from(count).unwrap_or(0).min(job.ranks() as usize);
         // SAFETY: the client passes a table of that length.
         for (rank, row) in (0..).zip(unsafe { list_mut(table, count) }) {
-            let [addr, _, bytes] = published(job, Location::new(rank, 0)).unwrap_or_default();
+            let [addr, _, bytes] = job.published(Location::new(rank, 0)).unwrap_or_default();
             *row = SegmentInfo { addr, bytes };
         }
         OK
@@ -125,8 +125,10 @@ export! {
         let count = usize::try_from(count).unwrap_or(0).min(job.ranks() as usize);
         // SAFETY: the client passes a table of that length.
         for (rank, row) in (0..).zip(unsafe { list_mut(table, count) }) {
-            let [there, here, _] = published(job, Location::new(rank, 0)).unwrap_or_default();
-            *row = NodeInfo { host: 0, supernode: 0, offset: here.wrapping_sub(there).cast_signed() };
+            let [there, here, _] = job.published(Location::new(rank, 0)).unwrap_or_default();
+            let [host, supernode] = [job.places().host_of(rank), job.places().nbrhd_of(rank)].map(Option::unwrap_or_default);
+            let offset = if here == 0 { 0 } else { here.wrapping_sub(there).cast_signed() };
+            *row = NodeInfo { host, supernode, offset };
         }
         OK
     }

@@ -6,12 +6,12 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 
-use weft_gex::am::{Kind, MAX_LONG, max_medium};
+use weft_gex::am::{Kind, MAX_LONG, max_long_reply, max_medium};
 use weft_gex::fatal;
 
 use crate::am::{Call, To, long, send};
 use crate::event::Event;
-use crate::handles::{Tm, export};
+use crate::handles::{Tm, export, job};
 
 /// The longest buffer in bytes that a preparation makes if the client needs no more.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -41,7 +41,11 @@ struct Lengths {
 
 /// Makes a descriptor.
 fn prepare(to: To, is_long: bool, client: *const c_void, lengths: &Lengths, lc: *mut Event) -> *mut Prepared {
-    let limit = if is_long { MAX_LONG } else { max_medium() };
+    let limit = match (is_long, to) {
+        (false, _) => max_medium(),
+        (true, To::Rank(..)) => MAX_LONG,
+        (true, To::Token(_)) => max_long_reply(job()),
+    };
     if lengths.least > limit || lengths.least > lengths.most {
         fatal!(
             "a message was prepared for {} to {} bytes, and at most {limit} are possible; ask gex_AM_MaxRequest… for the limit",

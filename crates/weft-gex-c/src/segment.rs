@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 
 use weft_gex::endpoint::{self, Segment};
 use weft_gex::job::Job;
-use weft_gex::table::Location;
 
 use crate::handles::{ClientHandle, ERR_BAD_ARG, ERR_RESOURCE, OK, SegmentHandle, Tm, export, failed, job, put};
 
@@ -43,16 +42,8 @@ pub(crate) fn attach(job: &'static Job, bytes: usize) -> Result<&'static Segment
     hook(segment);
     let bound = job.endpoint().bind(segment);
     debug_assert!(bound);
-    job.publish(job.endpoint());
-    job.world().pass_barrier(job);
+    job.publish_all(job.world(), &[job.endpoint()]);
     Ok(segment)
-}
-
-/// A published segment: its address there, its address here, and its length.
-pub(crate) fn published(job: &Job, at: Location) -> Option<[usize; 3]> {
-    let segment = job.board().published(at.rank(), usize::from(at.endpoint()))?;
-    let here = job.segments().local(job.board(), at, segment).unwrap_or(0);
-    Some([segment.addr, here, segment.bytes])
 }
 
 export! {
@@ -118,7 +109,7 @@ export! {
 
     fn gex_Segment_QueryBound(tm: Tm, rank: u32, owner: *mut *mut c_void, local: *mut *mut c_void, bytes: *mut usize) -> c_int {
         let job = job();
-        let Some([there, here, len]) = published(job, tm.at(job, rank)) else { return 1 };
+        let Some([there, here, len]) = job.published(tm.at(job, rank)) else { return 1 };
         // SAFETY: the client's pointers are null or writable.
         unsafe { put(owner, pointer(there)) };
         // SAFETY: as above.

@@ -1,10 +1,10 @@
 //! `gex_System_…`: the job, and its ranks by host.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_gex::gate::Threads;
+use weft_gex::places::Group;
 
 use crate::handles::{ClientHandle, export, job, put};
 
@@ -12,29 +12,23 @@ use crate::handles::{ClientHandle, export, job, put};
 const MAX_THREADS: u64 = 256;
 
 static VERBOSE: AtomicBool = AtomicBool::new(false);
-/// The ranks of the host, as clients see them.
-static RANKS: OnceLock<Box<[u32]>> = OnceLock::new();
-
 /// Whether errors are reported on standard error.
 pub(crate) fn is_verbose() -> bool {
     VERBOSE.load(Ordering::Relaxed)
 }
 
-fn ranks() -> &'static [u32] {
-    RANKS.get_or_init(|| (0..job().ranks()).collect())
-}
-
-/// Writes the ranks of the host.
+/// Writes the ranks of a group. `gex_RankInfo_t` is one rank.
 ///
 /// # Safety
 /// The pointers are null or writable.
-unsafe fn write_ranks(info: *mut *const u32, count: *mut u32, index: *mut u32) {
+unsafe fn write_ranks(group: Group<'static>, info: *mut *const u32, count: *mut u32, index: *mut u32) {
     // SAFETY: the caller's contract.
-    unsafe { put(info, ranks().as_ptr()) };
+    unsafe { put(info, group.members.as_ptr()) };
+    let members = u32::try_from(group.members.len()).unwrap_or(u32::MAX);
     // SAFETY: as above.
-    unsafe { put(count, job().ranks()) };
+    unsafe { put(count, members) };
     // SAFETY: as above.
-    unsafe { put(index, job().rank()) };
+    unsafe { put(index, group.index) };
 }
 
 export! {
@@ -48,16 +42,17 @@ export! {
 
     fn gex_System_QueryNbrhdInfo(info: *mut *const u32, count: *mut u32, index: *mut u32) {
         // SAFETY: the client's pointers are null or writable.
-        unsafe { write_ranks(info, count, index) };
+        unsafe { write_ranks(job().places().nbrhd(), info, count, index) };
     }
 
     fn gex_System_QueryHostInfo(info: *mut *const u32, count: *mut u32, index: *mut u32) {
         // SAFETY: the client's pointers are null or writable.
-        unsafe { write_ranks(info, count, index) };
+        unsafe { write_ranks(job().places().host(), info, count, index) };
     }
 
     fn gex_System_QueryMyPosition(nbrhds: *mut u32, nbrhd: *mut u32, hosts: *mut u32, host: *mut u32) {
-        for (to, value) in [(nbrhds, 1), (nbrhd, 0), (hosts, 1), (host, 0)] {
+        let (near, here) = (job().places().nbrhd(), job().places().host());
+        for (to, value) in [(nbrhds, near.count), (nbrhd, near.number), (hosts, here.count), (host, here.number)] {
             // SAFETY: the client's pointers are null or writable.
             unsafe { put(to, value) };
         }

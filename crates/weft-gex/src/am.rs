@@ -6,7 +6,10 @@
 //! in the call.
 //!
 //! The payload of a long message is copied into the target's segment before its message leaves, where the segment is
-//! mapped here. The handler therefore finds it in place.
+//! mapped here. Elsewhere a short payload travels in the message, and the target copies it; a request waits until the
+//! engine has written a longer one. The handler therefore finds it in place.
+//!
+//! Some messages are the library's own: a wake, a letter ([`crate::post`]), and the end of the job.
 //!
 //! Invariant: a handler sends at most one reply, and none to a reply.
 
@@ -20,6 +23,7 @@ use weft_nic::{Device as _, Devices};
 use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
 use crate::job::Job;
 use crate::memory::{self, Piece};
+use crate::post::Tag;
 use crate::table::{Location, Place};
 use crate::wait::Pause;
 
@@ -31,6 +35,13 @@ pub const MAX_LONG: usize = 0x7fff_ffff;
 pub fn max_medium() -> usize {
     // Whole words remain behind each header.
     body_limit(Devices::least_mailbox_bytes()).min((64 << 10) - 1024) & !7
+}
+
+/// The longest payload of a long reply in bytes. A reply cannot wait, so between neighbourhoods its payload travels in
+/// the message.
+#[must_use]
+pub fn max_long_reply(job: &Job) -> usize {
+    if job.places().all_near() { MAX_LONG } else { max_medium() }
 }
 
 /// The kind of a message.
@@ -62,8 +73,20 @@ pub struct Message<'a> {
     pub args: &'a [i32],
 }
 
+/// The place of a long message's payload when the message leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cargo {
+    /// At its destination.
+    Placed,
+    /// In the message.
+    Aboard,
+}
+
+/// The kind of a long message that carries its payload.
+const LONG_ABOARD: u8 = 4;
+
 /// A message's header: handler, kind, number of arguments, a free byte, arguments; for long messages also address and
-/// length. Headers of mediums end at a multiple of 8, so that payloads are aligned if the device's memory is.
+/// length. Headers before payloads end at a multiple of 8, so that payloads are aligned if the device's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     bytes: [u8; MAX_HEAD],
@@ -72,13 +95,14 @@ struct Header {
 
 impl Header {
     #[inline]
-    fn new(message: &Message<'_>) -> Self {
+    fn new(message: &Message<'_>, cargo: Cargo) -> Self {
         let mut bytes = [0; MAX_HEAD];
         let count = message.args.len();
-        let kind = match message.kind {
-            Kind::Short => 0,
-            Kind::Medium => 1,
-            Kind::Long { .. } => 2,
+        let kind = match (message.kind, cargo) {
+            (Kind::Short, _) => 0,
+            (Kind::Medium, _) => 1,
+            (Kind::Long { .. }, Cargo::Placed) => 2,
+            (Kind::Long { .. }, Cargo::Aboard) => LONG_ABOARD,
         };
         #[expect(clippy::cast_possible_truncation, reason = "at most 16 arguments")]
         let lead = [message.handler, kind, count as u8, 0];
@@ -91,7 +115,8 @@ impl Header {
             bytes[len..len + 8].copy_from_slice(&(dest as u64).to_ne_bytes());
             bytes[len + 8..len + 16].copy_from_slice(&(message.bytes as u64).to_ne_bytes());
             len += 16;
-        } else if message.kind == Kind::Medium {
+        }
+        if message.kind == Kind::Medium || cargo == Cargo::Aboard {
             len = len.next_multiple_of(8);
         }
         Self { bytes, len }
@@ -109,6 +134,7 @@ struct Arrived {
     kind: Kind,
     /// Bytes of a long payload.
     long_bytes: usize,
+    cargo: Cargo,
     args: [i32; MAX_ARGS],
     count: usize,
 }
@@ -126,10 +152,11 @@ impl Arrived {
         for (arg, word) in args.iter_mut().zip(words.as_chunks::<4>().0) {
             *arg = i32::from_ne_bytes(*word);
         }
+        let cargo = if kind == LONG_ABOARD { Cargo::Aboard } else { Cargo::Placed };
         let (kind, long_bytes) = match kind {
             0 => (Kind::Short, 0),
             1 => (Kind::Medium, 0),
-            2 => {
+            2 | LONG_ABOARD => {
                 let (dest, rest) = rest.split_first_chunk::<8>()?;
                 let (bytes, _) = rest.split_first_chunk::<8>()?;
                 let [dest, bytes] = [dest, bytes].map(|word| usize::try_from(u64::from_ne_bytes(*word)).ok());
@@ -137,7 +164,7 @@ impl Arrived {
             }
             _ => return None,
         };
-        Some(Self { handler, kind, long_bytes, args, count })
+        Some(Self { handler, kind, long_bytes, cargo, args, count })
     }
 }
 
@@ -206,13 +233,20 @@ impl Token<'_> {
             crate::fatal!("a handler has replied twice; send one reply to a request");
         }
         let at = Location::new(self.source, 0);
-        place_long(job, at, message);
-        let header = Header::new(message);
+        let is_long = matches!(message.kind, Kind::Long { .. });
+        if is_long && message.bytes > max_medium() && !job.places().is_near(self.source) {
+            crate::fatal!(
+                "a long reply of {} bytes to another neighbourhood; send at most gex_Token_MaxReplyLong, which is {}",
+                message.bytes,
+                max_medium()
+            );
+        }
+        let cargo = place_long(job, at, message);
+        let header = Header::new(message, cargo);
         let mut reply = self.reply.borrow_mut();
         match &mut *reply {
             ReplyTo::Peer(answer) => {
-                let body = if message.kind == Kind::Medium { message.bytes } else { 0 };
-                check_medium(body);
+                let body = body_bytes(message, cargo);
                 answer.put(header.as_bytes(), memory::bytes_at(Piece { addr: message.source, bytes: body }));
             }
             ReplyTo::Own => run_own(job, message, false),
@@ -230,14 +264,29 @@ fn check_medium(bytes: usize) {
     }
 }
 
-/// Copies the payload of a long message into the target's segment.
+/// The length of what travels in the message.
 #[inline(always)]
-fn place_long(job: &Job, at: Location, message: &Message<'_>) {
+fn body_bytes(message: &Message<'_>, cargo: Cargo) -> usize {
+    if message.kind == Kind::Medium {
+        check_medium(message.bytes);
+    }
+    if message.kind == Kind::Medium || cargo == Cargo::Aboard { message.bytes } else { 0 }
+}
+
+/// Copies the payload of a long message into the target's segment, unless it is to travel in the message.
+#[inline(always)]
+fn place_long(job: &Job, at: Location, message: &Message<'_>) -> Cargo {
     if let Kind::Long { dest } = message.kind
         && message.bytes > 0
     {
-        job.put(at, dest, Piece { addr: message.source, bytes: message.bytes });
+        let remote = Piece { addr: dest, bytes: message.bytes };
+        match job.place(at, remote) {
+            Place::Here(here) => memory::copy_at(here, Piece { addr: message.source, bytes: message.bytes }),
+            Place::Remote if message.bytes <= max_medium() => return Cargo::Aboard,
+            other => job.far(memory::Way::Put, at, message.source, remote, other),
+        }
     }
+    Cargo::Placed
 }
 
 /// The readiness of a sender to wait.
@@ -257,17 +306,14 @@ pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patienc
         run_own(job, message, true);
         return true;
     }
-    let header = Header::new(message);
-    let body = if message.kind == Kind::Medium { message.bytes } else { 0 };
-    check_medium(body);
     // The payload of a long message must be in place first, and must not be if the message is refused. Its address is
     // checked by the copy.
-    if patience == Patience::Wait {
-        place_long(job, at, message);
-    } else if let Kind::Long { .. } = message.kind {
+    if patience == Patience::Immediate && matches!(message.kind, Kind::Long { .. }) {
         return request_long_now(job, at, message);
     }
-    send(job, at, &header, Piece { addr: message.source, bytes: body }, Sending { reply: false, patience })
+    let cargo = place_long(job, at, message);
+    let body = Piece { addr: message.source, bytes: body_bytes(message, cargo) };
+    send(job, at, &Header::new(message, cargo), body, Sending { reply: false, patience })
 }
 
 /// Sends a short or medium message whose handler is that of a reply, without a request.
@@ -277,7 +323,7 @@ pub fn notify(job: &Job, at: Location, message: &Message<'_>) {
     }
     check_medium(message.bytes);
     let body = Piece { addr: message.source, bytes: message.bytes };
-    send(job, at, &Header::new(message), body, Sending { reply: true, patience: Patience::Wait });
+    send(job, at, &Header::new(message, Cargo::Placed), body, Sending { reply: true, patience: Patience::Wait });
 }
 
 /// The manner of sending.
@@ -295,9 +341,11 @@ fn request_long_now(job: &Job, at: Location, message: &Message<'_>) -> bool {
     if !job.can_send_now(at.rank()) {
         return false;
     }
-    place_long(job, at, message);
-    let sending = Sending { reply: false, patience: Patience::Wait };
-    send(job, at, &Header::new(message), Piece { addr: 0, bytes: 0 }, sending)
+    let cargo = place_long(job, at, message);
+    // What travels in the message has no effect yet if the message is refused.
+    let patience = if cargo == Cargo::Aboard { Patience::Immediate } else { Patience::Wait };
+    let body = Piece { addr: message.source, bytes: body_bytes(message, cargo) };
+    send(job, at, &Header::new(message, cargo), body, Sending { reply: false, patience })
 }
 
 #[inline]
@@ -337,6 +385,59 @@ const WAKE: [u8; 4] = [0, 3, 0, 0];
 pub(crate) fn wake(job: &Job, rank: u32) {
     let message = ActiveMessage { dest: Addr::from(rank), reply: false, head: &WAKE, body: &[] };
     let _ = job.with_engine(|engine| engine.send_active(&message));
+}
+
+/// The begin of a letter's header. Its tag and four free bytes follow, so that its text is aligned.
+const LETTER: [u8; 4] = [1, 3, 0, 0];
+/// The begin of the header of a message that ends the job. The code follows.
+const END: [u8; 4] = [2, 3, 0, 0];
+const LETTER_BYTES: usize = 4 + Tag::BYTES + 4;
+
+/// Sends a letter to a rank. False: it cannot leave now.
+pub(crate) fn send_letter(job: &Job, rank: u32, tag: Tag, bytes: &[u8]) -> bool {
+    debug_assert!(bytes.len() <= max_medium());
+    let mut head = [0; LETTER_BYTES];
+    head[..4].copy_from_slice(&LETTER);
+    head[4..4 + Tag::BYTES].copy_from_slice(&tag.to_bytes());
+    let body = [invoke::message_piece(Piece { addr: bytes.as_ptr().expose_provenance(), bytes: bytes.len() })];
+    let message = ActiveMessage { dest: Addr::from(rank), reply: false, head: &head, body: &body };
+    match job.try_with_engine(|engine| engine.send_active(&message)) {
+        Some(Ok(())) => true,
+        Some(Err(Error::Again)) | None => false,
+        Some(Err(error)) => {
+            crate::fatal!("a message to rank {rank} was refused: {error}; check that it has started the same library")
+        }
+    }
+}
+
+/// Tells a rank that the job ends, if a message can leave now.
+pub(crate) fn send_end(job: &Job, rank: u32, code: i32) {
+    let mut head = [0; 8];
+    head[..4].copy_from_slice(&END);
+    head[4..].copy_from_slice(&code.to_ne_bytes());
+    let message = ActiveMessage { dest: Addr::from(rank), reply: true, head: &head, body: &[] };
+    let _ = job.try_with_engine(|engine| engine.send_active(&message));
+}
+
+/// Takes a message of the library. Returns whether it was one.
+#[cold]
+#[inline(never)]
+fn take_own(job: &Job, source: u32, head: &[u8], body: &[u8]) -> bool {
+    match head.split_first_chunk::<4>() {
+        Some((&WAKE, [])) => true,
+        Some((&LETTER, rest)) if head.len() == LETTER_BYTES => {
+            let tag = Tag::from_bytes(rest);
+            tag.into_iter().for_each(|tag| job.inbox().put(source, tag, body));
+            true
+        }
+        Some((&END, rest)) => {
+            let code = rest.first_chunk().map_or(1, |bytes| i32::from_ne_bytes(*bytes));
+            job.board().end_job(code);
+            job.board().set_ending();
+            true
+        }
+        _ => false,
+    }
 }
 
 /// Runs the handler of a message to the own rank.
@@ -407,10 +508,11 @@ impl ActiveHandler for Handlers {
     #[inline]
     fn arrived(&mut self, source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>) {
         let Some(job) = Job::get() else { return };
-        if head == WAKE {
-            return;
-        }
-        let (Some(arrived), Ok(source)) = (Arrived::parse(head), u32::try_from(source)) else {
+        let Ok(source) = u32::try_from(source) else { return };
+        let Some(arrived) = Arrived::parse(head) else {
+            if take_own(job, source, head, body) {
+                return;
+            }
             crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");
         };
         let args = &arrived.args[..arrived.count];
@@ -421,6 +523,9 @@ impl ActiveHandler for Handlers {
         match arrived.kind {
             Kind::Short => invoke::handler(function, &token, None, args),
             Kind::Long { dest } => {
+                if arrived.cargo == Cargo::Aboard {
+                    unload(job, dest, body);
+                }
                 let payload = Piece { addr: dest, bytes: arrived.long_bytes };
                 invoke::handler(function, &token, Some(payload), args);
             }
@@ -437,9 +542,33 @@ impl ActiveHandler for Handlers {
         }
     }
 
-    fn lost(&mut self, _source: Addr, _why: LinkError) {
-        // The supervisor or the launcher ends the job when a rank dies.
+    fn lost(&mut self, source: Addr, why: LinkError) {
+        // The supervisor or the launcher ends the job when a rank dies. Links that cannot be made are no deaths.
+        let is_hopeless = matches!(
+            why,
+            LinkError::Timeout
+                | LinkError::Unreachable
+                | LinkError::Denied
+                | LinkError::Encryption
+                | LinkError::Version(_)
+                | LinkError::Descriptors
+        );
+        if is_hopeless && Job::get().is_some_and(|job| job.board().exit_code().is_none()) {
+            crate::fatal!("no link to rank {source}: {why}");
+        }
     }
+}
+
+/// Copies the payload of a long message to its destination.
+#[cold]
+fn unload(job: &Job, dest: usize, body: &[u8]) {
+    let Place::Here(here) = job.place(Location::new(job.rank(), 0), Piece { addr: dest, bytes: body.len() }) else {
+        crate::fatal!(
+            "a long message of {} bytes to {dest:#x}, which is not in the segment; pass an address of the target's segment",
+            body.len()
+        );
+    };
+    memory::copy_at(here, Piece::at(body.as_ptr(), body.len()));
 }
 
 impl Job {
@@ -473,7 +602,7 @@ mod tests {
         for count in 0..=MAX_ARGS {
             for kind in [Kind::Short, Kind::Medium, Kind::Long { dest: 0x7fff_1234_5678 }] {
                 let args = &all[..count];
-                let header = Header::new(&Message { handler: 200, kind, source: 0, bytes: 77, args });
+                let header = Header::new(&Message { handler: 200, kind, source: 0, bytes: 77, args }, Cargo::Placed);
                 let arrived = Arrived::parse(header.as_bytes()).expect("a header");
                 assert_eq!((arrived.handler, arrived.kind, &arrived.args[..arrived.count]), (200, kind, args));
                 assert_eq!(arrived.long_bytes, if matches!(kind, Kind::Long { .. }) { 77 } else { 0 });

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::area::{Area, Part};
+use crate::post::Mail;
+use crate::spread::Dissemination;
 
 /// The barriers of one member of a team.
 #[derive(Default)]
@@ -113,6 +115,23 @@ struct State {
     seen: u32,
     /// The id of the last barrier that has ended.
     last: Option<Id>,
+    /// The barrier under way, in a team whose members share no memory.
+    wave: Option<Wave>,
+}
+
+/// A named barrier by letters.
+struct Wave {
+    dissemination: Dissemination,
+    is_over: bool,
+}
+
+impl State {
+    /// Ends a barrier with the id of all ranks. The end may have an id, which must then be that of the barrier.
+    fn end(&mut self, joined: Id, at_end: Id) -> Outcome {
+        self.begun = None;
+        self.last = Some(joined);
+        if joined.join(at_end) == Id::Mismatch { Outcome::Mismatch } else { Outcome::Matched }
+    }
 }
 
 /// The named barriers of a rank.
@@ -136,6 +155,43 @@ impl Named {
         Outcome::Matched
     }
 
+    /// Begins a barrier in a team whose members share no memory. [`Self::run`] moves it on.
+    pub fn notify_by_letters(&self, number: i32, flag_bits: u32) -> Outcome {
+        let mut state = self.0.lock();
+        if state.begun.is_some() {
+            return Outcome::Begun;
+        }
+        let id = Id::new(number, flag_bits);
+        state.number += 1;
+        state.begun = Some(id);
+        let dissemination = Dissemination::named(state.number, id.to_word());
+        state.wave = Some(Wave { dissemination, is_over: false });
+        Outcome::Matched
+    }
+
+    /// Moves a barrier by letters on. Returns whether none is under way.
+    pub fn run(&self, mail: &impl Mail) -> bool {
+        let Some(mut state) = self.0.try_lock() else { return false };
+        let Some(wave) = &mut state.wave else { return true };
+        let join = |one, two| Id::from_word(one).join(Id::from_word(two)).to_word();
+        wave.is_over = wave.is_over || wave.dissemination.run(mail, join);
+        wave.is_over
+    }
+
+    /// Ends a barrier by letters if it is over.
+    pub fn try_end_by_letters(&self, number: i32, flag_bits: u32) -> Outcome {
+        let mut state = self.0.lock();
+        match &state.wave {
+            None => Outcome::NotBegun,
+            Some(wave) if !wave.is_over => Outcome::NotReady,
+            Some(wave) => {
+                let joined = Id::from_word(wave.dissemination.value());
+                state.wave = None;
+                state.end(joined, Id::new(number, flag_bits))
+            }
+        }
+    }
+
     /// Whether all ranks have begun the barrier that this rank has begun last.
     #[must_use]
     pub fn is_over(&self, area: &Area) -> bool {
@@ -156,10 +212,7 @@ impl Named {
         }
         let id = |member| Id::from_word(area.line(member, Part::Named).word(place(at)).load(Ordering::Relaxed));
         let joined = (0..area.members()).map(id).fold(Id::Anonymous, Id::join);
-        state.begun = None;
-        state.last = Some(joined);
-        // The end may have an id, which must then be that of the barrier.
-        if joined.join(Id::new(number, flag_bits)) == Id::Mismatch { Outcome::Mismatch } else { Outcome::Matched }
+        state.end(joined, Id::new(number, flag_bits))
     }
 
     /// The id of the last barrier; `None` if it had none, or the ids differed.

@@ -21,8 +21,8 @@ use crate::area::Area;
 use crate::error::Error;
 use crate::memory::{JobFile, LINE_BYTES, LINE_WORDS, Line};
 
-/// The most ranks of a job on one host.
-pub const MAX_RANKS: u32 = 1024;
+/// The most ranks of a job.
+pub const MAX_RANKS: u32 = 8192;
 /// The most endpoints of a rank.
 pub const MAX_ENDPOINTS: usize = 33;
 /// Bytes of the job's key.
@@ -102,13 +102,22 @@ impl Board {
         board.lines[0].word(NEXT_FREE).store(used, Ordering::Release);
         let world = board.allocate(Area::bytes(ranks) as u64)?;
         board.lines[0].word(WORLD).store(world, Ordering::Release);
-        let mut key = [0; KEY_BYTES];
-        getrandom::fill(&mut key)
-            .map_err(|_| SystemError::of("getrandom")(std::io::Error::from(std::io::ErrorKind::Unsupported)))?;
+        let key = Self::new_key()?;
         for (at, word) in key.as_chunks::<8>().0.iter().enumerate() {
             board.lines[0].word(KEY + at).store(u64::from_le_bytes(*word), Ordering::Release);
         }
         Ok(board)
+    }
+
+    /// A random key for a new job.
+    ///
+    /// # Errors
+    /// The system has no randomness.
+    pub fn new_key() -> Result<[u8; KEY_BYTES], Error> {
+        let mut key = [0; KEY_BYTES];
+        getrandom::fill(&mut key)
+            .map_err(|_| SystemError::of("getrandom")(std::io::Error::from(std::io::ErrorKind::Unsupported)))?;
+        Ok(key)
     }
 
     /// Maps the board of a file that was passed to this rank.
@@ -236,7 +245,13 @@ impl Board {
         self.rank_line(rank, 0).word(ASLEEP).load(Ordering::Relaxed) != 0
     }
 
-    /// Publishes the blob of a rank. A fence must follow.
+    /// Whether a rank has published its blob.
+    #[must_use]
+    pub fn has_blob(&self, rank: u32) -> bool {
+        self.rank_line(rank, 0).word(BLOB_LEN).load(Ordering::Acquire) != 0
+    }
+
+    /// Publishes the blob of a rank. It is there when [`Self::has_blob`] says so.
     pub fn put_blob(&self, rank: u32, blob: &[u8]) {
         assert!(blob.len() <= BLOB_BYTES, "a blob of {} bytes", blob.len());
         for (at, bytes) in blob.chunks(8).enumerate() {
@@ -248,7 +263,7 @@ impl Board {
         self.rank_line(rank, 0).word(BLOB_LEN).store(blob.len() as u64, Ordering::Release);
     }
 
-    /// The blob of a rank, after the fence.
+    /// The blob of a rank.
     #[must_use]
     pub fn blob(&self, rank: u32) -> Vec<u8> {
         let len = self.rank_line(rank, 0).word(BLOB_LEN).load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Collectives of a team in the shared memory of a host.
+//! Collectives of a team, in the shared memory of a neighbourhood or by letters ([`crate::spread`]).
 //!
 //! Place in the data flow: weft-gex-c starts a [`Task`], and polls of the rank move it on ([`Queue::run`]) until its
 //! event is complete. The collectives of a team run one after the other, in the order of their starts, which is the
@@ -18,6 +18,8 @@ use crate::combine::{Op, Type, combine};
 use crate::event::Slot;
 use crate::invoke;
 use crate::memory::{Piece, bytes_at, bytes_at_mut};
+use crate::post::Mail;
+use crate::spread::{self, Dissemination};
 
 /// The word of a member's data line that counts consumed pieces. Word 0 counts written ones.
 const CONSUMED: usize = 1;
@@ -39,14 +41,14 @@ pub enum Combine {
 }
 
 impl Combine {
-    fn element_bytes(&self) -> usize {
+    pub(crate) fn element_bytes(&self) -> usize {
         match self {
             Self::Known(ty, _) => ty.bytes(),
             Self::User { bytes, .. } => *bytes,
         }
     }
 
-    fn apply(&self, left: &[u8], right: &mut [u8]) {
+    pub(crate) fn apply(&self, left: &[u8], right: &mut [u8]) {
         match self {
             Self::Known(ty, op) => combine(*ty, *op, left, right),
             Self::User { function, cdata, bytes } => {
@@ -67,6 +69,59 @@ pub enum Task {
     },
     /// Moves data through the chunks.
     Data(Transfer),
+    /// Is performed by letters.
+    Letters(Letters),
+}
+
+/// A collective of a team whose members share no memory.
+pub enum Letters {
+    /// A barrier.
+    Barrier(Dissemination),
+    /// A broadcast.
+    Broadcast(spread::Broadcast),
+    /// A reduction.
+    Reduction(Box<spread::Reduction>),
+}
+
+impl Letters {
+    /// Moves on. Returns whether the collective is complete here.
+    pub fn run(&mut self, mail: &impl Mail) -> bool {
+        match self {
+            Self::Barrier(barrier) => barrier.run(mail, |_, _| 0),
+            Self::Broadcast(broadcast) => broadcast.run(mail),
+            Self::Reduction(reduction) => reduction.run(mail),
+        }
+    }
+}
+
+/// A collective as a client asks for it.
+pub enum Collective {
+    /// A barrier.
+    Barrier,
+    /// A broadcast.
+    Broadcast {
+        /// The member with the data.
+        root: u32,
+        /// The address of the data, at the root.
+        source: usize,
+        /// The address for the data.
+        result: usize,
+        /// Its length.
+        bytes: usize,
+    },
+    /// A reduction.
+    Reduce {
+        /// Where the result goes.
+        to: spread::To,
+        /// The address of this member's operand.
+        source: usize,
+        /// The address for the result; 0: none.
+        result: usize,
+        /// The number of elements.
+        count: usize,
+        /// The operation.
+        combine: Combine,
+    },
 }
 
 /// A broadcast or reduction.
@@ -116,11 +171,16 @@ impl Task {
         })
     }
 
-    /// Moves on. Returns whether the collective is complete here.
-    fn run(&mut self, area: &Area, me: u32, pieces: &mut u64) -> bool {
+    /// Moves on. Returns whether the collective is complete here. `pieces`: the number of pieces of the team's
+    /// collectives that are complete here.
+    pub fn run(&mut self, area: &Area, me: u32, pieces: &mut u64) -> bool {
         match self {
             Self::Barrier { number, seen } => TeamBarrier::is_over(area, *number, seen),
             Self::Data(transfer) => transfer.run(area, me, pieces),
+            Self::Letters(_) => {
+                debug_assert!(false, "letters need no area");
+                true
+            }
         }
     }
 }
@@ -219,10 +279,11 @@ pub struct Queue {
 
 impl Queue {
     /// Adds a collective. Returns its event; `None`: it was complete at once.
-    pub fn start(&self, area: &Area, me: u32, mut task: Task) -> Option<&'static Slot> {
+    /// `step` moves a task on.
+    pub fn start(&self, mut task: Task, step: impl FnOnce(&mut Task, &mut u64) -> bool) -> Option<&'static Slot> {
         let mut tasks = self.tasks.lock();
         let Tasks { waiting, pieces } = &mut *tasks;
-        if waiting.is_empty() && task.run(area, me, pieces) {
+        if waiting.is_empty() && step(&mut task, pieces) {
             return None;
         }
         let slot = Slot::take();
@@ -232,12 +293,12 @@ impl Queue {
     }
 
     /// Moves the collectives on. Returns the number of those that are complete now.
-    pub fn run(&self, area: &Area, me: u32) -> usize {
+    pub fn run(&self, mut step: impl FnMut(&mut Task, &mut u64) -> bool) -> usize {
         let Some(mut tasks) = self.tasks.try_lock() else { return 0 };
         let Tasks { waiting, pieces } = &mut *tasks;
         let mut complete = 0;
         while let Some((task, slot)) = waiting.front_mut() {
-            if !task.run(area, me, pieces) {
+            if !step(task, pieces) {
                 break;
             }
             slot.complete();
@@ -274,14 +335,17 @@ mod tests {
         let mut slots = Vec::new();
         for round in 0..2 {
             for me in 0..members {
-                slots.extend(queues[me as usize].start(&area, me, make(round, me)));
+                let step = |task: &mut Task, pieces: &mut u64| task.run(&area, me, pieces);
+                slots.extend(queues[me as usize].start(make(round, me), step));
             }
         }
         for _ in 0..10_000 {
             if queues.iter().all(Queue::is_empty) {
                 break;
             }
-            (0..members).for_each(|me| assert!(queues[me as usize].run(&area, me) <= 2));
+            for me in 0..members {
+                assert!(queues[me as usize].run(|task, pieces| task.run(&area, me, pieces)) <= 2);
+            }
         }
         assert!(queues.iter().all(Queue::is_empty));
         assert!(slots.into_iter().all(Slot::test));

@@ -16,7 +16,7 @@ pub enum Error {
     Nic(#[from] NicError),
     /// A dialogue with the launcher failed.
     #[error(
-        "the launcher did not {0}; start the job with a launcher that speaks PMI-1 (MPICH's mpiexec), or by fork (GASNET_SPAWNER=fork)"
+        "the launcher did not {0}; start the job with a launcher that speaks PMI-1 (MPICH's mpiexec) or PMIx, or by gasnetrun_ofi"
     )]
     Launcher(String),
     /// A variable of the environment has no usable value.
@@ -29,8 +29,13 @@ pub enum Error {
         /// A description of usable values.
         expected: &'static str,
     },
+    /// A start by ssh has no hosts.
+    #[error("no hosts are named; set GASNET_SSH_SERVERS to their names, or GASNET_SSH_NODEFILE to a file with them")]
+    NoHosts,
     /// A rank is on another host.
-    #[error("rank {0} runs on another host, and conduit smp serves one host; start all ranks on one host")]
+    #[error(
+        "rank {0} runs on another host, and conduit smp serves one host; link with conduit ofi, or start all ranks on one host"
+    )]
     OtherHost(u32),
     /// The ranks of the host could not exchange their memory.
     #[error("the ranks of this host did not meet within {0} s; check that all ranks have started")]

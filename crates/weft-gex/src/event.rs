@@ -1,10 +1,13 @@
 //! Events of operations that do not complete in their call.
 //!
-//! Place in the data flow: an accepted operation takes a [`Slot`], whose address is the client's event. Polls of the
-//! rank complete it. Between the ranks of a host, accesses complete in their calls and need none.
+//! Place in the data flow: an accepted operation takes a [`Slot`], whose address is the client's event, and completes
+//! it while a rank polls. Between the ranks of a neighbourhood, accesses complete in their calls and need none.
 //!
-//! A slot belongs to the client from the start of the operation until a test or wait finds it complete. Any thread may
-//! test it, but one event is tested by one thread at a time.
+//! A slot counts operations, so that an event may stand for several: the pieces of an access, or the accesses of a
+//! region. It belongs to the client from the start until a test or wait finds it complete. Any thread may test it, but
+//! one event is tested by one thread at a time.
+//!
+//! Operations without an event of their own are counted in the slots of their thread ([`Implicit`]).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -21,9 +24,13 @@ pub enum State {
     Complete,
 }
 
-/// The event of an operation. The alignment keeps the low bits of its address free.
+/// The event of operations: 0 if it is free, and otherwise one more than the number of operations under way. The
+/// alignment keeps the low bits of its address free.
 #[repr(align(16))]
 pub struct Slot(AtomicU32);
+
+const FREE_SLOT: u32 = 0;
+const COMPLETE: u32 = 1;
 
 /// Slots that are free.
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
@@ -36,37 +43,50 @@ impl Slot {
         let mut free = FREE.lock();
         if free.is_empty() {
             // Slots are never freed, so that an event of the client never dangles.
-            let batch: Box<[Self]> = (0..BATCH).map(|_| Self(AtomicU32::new(0))).collect();
+            let batch: Box<[Self]> = (0..BATCH).map(|_| Self(AtomicU32::new(FREE_SLOT))).collect();
             free.extend(Box::leak(batch).iter());
         }
         let Some(slot) = free.pop() else { unreachable!("a batch was made") };
-        slot.0.store(1, Ordering::Relaxed);
+        slot.0.store(COMPLETE + 1, Ordering::Relaxed);
         slot
     }
 
-    /// Notes that the operation is complete.
-    pub fn complete(&self) {
-        debug_assert_eq!(self.state(), State::Pending);
-        self.0.store(2, Ordering::Release);
+    /// Notes that one more operation is under way.
+    pub fn add(&self) {
+        debug_assert_ne!(self.state(), State::Free);
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The state of the operation.
+    /// Notes that an operation is complete.
+    pub fn complete(&self) {
+        debug_assert_eq!(self.state(), State::Pending);
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// The state of the operations.
     #[inline(always)]
     #[must_use]
     pub fn state(&self) -> State {
         match self.0.load(Ordering::Acquire) {
-            0 => State::Free,
-            1 => State::Pending,
-            _ => State::Complete,
+            FREE_SLOT => State::Free,
+            COMPLETE => State::Complete,
+            _ => State::Pending,
         }
     }
 
-    /// Gives the slot back if the operation is complete. Returns whether it was.
+    /// Whether all operations are complete.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.state() == State::Complete
+    }
+
+    /// Gives the slot back if the operations are complete. Returns whether they were.
     #[inline]
     pub fn test(&'static self) -> bool {
         match self.state() {
             State::Complete => {
-                self.0.store(0, Ordering::Relaxed);
+                self.0.store(FREE_SLOT, Ordering::Relaxed);
                 FREE.lock().push(self);
                 true
             }
@@ -75,6 +95,35 @@ impl Slot {
                 crate::fatal!("an event was tested after it was found complete; overwrite it with GEX_EVENT_INVALID")
             }
         }
+    }
+}
+
+/// The kind of an operation that a thread counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Category {
+    /// A get.
+    Get,
+    /// A put, and its local completion.
+    Put,
+    /// An atomic operation that reads and writes.
+    Update,
+}
+
+/// The operations of a thread that have no event of their own. It is never freed, because operations may outlast their
+/// thread.
+pub struct Implicit([Slot; 3]);
+
+impl Implicit {
+    /// Counters of a new thread.
+    #[must_use]
+    pub fn leak() -> &'static Self {
+        Box::leak(Box::new(Self(std::array::from_fn(|_| Slot(AtomicU32::new(COMPLETE))))))
+    }
+
+    /// The counter of a category.
+    #[must_use]
+    pub fn of(&'static self, category: Category) -> &'static Slot {
+        &self.0[category as usize]
     }
 }
 
@@ -89,5 +138,21 @@ mod tests {
         slots.iter().for_each(|slot| slot.complete());
         assert!(slots.iter().all(|slot| slot.test()));
         assert!(slots.iter().all(|slot| slot.state() == State::Free));
+    }
+
+    #[test]
+    fn a_slot_counts_operations() {
+        let slot = Slot::take();
+        slot.add();
+        slot.complete();
+        assert!(!slot.test());
+        slot.complete();
+        assert!(slot.test());
+        let counters = Implicit::leak();
+        let puts = counters.of(Category::Put);
+        puts.add();
+        assert!(!puts.is_complete() && counters.of(Category::Get).is_complete());
+        puts.complete();
+        assert!(puts.is_complete());
     }
 }

@@ -7,6 +7,7 @@
 //! a rank ends: note the code on the board, note the stage, write streams out
 //!    forked ranks:   leave; the supervisor ends the others (spawn/fork.rs)
 //!    launched ranks: wait for the others, ask them (SIGQUIT), kill them, report to the launcher, leave
+//!                    other hosts: a fence of the launcher with a time limit; a message; the launcher's abort
 //! ```
 //!
 //! The other ranks have a short grace to call exit themselves, because most programs end in all ranks at about the same
@@ -16,13 +17,21 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use weft_engine::nic::Nic as _;
+
+use crate::am;
 use crate::board::{Board, Stage};
 use crate::env;
 use crate::job::Job;
+use crate::meet::RankEngine;
 use crate::os;
+use crate::spawn::Launcher;
 
 /// The time for ranks to end after SIGQUIT, unless `GASNET_EXITTIMEOUT` says otherwise.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The time for messages to leave a process that ends.
+const FLUSH: Duration = Duration::from_millis(500);
 
 /// Signals that end a process, and end its job.
 const FATAL: [i32; 9] = [
@@ -121,6 +130,9 @@ fn end(job: &Job, code: i32, from: From) -> ! {
     if from == From::Call {
         os::flush_streams();
     }
+    if from == From::Call && !job.places().all_near() {
+        flush(job);
+    }
     board.set_exiting(job.rank());
     if job.is_launched() {
         end_launched(job, board, code);
@@ -130,18 +142,51 @@ fn end(job: &Job, code: i32, from: From) -> ! {
 
 /// Ends the other ranks of a job that a launcher has started, and reports to it.
 fn end_launched(job: &Job, board: &Board, code: i32) {
-    if others_leave(job, grace(board.ranks())) {
-        // A code other than 0 is reported by the exit status.
-        job.with_launcher(crate::spawn::pmi::Client::finalize);
-        return;
+    let spans = job.places().host().count > 1;
+    let mut left = others_leave(job, grace(board.ranks()));
+    if spans {
+        // The launcher knows whether the ranks of all hosts are about to end.
+        job.with_launcher(Launcher::arrive);
+        left = left && has_passed(job, grace(board.ranks()));
     }
-    board.set_ending();
-    signal_others(job, libc::SIGQUIT);
-    if !others_leave(job, timeout()) {
-        signal_others(job, libc::SIGKILL);
+    if !left {
+        board.set_ending();
+        signal_others(job, libc::SIGQUIT);
+        if spans {
+            job.places().leaders().filter(|&rank| rank != job.rank()).for_each(|rank| am::send_end(job, rank, code));
+            flush(job);
+        }
+        left = others_leave(job, timeout());
+        if !left {
+            signal_others(job, libc::SIGKILL);
+        }
+        left = left && spans && has_passed(job, timeout());
+    }
+    if left {
+        // A code other than 0 is reported by the exit status.
+        job.with_launcher(Launcher::finalize);
+        return;
     }
     let code = board.exit_code().unwrap_or(code);
     job.with_launcher(|launcher| launcher.abort(code));
+}
+
+fn has_passed(job: &Job, limit: Duration) -> bool {
+    let mut passed = false;
+    job.with_launcher(|launcher| passed = launcher.has_passed(limit));
+    passed
+}
+
+/// Waits until messages that have been sent have left this process, for a short time at most.
+fn flush(job: &Job) {
+    let deadline = Instant::now() + FLUSH;
+    let is_done = |engine: &mut RankEngine| {
+        engine.nic_mut().flush();
+        engine.nic().drained()
+    };
+    while job.try_with_engine(is_done) == Some(false) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_micros(200));
+    }
 }
 
 /// Waits until all other ranks are about to end.

@@ -5,36 +5,33 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use weft_engine::Engine;
-use weft_engine::api::{Addr, AddressBook, Config};
-use weft_engine::name::{EpName, NAME_BYTES};
-use weft_nic::{Device as _, Devices};
+use weft_engine::api::Addr;
+use weft_nic::Device as _;
 
-use crate::am::Handlers;
 use crate::area::Area;
-use crate::barrier::{Named, TeamBarrier};
+use crate::barrier::{Named, Outcome};
 use crate::board::{Board, MAX_ENDPOINTS, Published};
 use crate::endpoint::{Client, Endpoint, Segment};
 use crate::env;
 use crate::error::Error;
 use crate::exit;
+use crate::far::Access;
 use crate::gate::{Gate, Refused, Threads};
 use crate::links::Links;
-use crate::memory::{self, JobFile, Piece};
+use crate::meet::{Met, RankEngine, meet};
+use crate::memory::{self, Piece};
 use crate::os;
-use crate::rendezvous::{self, Token};
-use crate::spawn::{self, Spawned, Way, pmi};
+use crate::places::Places;
+use crate::post::Inbox;
+use crate::spawn::{self, Conduit, Launcher};
 use crate::table::{Location, Place, Segments};
 use crate::team::Team;
 use crate::wait::{Limits, Mode};
-
-/// The limit for all ranks to start.
-const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// A rank's view of its job.
 pub struct Job {
@@ -42,6 +39,8 @@ pub struct Job {
     pid: u32,
     threads: Threads,
     board: Board,
+    places: Places,
+    inbox: Inbox,
     segments: Segments,
     /// `None`: the job has one rank.
     engine: Gate<Option<Links>>,
@@ -52,48 +51,40 @@ pub struct Job {
     client: Client,
     endpoints: [OnceLock<&'static Endpoint>; MAX_ENDPOINTS],
     endpoint_count: AtomicUsize,
-    launcher: Option<Mutex<pmi::Client>>,
+    launcher: Option<Mutex<Launcher>>,
     max_segment: u64,
     limits: RwLock<Limits>,
     wait_mode: AtomicU32,
     /// Teams whose collectives are under way.
     busy_teams: Mutex<Vec<&'static Team>>,
+    /// Their number, and one more for a named barrier by letters.
     busy: AtomicUsize,
+    /// Whether a named barrier by letters is under way.
+    busy_named: AtomicBool,
+    /// Teams that this rank has numbered.
+    numbered_teams: AtomicU32,
 }
 
 static JOB: OnceLock<Job> = OnceLock::new();
-
-/// The names of all ranks' endpoints, by rank.
-struct Names(Vec<EpName>);
-
-impl AddressBook for Names {
-    fn name(&self, addr: Addr) -> Option<EpName> {
-        self.0.get(usize::try_from(addr).ok()?).copied()
-    }
-
-    fn addr(&self, name: &EpName) -> Option<Addr> {
-        self.0.iter().position(|found| found.same_endpoint(name)).map(|at| at as Addr)
-    }
-}
 
 /// Starts the job, or joins it. A process that forks the ranks does not return.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn start(name: CString, flags: u32, threads: Threads) -> Result<&'static Job, Error> {
-    let Spawned { rank, ranks, way } = spawn::start()?;
-    let (board, launcher) = match way {
-        Way::Alone => (Board::create(1)?, None),
-        Way::Forked(board) => (*board, None),
-        Way::Launcher(mut client) => (meet(&mut client)?, Some(Mutex::new(client))),
-    };
+pub fn start(name: CString, flags: u32, threads: Threads, conduit: Conduit) -> Result<&'static Job, Error> {
+    let spawned = spawn::start(conduit)?;
+    let (rank, ranks) = (spawned.rank, spawned.ranks);
+    let Met { board, places, engine, launcher } = meet(spawned, conduit)?;
     let pid = std::process::id();
     board.set_up(rank, pid);
-    let world = Team::new(rank, None, Area::map(&board, board.world(), ranks)?, 0);
-    let engine = if ranks > 1 { Some(connect(&board, &world)?) } else { None };
+    let world = match places.all_near() {
+        true => Team::new(rank, None, Area::map(&board, board.world(), ranks)?, 0),
+        false => Team::of_all(rank, ranks),
+    };
+    let on_host = u32::try_from(places.host().members.len()).unwrap_or(ranks);
     let wait_fd = engine.as_ref().map(|engine| engine.nic().wait_fd().as_raw_fd());
     let links = engine.map(|engine| Links::new(engine, rank, ranks)).transpose()?;
-    let max_segment = env::max_segment(u64::from(ranks), board.file().bytes() / 4 / u64::from(ranks))?;
+    let max_segment = env::max_segment(u64::from(on_host), board.file().bytes() / 4 / u64::from(on_host))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let job = Job {
         rank,
@@ -107,70 +98,22 @@ pub fn start(name: CString, flags: u32, threads: Threads) -> Result<&'static Job
         client: Client::new(name, flags),
         endpoints: std::array::from_fn(|_| OnceLock::new()),
         endpoint_count: AtomicUsize::new(0),
-        launcher,
+        launcher: launcher.map(Mutex::new),
         max_segment,
-        limits: RwLock::new(Limits::new(Mode::SpinBlock, ranks, processors)),
+        limits: RwLock::new(Limits::new(Mode::SpinBlock, on_host, processors, !places.all_near())),
         wait_mode: AtomicU32::new(0),
         busy_teams: Mutex::new(Vec::new()),
         busy: AtomicUsize::new(0),
+        busy_named: AtomicBool::new(false),
+        numbered_teams: AtomicU32::new(0),
+        inbox: Inbox::default(),
         board,
+        places,
     };
     let job = JOB.get_or_init(|| job);
     let _ = job.add_endpoint(u32::MAX, 0);
     exit::install();
     Ok(job)
-}
-
-/// Meets the other ranks that the launcher has started on this host. Returns the board.
-fn meet(client: &mut pmi::Client) -> Result<Board, Error> {
-    const STEP: &str = "meet";
-    let ranks = client.ranks();
-    let host = weft_nic::host::host_id();
-    if client.rank() == 0 {
-        let token = Token::random()?;
-        let board = Board::create(ranks)?;
-        let listener = rendezvous::listen(&token)?;
-        client.put(STEP, &[&host.to_le_bytes()[..], &token.to_bytes()].concat())?;
-        client.fence()?;
-        rendezvous::serve(&listener, &token, board.file().fd(), ranks - 1)?;
-        return Ok(board);
-    }
-    client.fence()?;
-    let blob = client.get(STEP, 0)?;
-    let (first_host, token) = blob
-        .split_first_chunk::<8>()
-        .and_then(|(host, rest)| Some((host, Token::from_bytes(rest.first_chunk()?))))
-        .ok_or_else(|| Error::Launcher("keep the blob of rank 0".into()))?;
-    if *first_host != host.to_le_bytes() {
-        return Err(Error::OtherHost(client.rank()));
-    }
-    Board::join(JobFile::adopt(rendezvous::call(&token)?)?, ranks)
-}
-
-/// Opens the endpoint and exchanges names with the other ranks.
-fn connect(board: &Board, world: &Team) -> Result<Box<Engine<Devices>>, Error> {
-    let config = weft_nic::Config { tcp: false, job_key: Some(board.key().to_vec()), ..weft_nic::Config::default() };
-    let devices = Devices::open(&config)?;
-    let mut engine = Engine::boxed(Config { boards: false, maps: false, ..Config::default() }, devices);
-    board.put_blob(world.rank(), engine.name().as_bytes());
-    let number = world.barrier().arrive(world.area(), world.rank());
-    let (deadline, mut seen) = (Instant::now() + START_LIMIT, 0);
-    while !TeamBarrier::is_over(world.area(), number, &mut seen) {
-        if board.is_ending() || Instant::now() > deadline {
-            return Err(Error::Rendezvous(START_LIMIT.as_secs()));
-        }
-        std::thread::sleep(Duration::from_micros(100));
-    }
-    let name = |rank| {
-        let blob = board.blob(rank);
-        let bytes: &[u8; NAME_BYTES] = blob.as_slice().try_into().ok()?;
-        EpName::parse(bytes).ok()
-    };
-    let names: Option<Vec<_>> = (0..board.ranks()).map(name).collect();
-    let names = names.ok_or_else(|| Error::Launcher("start the same library in all ranks".into()))?;
-    engine.bind_book(Arc::new(Names(names)));
-    engine.set_active_handler(Box::new(Handlers));
-    Ok(engine)
 }
 
 impl Job {
@@ -220,6 +163,24 @@ impl Job {
         &self.segments
     }
 
+    /// The places of all ranks.
+    #[inline(always)]
+    #[must_use]
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// Letters that have arrived.
+    pub(crate) fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    /// A number for a team that this rank leads; no other team of the job has it.
+    pub(crate) fn new_team_id(&self) -> u64 {
+        let count = self.numbered_teams.fetch_add(1, Ordering::Relaxed) + 1;
+        u64::from(self.rank) << 32 | u64::from(count)
+    }
+
     /// The team of all ranks.
     #[inline(always)]
     #[must_use]
@@ -227,10 +188,38 @@ impl Job {
         &self.world
     }
 
-    /// The named barriers.
+    /// Begins a named barrier.
+    pub fn notify_barrier(&self, number: i32, flags: u32) -> Outcome {
+        let Some(area) = self.world.area() else {
+            let outcome = self.named.notify_by_letters(number, flags);
+            if !self.busy_named.swap(true, Ordering::Relaxed) {
+                self.busy.fetch_add(1, Ordering::Relaxed);
+            }
+            return outcome;
+        };
+        let outcome = self.named.notify(area, self.rank, number, flags);
+        // The last rank wakes the others.
+        if outcome == Outcome::Matched && self.board.has_sleepers() && self.named.is_over(area) {
+            self.world.wake_members(self);
+        }
+        outcome
+    }
+
+    /// Ends a named barrier if all ranks have begun it.
+    pub fn try_barrier(&self, number: i32, flags: u32) -> Outcome {
+        match self.world.area() {
+            Some(area) => self.named.try_end(area, number, flags),
+            None => {
+                self.named.run(&self.world.mail(self));
+                self.named.try_end_by_letters(number, flags)
+            }
+        }
+    }
+
+    /// The id of the last named barrier.
     #[must_use]
-    pub fn named(&self) -> &Named {
-        &self.named
+    pub fn barrier_result(&self) -> Option<i32> {
+        self.named.result()
     }
 
     /// The client.
@@ -252,7 +241,7 @@ impl Job {
     }
 
     /// Speaks to the launcher, unless another thread does.
-    pub(crate) fn with_launcher(&self, work: impl FnOnce(&mut pmi::Client)) {
+    pub(crate) fn with_launcher(&self, work: impl FnOnce(&mut Launcher)) {
         if let Some(mut client) = self.launcher.as_ref().and_then(Mutex::try_lock) {
             work(&mut client);
         }
@@ -299,15 +288,57 @@ impl Job {
         let Some(segment) = endpoint.segment() else { return };
         let [addr, bytes] = [segment.addr(), segment.bytes()];
         let published = Published { addr, bytes, offset: segment.offset() };
+        self.register(endpoint.index(), addr, bytes);
         self.board.publish(self.rank, usize::from(endpoint.index()), published);
         let _ = self.segments.local(&self.board, Location::new(self.rank, endpoint.index()), published);
+    }
+
+    /// Publishes the segments of endpoints to the members of a team, and waits for them. Collective.
+    pub fn publish_all(&self, team: &Team, endpoints: &[&Endpoint]) {
+        endpoints.iter().for_each(|endpoint| self.publish(endpoint));
+        if team.area().is_some() {
+            return team.pass_barrier(self);
+        }
+        let mut at = 0;
+        loop {
+            // A count of those that are left, and one segment: its endpoint, address and length.
+            let segment = endpoints.get(at).and_then(|endpoint| Some((endpoint.index(), endpoint.segment()?)));
+            let (index, addr, bytes) = segment.map_or((0, 0, 0), |(at, one)| (at, one.addr(), one.bytes()));
+            let left = endpoints.len().saturating_sub(at + 1) as u64;
+            let all = team.exchange(self, [left, u64::from(index), addr as u64, bytes as u64, 0, 0, 0]);
+            for (member, [_, index, addr, bytes, ..]) in (0..).zip(&all) {
+                let numbers = [*addr, *bytes].map(|number| usize::try_from(number).unwrap_or(0));
+                let ([addr, bytes], Ok(index), Some(rank)) = (numbers, u16::try_from(*index), team.job_rank(member))
+                else {
+                    continue;
+                };
+                if bytes > 0 && !self.places.is_near(rank) {
+                    self.segments.add_remote(Location::new(rank, index), addr, bytes);
+                }
+            }
+            at += 1;
+            if all.iter().all(|[left, ..]| *left == 0) {
+                return;
+            }
+        }
+    }
+
+    /// A published segment: its address there, its address here (0: it is not mapped), and its length.
+    #[must_use]
+    pub fn published(&self, at: Location) -> Option<[usize; 3]> {
+        if !self.places.is_near(at.rank()) {
+            return self.segments.remote(at).map(|(addr, bytes)| [addr, 0, bytes]);
+        }
+        let segment = self.board.published(at.rank(), usize::from(at.endpoint()))?;
+        let here = self.segments.local(&self.board, at, segment).unwrap_or(0);
+        Some([segment.addr, here, segment.bytes])
     }
 
     /// The place of a rank's memory.
     #[inline(always)]
     #[must_use]
     pub fn place(&self, at: Location, piece: Piece) -> Place {
-        self.segments.place(&self.board, at, piece)
+        self.segments.place(&self.board, &self.places, at, piece)
     }
 
     /// An access to memory that is not mapped here.
@@ -324,6 +355,9 @@ impl Job {
                     );
                 }
             }
+            Place::Remote => {
+                self.access(&Access { at, way, local, remote: remote.addr, bytes: remote.bytes });
+            }
             Place::Here(_) => debug_assert!(false, "mapped memory"),
             Place::Nowhere => crate::fatal!(
                 "{} bytes at {:#x} are not in the segment of endpoint {} of rank {}; pass an address of that segment",
@@ -339,13 +373,13 @@ impl Job {
 
     /// Uses the engine, after other threads. `None`: the call comes from a handler, or there is no engine.
     #[inline(always)]
-    pub(crate) fn with_engine<R>(&self, work: impl FnOnce(&mut Engine<Devices>) -> R) -> Option<R> {
+    pub(crate) fn with_engine<R>(&self, work: impl FnOnce(&mut RankEngine) -> R) -> Option<R> {
         self.engine.with(|links| links.as_mut().map(|links| work(links.engine()))).ok().flatten()
     }
 
     /// Uses the engine if no other thread does.
     #[inline(always)]
-    pub(crate) fn try_with_engine<R>(&self, work: impl FnOnce(&mut Engine<Devices>) -> R) -> Option<R> {
+    pub(crate) fn try_with_engine<R>(&self, work: impl FnOnce(&mut RankEngine) -> R) -> Option<R> {
         self.engine.try_with(|links| links.as_mut().map(|links| work(links.engine()))).ok().flatten()
     }
 
@@ -370,10 +404,17 @@ impl Job {
     #[inline(never)]
     fn poll_teams(&self) -> usize {
         let Some(mut teams) = self.busy_teams.try_lock() else { return 0 };
-        let complete = teams.iter().map(|team| team.queue().run(team.area(), team.rank())).sum();
-        teams.retain(|team| !team.queue().is_empty());
-        self.busy.store(teams.len(), Ordering::Relaxed);
+        let complete = teams.iter().map(|team| team.run(self)).sum();
+        teams.retain(|team| team.is_busy());
+        if self.busy_named.load(Ordering::Relaxed) && self.named.run(&self.world.mail(self)) {
+            self.busy_named.store(false, Ordering::Relaxed);
+        }
+        self.note_busy(teams.len());
         complete
+    }
+
+    fn note_busy(&self, teams: usize) {
+        self.busy.store(teams + usize::from(self.busy_named.load(Ordering::Relaxed)), Ordering::Relaxed);
     }
 
     /// Notes that collectives of a team are under way.
@@ -382,7 +423,7 @@ impl Job {
         if !teams.iter().any(|known| std::ptr::eq(*known, team)) {
             teams.push(team);
         }
-        self.busy.store(teams.len(), Ordering::Relaxed);
+        self.note_busy(teams.len());
     }
 
     /// Forgets a team that the client destroys.
@@ -399,7 +440,8 @@ impl Job {
     /// Sets the method of waiting.
     pub fn set_wait_mode(&self, mode: Mode) {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        *self.limits.write() = Limits::new(mode, self.ranks(), processors);
+        let on_host = u32::try_from(self.places.host().members.len()).unwrap_or(u32::MAX);
+        *self.limits.write() = Limits::new(mode, on_host, processors, !self.places.all_near());
         self.wait_mode.store(mode as u32, Ordering::Relaxed);
     }
 

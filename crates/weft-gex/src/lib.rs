@@ -6,8 +6,10 @@
 //!
 //! ```text
 //! gex_RMA_Put… ─► weft-gex-c ─► rma: segment table ─► copy into the target's mapped segment
+//!                 └─► far: a segment of another neighbourhood ─► Engine::write, read, atomic
 //! gex_AM_Request… ─► weft-gex-c ─► am ─► Engine::send_active ─► Devices ═══► peer: Engine::progress ─► handler
 //! barrier, collectives ─► barrier, coll ─► counters in the job's memory file (board)
+//!                     └─► spread: letters, where members share no memory
 //! ```
 //!
 //! Read [`job`] first: it starts a job and holds its parts. `spawn` gives rank, size and an exchange of blobs.
@@ -33,18 +35,23 @@ pub mod env;
 pub mod error;
 pub mod event;
 pub mod exit;
+pub mod far;
 #[allow(unsafe_code)]
 pub mod gate;
 #[allow(unsafe_code)]
 pub mod invoke;
 pub mod job;
 mod links;
+mod meet;
 #[allow(unsafe_code)]
 pub mod memory;
 #[allow(unsafe_code)]
 pub mod os;
+pub mod places;
+pub mod post;
 mod rendezvous;
 pub mod spawn;
+pub mod spread;
 pub mod table;
 pub mod team;
 pub mod vis;

@@ -9,6 +9,7 @@ use weft_observe::{Counters, INTERVAL, Page, ROUNDS_PER_CHECK, now_ns};
 
 use crate::env;
 use crate::error::Error;
+use crate::far;
 
 /// The engine and its page.
 pub(crate) struct Links {
@@ -41,7 +42,11 @@ impl Links {
         if self.rounds.is_multiple_of(ROUNDS_PER_CHECK) {
             self.publish(0);
         }
-        self.engine.progress()
+        let events = self.engine.progress();
+        if !self.engine.completions().is_empty() {
+            far::finish(self.engine.completions());
+        }
+        events
     }
 
     /// Prepares a sleep. False: there is something to poll.

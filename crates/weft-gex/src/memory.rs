@@ -229,6 +229,18 @@ pub(crate) fn word_64<'a>(addr: usize) -> &'a AtomicU64 {
     unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(addr)) }
 }
 
+/// The event of an operation of the engine, whose context has its address.
+pub(crate) fn slot<'a>(addr: usize) -> &'a crate::event::Slot {
+    // SAFETY: contexts of the engine's operations have addresses of slots, which are never freed.
+    unsafe { &*std::ptr::with_exposed_provenance(addr) }
+}
+
+/// The address for values of other processes that are not wanted.
+pub(crate) fn unwanted() -> usize {
+    static WORD: AtomicU64 = AtomicU64::new(0);
+    WORD.as_ptr().expose_provenance()
+}
+
 /// Writes the low `bytes` (1 to 8) of a value.
 ///
 /// # Safety

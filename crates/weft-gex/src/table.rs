@@ -3,16 +3,18 @@
 //! Place in the data flow: every remote access asks [`Segments::place`]. It is one comparison for a segment that is
 //! mapped. Segments appear on the board when their owner publishes them, and are mapped here at their first use.
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::board::{Board, MAX_ENDPOINTS, Published};
 use crate::memory::{self, Piece};
+use crate::places::Places;
 
 /// An endpoint of the job: a rank, and the number of the endpoint there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
     rank: u32,
     endpoint: u16,
@@ -74,8 +76,10 @@ impl Mapped {
 pub enum Place {
     /// At an address of this process.
     Here(usize),
-    /// In another process, whose memory is not mapped here.
+    /// In another process of this host, whose memory is not mapped here.
     Far(u32),
+    /// In a segment of another neighbourhood, which the engine reaches.
+    Remote,
     /// In no segment.
     Nowhere,
 }
@@ -87,6 +91,8 @@ pub struct Segments {
     primary: Box<[Mapped]>,
     /// Those of the other endpoints, by endpoint and rank.
     others: [OnceLock<Box<[Mapped]>>; MAX_ENDPOINTS],
+    /// Those of other neighbourhoods: address and length.
+    remote: RwLock<HashMap<Location, (usize, usize)>>,
     /// Held while a segment is mapped.
     mapping: Mutex<()>,
 }
@@ -96,7 +102,24 @@ impl Segments {
     #[must_use]
     pub fn new(rank: u32, ranks: u32) -> Self {
         let primary = (0..ranks).map(|_| Mapped::default()).collect();
-        Self { rank, primary, others: std::array::from_fn(|_| OnceLock::new()), mapping: Mutex::new(()) }
+        Self {
+            rank,
+            primary,
+            others: std::array::from_fn(|_| OnceLock::new()),
+            remote: RwLock::default(),
+            mapping: Mutex::new(()),
+        }
+    }
+
+    /// Notes the segment of an endpoint of another neighbourhood.
+    pub fn add_remote(&self, at: Location, addr: usize, bytes: usize) {
+        self.remote.write().insert(at, (addr, bytes));
+    }
+
+    /// The address and the length of the segment of an endpoint of another neighbourhood.
+    #[must_use]
+    pub fn remote(&self, at: Location) -> Option<(usize, usize)> {
+        self.remote.read().get(&at).copied()
     }
 
     /// The segments of endpoint 0, by rank.
@@ -119,18 +142,25 @@ impl Segments {
     /// The place of `bytes` bytes at an address of an endpoint's process.
     #[inline(always)]
     #[must_use]
-    pub fn place(&self, board: &Board, at: Location, piece: Piece) -> Place {
+    pub fn place(&self, board: &Board, places: &Places, at: Location, piece: Piece) -> Place {
         match self.row(at).and_then(|row| row.place(piece)) {
             Some(here) => Place::Here(here),
-            None => self.look(board, at, piece),
+            None => self.look(board, places, at, piece),
         }
     }
 
     /// The place of memory in a segment that is not known here yet.
     #[cold]
     #[inline(never)]
-    fn look(&self, board: &Board, at: Location, piece: Piece) -> Place {
+    fn look(&self, board: &Board, places: &Places, at: Location, piece: Piece) -> Place {
         let Piece { addr, bytes } = piece;
+        if !places.is_near(at.rank) {
+            let within = |&(base, length): &(usize, usize)| {
+                let offset = addr.wrapping_sub(base);
+                offset <= length && bytes <= length - offset
+            };
+            return self.remote(at).filter(within).map_or(Place::Nowhere, |_| Place::Remote);
+        }
         let Some(segment) = board.published(at.rank, usize::from(at.endpoint)) else { return Place::Nowhere };
         let offset = addr.wrapping_sub(segment.addr);
         if offset > segment.bytes || bytes > segment.bytes - offset {
@@ -182,33 +212,50 @@ mod tests {
     #[test]
     fn memory_of_peers_is_found_in_published_segments_only() {
         let board = Board::create(2).unwrap();
-        let table = Segments::new(0, 2);
+        let (table, places) = (Segments::new(0, 2), Places::new(0, &[1, 1], 8));
         let peer = Location::new(1, 0);
-        assert_eq!(table.place(&board, peer, Piece { addr: 0x10_0000, bytes: 8 }), Place::Nowhere);
+        assert_eq!(table.place(&board, &places, peer, Piece { addr: 0x10_0000, bytes: 8 }), Place::Nowhere);
         let offset = board.allocate(8192).unwrap();
         board.publish(1, 0, Published { addr: 0x10_0000, bytes: 8192, offset: Some(offset) });
-        let Place::Here(here) = table.place(&board, peer, Piece { addr: 0x10_0010, bytes: 8 }) else {
+        let Place::Here(here) = table.place(&board, &places, peer, Piece { addr: 0x10_0010, bytes: 8 }) else {
             panic!("not mapped")
         };
-        assert_eq!(table.place(&board, peer, Piece { addr: 0x10_0000, bytes: 8192 }), Place::Here(here - 16));
+        assert_eq!(table.place(&board, &places, peer, Piece { addr: 0x10_0000, bytes: 8192 }), Place::Here(here - 16));
         for (addr, bytes) in [(0x10_0000, 8193), (0xf_ffff, 1), (0x10_1ff9, 8), (usize::MAX, 8), (0x10_2001, 0)] {
-            assert_eq!(table.place(&board, peer, Piece { addr, bytes }), Place::Nowhere, "{addr:#x} {bytes}");
+            assert_eq!(table.place(&board, &places, peer, Piece { addr, bytes }), Place::Nowhere, "{addr:#x} {bytes}");
         }
-        assert_eq!(table.place(&board, Location::new(2, 0), Piece { addr: 0x10_0000, bytes: 8 }), Place::Nowhere);
+        assert_eq!(
+            table.place(&board, &places, Location::new(2, 0), Piece { addr: 0x10_0000, bytes: 8 }),
+            Place::Nowhere
+        );
     }
 
     #[test]
     fn memory_of_clients_is_far_and_ones_own_is_here() {
         let board = Board::create(2).unwrap();
-        let table = Segments::new(0, 2);
+        let (table, places) = (Segments::new(0, 2), Places::new(0, &[1, 1], 8));
         board.set_up(1, 77);
         for rank in 0..2 {
             board.publish(rank, 5, Published { addr: 0x10_0000, bytes: 100, offset: None });
         }
-        assert_eq!(table.place(&board, Location::new(1, 5), Piece { addr: 0x10_0001, bytes: 8 }), Place::Far(77));
         assert_eq!(
-            table.place(&board, Location::new(0, 5), Piece { addr: 0x10_0001, bytes: 8 }),
+            table.place(&board, &places, Location::new(1, 5), Piece { addr: 0x10_0001, bytes: 8 }),
+            Place::Far(77)
+        );
+        assert_eq!(
+            table.place(&board, &places, Location::new(0, 5), Piece { addr: 0x10_0001, bytes: 8 }),
             Place::Here(0x10_0001)
         );
+    }
+
+    #[test]
+    fn memory_of_other_neighbourhoods_is_remote() {
+        let board = Board::create(2).unwrap();
+        let (table, places) = (Segments::new(0, 2), Places::new(0, &[1, 2], 8));
+        let peer = Location::new(1, 0);
+        assert_eq!(table.place(&board, &places, peer, Piece { addr: 0x1000, bytes: 8 }), Place::Nowhere);
+        table.add_remote(peer, 0x1000, 16);
+        assert_eq!(table.place(&board, &places, peer, Piece { addr: 0x1008, bytes: 8 }), Place::Remote);
+        assert_eq!(table.place(&board, &places, peer, Piece { addr: 0x1009, bytes: 8 }), Place::Nowhere);
     }
 }

@@ -2,16 +2,35 @@
 //!
 //! Place in the data flow: the job makes the team of all ranks; [`Team::split`] makes others. Every call with a rank
 //! translates it here.
+//!
+//! A team within a neighbourhood has an area of shared memory. The members of any other exchange letters.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::area::{Area, EXCHANGE_WORDS};
 use crate::barrier::TeamBarrier;
-use crate::coll::Queue;
+use crate::coll::{Collective, Letters, Queue, Task};
 use crate::error::Error;
+use crate::event::Slot;
 use crate::job::Job;
+use crate::memory::Piece;
+use crate::post::{Mail, Tag};
+use crate::spread::{self, Dissemination};
 use crate::wait;
+
+/// The means by which members reach one another.
+enum Medium {
+    /// Shared memory.
+    Area(Area),
+    /// Letters under the id of the team.
+    Letters {
+        /// The id, which is the same in all members.
+        id: u64,
+        /// The number of members.
+        size: u32,
+    },
+}
 
 /// A team, as one of its members sees it.
 pub struct Team {
@@ -19,9 +38,9 @@ pub struct Team {
     flags: u32,
     /// The ranks in the job of the members. `None`: they are the same numbers.
     members: Option<Box<[u32]>>,
-    area: Area,
+    medium: Medium,
     barrier: TeamBarrier,
-    /// Exchanges so far.
+    /// Exchanges so far; in a team with letters, all collectives.
     exchanges: AtomicU64,
     queue: Queue,
     /// The client's memory that was given to the creation: its address and length. It is not used.
@@ -44,11 +63,21 @@ impl Team {
     /// A team over an area.
     #[must_use]
     pub fn new(rank: u32, members: Option<Box<[u32]>>, area: Area, flags: u32) -> Self {
+        Self::over(rank, members, Medium::Area(area), flags)
+    }
+
+    /// A team of all ranks of a job, which share no memory.
+    #[must_use]
+    pub fn of_all(rank: u32, size: u32) -> Self {
+        Self::over(rank, None, Medium::Letters { id: 0, size }, 0)
+    }
+
+    fn over(rank: u32, members: Option<Box<[u32]>>, medium: Medium, flags: u32) -> Self {
         Self {
             rank,
             flags,
             members,
-            area,
+            medium,
             barrier: TeamBarrier::default(),
             exchanges: AtomicU64::new(0),
             queue: Queue::default(),
@@ -80,7 +109,10 @@ impl Team {
     #[inline(always)]
     #[must_use]
     pub fn size(&self) -> u32 {
-        self.area.members()
+        match &self.medium {
+            Medium::Area(area) => area.members(),
+            Medium::Letters { size, .. } => *size,
+        }
     }
 
     /// The flags of its creation.
@@ -95,24 +127,30 @@ impl Team {
         &self.cdata
     }
 
-    /// The shared memory of the team.
+    /// The shared memory of the team; `None`: its members exchange letters.
     #[inline(always)]
     #[must_use]
-    pub fn area(&self) -> &Area {
-        &self.area
+    pub fn area(&self) -> Option<&Area> {
+        match &self.medium {
+            Medium::Area(area) => Some(area),
+            Medium::Letters { .. } => None,
+        }
     }
 
-    /// Its barriers.
-    #[inline(always)]
+    /// The mail of this member.
     #[must_use]
-    pub fn barrier(&self) -> &TeamBarrier {
-        &self.barrier
+    pub fn mail<'a>(&'a self, job: &'a Job) -> TeamMail<'a> {
+        let id = match &self.medium {
+            Medium::Area(_) => 0,
+            Medium::Letters { id, .. } => *id,
+        };
+        TeamMail { job, team: self, id }
     }
 
-    /// Its collectives.
+    /// Whether collectives are under way.
     #[must_use]
-    pub fn queue(&self) -> &Queue {
-        &self.queue
+    pub fn is_busy(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     /// The rank in the job of a member.
@@ -134,11 +172,11 @@ impl Team {
         }
     }
 
-    /// Arrives at a barrier. Returns its number, and whether it is over. The last member wakes the others.
+    /// Arrives at a barrier in an area. Returns its number, and whether it is over. The last member wakes the others.
     #[inline(always)]
-    pub fn arrive(&self, job: &Job) -> (u64, bool) {
-        let number = self.barrier.arrive(&self.area, self.rank);
-        let over = TeamBarrier::is_over(&self.area, number, &mut 0);
+    fn arrive(&self, job: &Job, area: &Area) -> (u64, bool) {
+        let number = self.barrier.arrive(area, self.rank);
+        let over = TeamBarrier::is_over(area, number, &mut 0);
         if over {
             self.wake_members(job);
         }
@@ -151,25 +189,107 @@ impl Team {
         wait::wake(job, (0..self.size()).filter_map(|member| self.job_rank(member)));
     }
 
+    /// The number of the next collective by letters.
+    fn next(&self) -> u64 {
+        self.exchanges.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Waits for all members.
     #[inline(always)]
     pub fn pass_barrier(&self, job: &Job) {
-        let (number, over) = self.arrive(job);
+        let Medium::Area(area) = &self.medium else { return self.pass_barrier_by_letters(job) };
+        let (number, over) = self.arrive(job, area);
         if !over {
             let mut seen = 0;
-            wait::until_woken(job, || TeamBarrier::is_over(&self.area, number, &mut seen));
+            wait::until_woken(job, || TeamBarrier::is_over(area, number, &mut seen));
+        }
+    }
+
+    #[cold]
+    fn pass_barrier_by_letters(&self, job: &Job) {
+        let (mut barrier, mail) = (Dissemination::barrier(self.next()), self.mail(job));
+        wait::until(job, || barrier.run(&mail, |_, _| 0));
+    }
+
+    /// Starts a collective. Returns its event; `None`: it was complete at once. Elements of a reduction may be too long
+    /// for an area, which is an error.
+    ///
+    /// # Errors
+    /// The length of an element.
+    pub fn start(&'static self, job: &Job, collective: Collective) -> Result<Option<&'static Slot>, usize> {
+        let task = match &self.medium {
+            Medium::Area(area) => self.task_in(job, area, collective)?,
+            Medium::Letters { .. } => Task::Letters(self.letters(collective)),
+        };
+        let slot = self.queue.start(task, |task, pieces| self.step(job, task, pieces));
+        if slot.is_some() {
+            job.watch(self);
+        }
+        Ok(slot)
+    }
+
+    /// Moves the collectives on. Returns the number of those that are complete now.
+    pub fn run(&self, job: &Job) -> usize {
+        self.queue.run(|task, pieces| self.step(job, task, pieces))
+    }
+
+    fn step(&self, job: &Job, task: &mut Task, pieces: &mut u64) -> bool {
+        match (task, &self.medium) {
+            (Task::Letters(letters), _) => letters.run(&self.mail(job)),
+            (task, Medium::Area(area)) => task.run(area, self.rank, pieces),
+            (_, Medium::Letters { .. }) => {
+                debug_assert!(false, "the team has no area");
+                true
+            }
+        }
+    }
+
+    fn task_in(&self, job: &Job, area: &Area, collective: Collective) -> Result<Task, usize> {
+        Ok(match collective {
+            Collective::Barrier => Task::Barrier { number: self.arrive(job, area).0, seen: 0 },
+            Collective::Broadcast { root, source, result, bytes } => {
+                Task::broadcast(root, root == self.rank, source, Piece { addr: result, bytes })
+            }
+            Collective::Reduce { source, result, count, combine, .. } => {
+                let bytes = combine.element_bytes();
+                Task::reduce(source, result, count, combine).ok_or(bytes)?
+            }
+        })
+    }
+
+    fn letters(&self, collective: Collective) -> Letters {
+        let number = self.next();
+        match collective {
+            Collective::Barrier => Letters::Barrier(Dissemination::barrier(number)),
+            Collective::Broadcast { root, source, result, bytes } => {
+                let is_root = root == self.rank;
+                if is_root && result != 0 && result != source && bytes > 0 {
+                    crate::memory::copy_at(result, Piece { addr: source, bytes });
+                }
+                let data = if is_root { source } else { result };
+                Letters::Broadcast(spread::Broadcast::new(number, root, data, bytes))
+            }
+            Collective::Reduce { to, source, result, count, combine } => {
+                let bytes = count * combine.element_bytes();
+                Letters::Reduction(Box::new(spread::Reduction::new(number, to, source, result, bytes, combine)))
+            }
         }
     }
 
     /// Gives a short message to all members. Returns theirs, in order.
     pub fn exchange(&self, job: &Job, message: [u64; EXCHANGE_WORDS - 1]) -> Vec<[u64; EXCHANGE_WORDS - 1]> {
-        let number = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
-        self.area.post(self.rank, number, message);
+        let number = self.next();
+        let Medium::Area(area) = &self.medium else {
+            let (mut exchange, mail) = (spread::Exchange::new(number, message), self.mail(job));
+            wait::until(job, || exchange.run(&mail));
+            return exchange.messages(&mail);
+        };
+        area.post(self.rank, number, message);
         let mut all = Vec::with_capacity(self.size() as usize);
         for member in 0..self.size() {
             let mut found = None;
             wait::until(job, || {
-                found = self.area.posted(member, number);
+                found = area.posted(member, number);
                 found.is_some()
             });
             all.extend(found);
@@ -185,25 +305,67 @@ impl Team {
         let mine = [u64::from(wish.joins), u64::from(wish.color), u64::from(wish.key), 0, 0, 0, 0];
         let wishes = self.exchange(job, mine);
         let members = members_of(&wishes, wish);
+        let ranks: Box<[u32]> = members.iter().filter_map(|&member| self.job_rank(member)).collect();
+        let nbrhd = |rank: &u32| job.places().nbrhd_of(*rank);
+        let shares = ranks.iter().all(|rank| nbrhd(rank) == ranks.first().and_then(nbrhd));
         let leads = wish.joins && members.first() == Some(&self.rank);
-        // The leader of each team allocates its memory. Offset 0 is the board.
-        let offset = if leads {
-            let bytes = Area::bytes(u32::try_from(members.len()).unwrap_or(u32::MAX)) as u64;
-            job.board().allocate(bytes).unwrap_or(0)
-        } else {
-            0
+        // The leader of each team allocates its memory, or numbers it. Offset 0 is the board, and id 0 the team of all.
+        let mine = match (leads, shares) {
+            (false, _) => 0,
+            (true, true) => job.board().allocate(area_bytes(ranks.len())).unwrap_or(0),
+            (true, false) => job.new_team_id(),
         };
-        let offsets = self.exchange(job, [offset, 0, 0, 0, 0, 0, 0]);
+        let numbers = self.exchange(job, [mine, 0, 0, 0, 0, 0, 0]);
         let Some(leader) = members.first().filter(|_| wish.joins) else { return Ok(None) };
-        let offset = offsets[*leader as usize][0];
-        let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
-        if offset == 0 {
-            return Err(Error::NoRoom(Area::bytes(count) as u64));
+        let number = numbers[*leader as usize][0];
+        let size = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
+        if number == 0 {
+            return Err(Error::NoRoom(area_bytes(ranks.len())));
         }
-        let area = Area::map(job.board(), offset, count)?;
+        let medium = match shares {
+            true => Medium::Area(Area::map(job.board(), number, size)?),
+            false => Medium::Letters { id: number, size },
+        };
         let rank = members.iter().position(|&member| member == self.rank).and_then(|at| u32::try_from(at).ok());
-        let ranks = members.iter().filter_map(|&member| self.job_rank(member)).collect();
-        Ok(rank.map(|rank| Self::new(rank, Some(ranks), area, flags)))
+        Ok(rank.map(|rank| Self::over(rank, Some(ranks), medium, flags)))
+    }
+}
+
+fn area_bytes(members: usize) -> u64 {
+    Area::bytes(u32::try_from(members).unwrap_or(u32::MAX)) as u64
+}
+
+/// The letters of one member of a team.
+pub struct TeamMail<'a> {
+    job: &'a Job,
+    team: &'a Team,
+    id: u64,
+}
+
+impl TeamMail<'_> {
+    fn rank(&self, member: u32) -> u32 {
+        match self.team.job_rank(member) {
+            Some(rank) => rank,
+            None => crate::fatal!("a team has no member {member}; pass a rank below gex_TM_QuerySize"),
+        }
+    }
+}
+
+impl Mail for TeamMail<'_> {
+    fn me(&self) -> u32 {
+        self.team.rank
+    }
+
+    fn members(&self) -> u32 {
+        self.team.size()
+    }
+
+    fn send(&self, member: u32, place: u64, bytes: &[u8]) -> bool {
+        crate::am::send_letter(self.job, self.rank(member), Tag { team: self.id, place }, bytes)
+    }
+
+    fn take(&self, member: u32, place: u64) -> Option<Vec<u8>> {
+        self.job.inbox().take(self.rank(member), Tag { team: self.id, place })
     }
 }
 

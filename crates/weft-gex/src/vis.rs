@@ -1,11 +1,15 @@
 //! Accesses to several pieces of memory: lists of pieces, and strided arrays.
 //!
-//! Place in the data flow: weft-gex-c makes lists or a [`Strided`] of the client's arguments. Within the host, each
-//! piece is copied by the call.
+//! Place in the data flow: weft-gex-c makes lists of pieces or [`Strided`] of the client's arguments. Within the
+//! neighbourhood, each piece is copied by the call. Others are accesses of the engine, which the call starts one after
+//! the other, and whose end it awaits.
 
+use crate::event::Slot;
+use crate::far::Access;
 use crate::job::Job;
 use crate::memory::{self, Piece, Way};
 use crate::table::{Location, Place};
+use crate::wait;
 
 /// Copies between two lists of pieces of the same total length.
 pub fn copy_lists(
@@ -15,10 +19,42 @@ pub fn copy_lists(
     near: impl Iterator<Item = Piece>,
     far: impl Iterator<Item = Piece>,
 ) {
-    walk(near, far, |near, far, bytes| match way {
-        Way::Put => job.put(at, far, Piece { addr: near, bytes }),
-        Way::Get => job.get_from(at, Piece { addr: far, bytes }, near),
-    });
+    let mut flow = Flow { job, at, way, event: None };
+    walk(near, far, |near, far, bytes| flow.piece(near, far, bytes));
+    flow.finish();
+}
+
+/// The pieces of one access.
+struct Flow<'a> {
+    job: &'a Job,
+    at: Location,
+    way: Way,
+    /// The event of all pieces that the engine moves.
+    event: Option<&'static Slot>,
+}
+
+impl Flow<'_> {
+    fn piece(&mut self, near: usize, far: usize, bytes: usize) {
+        let Self { job, at, way, .. } = *self;
+        if bytes > 0 && job.place(at, Piece { addr: far, bytes }) == Place::Remote {
+            let event = *self.event.get_or_insert_with(Slot::take);
+            event.add();
+            job.start_access(&Access { at, way, local: near, remote: far, bytes }, event, None);
+            return;
+        }
+        match way {
+            Way::Put => job.put(at, far, Piece { addr: near, bytes }),
+            Way::Get => job.get_from(at, Piece { addr: far, bytes }, near),
+        }
+    }
+
+    /// Waits for all pieces.
+    fn finish(self) {
+        if let Some(event) = self.event {
+            event.complete();
+            wait::until(self.job, || event.test());
+        }
+    }
 }
 
 /// Calls `copy` with the parts in which two lists correspond: address, address, length.
@@ -96,11 +132,10 @@ impl Strided<'_> {
                 self.each(far, |near, far| memory::copy_at(near, Piece { addr: far, bytes: self.bytes }))
             }
             // The memory is not mapped here, or the arguments are wrong: each piece finds out.
-            (None, Way::Put) => {
-                self.each(self.far, |near, far| job.put(at, far, Piece { addr: near, bytes: self.bytes }))
-            }
-            (None, Way::Get) => {
-                self.each(self.far, |near, far| job.get_from(at, Piece { addr: far, bytes: self.bytes }, near))
+            (None, _) => {
+                let mut flow = Flow { job, at, way, event: None };
+                self.each(self.far, |near, far| flow.piece(near, far, self.bytes));
+                flow.finish();
             }
         }
     }

@@ -17,6 +17,9 @@ const SPINS_SHARED: u32 = 20;
 const YIELDS: u32 = 2_000;
 /// Yields before the first sleep, where ranks share processors.
 const YIELDS_SHARED: u32 = 1000;
+/// Polls before the first yield, and yields before the first sleep, where messages come by TCP. A poll is a system call
+/// then, and a message ends a sleep at once.
+const FAR: [u32; 2] = [200, 20];
 /// The shortest and the longest sleep, in microseconds.
 const SLEEP_US: [u64; 2] = [50, 1000];
 /// The longest sleep of a rank that will be woken.
@@ -44,14 +47,19 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits for a mode, where `ranks` run on a host with that number of processors.
+    /// Limits for a mode, where `ranks` run on a host with that number of processors. `far`: there are other hosts.
     #[must_use]
-    pub fn new(mode: Mode, ranks: u32, processors: usize) -> Self {
+    pub fn new(mode: Mode, ranks: u32, processors: usize, far: bool) -> Self {
         let shared = ranks as usize > processors;
-        let (spins, yields) = if shared { (SPINS_SHARED, YIELDS_SHARED) } else { (SPINS, YIELDS) };
+        let (spins, yields) = match (shared, far) {
+            (true, true) => (SPINS_SHARED, FAR[1]),
+            (true, false) => (SPINS_SHARED, YIELDS_SHARED),
+            (false, true) => (FAR[0], FAR[1]),
+            (false, false) => (SPINS, YIELDS),
+        };
         match mode {
             Mode::Spin => Self { spins, yields, sleeps: false },
-            Mode::Block => Self { spins: SPINS_SHARED, yields: YIELDS_SHARED, sleeps: true },
+            Mode::Block => Self { spins: SPINS_SHARED, yields: YIELDS_SHARED.min(yields), sleeps: true },
             Mode::SpinBlock => Self { spins, yields, sleeps: true },
         }
     }
@@ -191,13 +199,14 @@ mod tests {
 
     #[test]
     fn pauses_become_longer() {
-        let limits = Limits::new(Mode::SpinBlock, 4, 2);
+        let limits = Limits::new(Mode::SpinBlock, 4, 2, false);
         assert_eq!(limits.step(0), Step::Spin);
         assert_eq!(limits.step(SPINS_SHARED), Step::Yield);
         let first = SPINS_SHARED + YIELDS_SHARED;
         assert_eq!(limits.step(first), Step::Sleep(Duration::from_micros(50)));
         assert_eq!(limits.step(u32::MAX), Step::Sleep(Duration::from_micros(1000)));
-        assert_eq!(Limits::new(Mode::Spin, 4, 2).step(u32::MAX), Step::Yield);
-        assert_eq!(Limits::new(Mode::SpinBlock, 2, 2).step(SPINS - 1), Step::Spin);
+        assert_eq!(Limits::new(Mode::Spin, 4, 2, false).step(u32::MAX), Step::Yield);
+        assert_eq!(Limits::new(Mode::SpinBlock, 2, 2, false).step(SPINS - 1), Step::Spin);
+        assert_eq!(Limits::new(Mode::SpinBlock, 2, 2, true).step(FAR[0]), Step::Yield);
     }
 }

@@ -10,7 +10,11 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::env;
 use crate::error::Error;
@@ -25,6 +29,21 @@ pub fn is_here() -> bool {
     ["PMI_FD", "PMI_RANK", "PMI_SIZE"].iter().all(|name| env::text(name).is_some())
 }
 
+/// A blob as text.
+pub(super) fn to_text(blob: &[u8]) -> String {
+    let mut text = String::with_capacity(blob.len() * 2);
+    for byte in blob {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// The blob of a text.
+pub(super) fn from_text(text: &str) -> Option<Vec<u8>> {
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    text.as_bytes().chunks(2).map(byte).collect()
+}
+
 /// The connection to the launcher.
 pub struct Client {
     lines: BufReader<File>,
@@ -36,7 +55,7 @@ pub struct Client {
 /// The pairs of a line.
 type Pairs = HashMap<String, String>;
 
-fn parse(line: &str) -> Pairs {
+pub(super) fn parse(line: &str) -> Pairs {
     let pair = |word: &str| word.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     line.split_ascii_whitespace().filter_map(pair).collect()
 }
@@ -55,6 +74,14 @@ impl Client {
         let fd: RawFd = variable("PMI_FD")?;
         let socket = os::take_descriptor(fd).map_err(|_| Error::Launcher(format!("leave descriptor {fd} open")))?;
         Self::over(socket, variable("PMI_RANK")?, variable("PMI_SIZE")?)
+    }
+
+    /// Begins the dialogue over a connection.
+    ///
+    /// # Errors
+    /// The launcher does not answer as it should.
+    pub(super) fn over_socket(socket: OwnedFd, rank: u32, ranks: u32) -> Result<Self, Error> {
+        Self::over(File::from(socket), rank, ranks)
     }
 
     fn over(socket: File, rank: u32, ranks: u32) -> Result<Self, Error> {
@@ -100,10 +127,7 @@ impl Client {
     /// # Errors
     /// The launcher refuses.
     pub fn put(&mut self, step: &str, blob: &[u8]) -> Result<(), Error> {
-        let mut value = String::with_capacity(blob.len() * 2);
-        for byte in blob {
-            let _ = write!(value, "{byte:02x}");
-        }
+        let value = to_text(blob);
         debug_assert!(value.len() <= VALUE_BYTES);
         let line = format!("cmd=put kvsname={} key=weft-{step}-{} value={value}\n", self.space, self.rank);
         self.ask(&line, "put_result").map(drop)
@@ -117,6 +141,27 @@ impl Client {
         self.ask("cmd=barrier_in\n", "barrier_out").map(drop)
     }
 
+    /// Arrives at a fence without waiting for it.
+    pub fn arrive(&mut self) {
+        let _ = self.lines.get_mut().write_all(b"cmd=barrier_in\n");
+    }
+
+    /// Waits for a time until all ranks have arrived at the fence. Returns whether they have.
+    pub fn has_passed(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        while self.lines.buffer().is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut ready = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
+            match poll(&mut ready, Timespec::try_from(left).ok().as_ref()) {
+                Err(Errno::INTR) => {}
+                Ok(0) | Err(_) => return false,
+                Ok(_) => break,
+            }
+        }
+        let mut text = String::new();
+        self.lines.read_line(&mut text).is_ok() && parse(&text).get("cmd").is_some_and(|found| found == "barrier_out")
+    }
+
     /// The blob of a rank.
     ///
     /// # Errors
@@ -125,13 +170,7 @@ impl Client {
         let line = format!("cmd=get kvsname={} key=weft-{step}-{rank}\n", self.space);
         let pairs = self.ask(&line, "get_result")?;
         let value = pairs.get("value").map_or("", String::as_str);
-        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-        value
-            .as_bytes()
-            .chunks(2)
-            .map(byte)
-            .collect::<Option<_>>()
-            .ok_or_else(|| Error::Launcher(format!("keep the value of rank {rank}: it returned {value:?}")))
+        from_text(value).ok_or_else(|| Error::Launcher(format!("keep the value of rank {rank}: it returned {value:?}")))
     }
 
     /// Reports that this rank ends in order. A launcher that has ended is no error.
@@ -148,7 +187,6 @@ impl Client {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;

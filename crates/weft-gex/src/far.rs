@@ -1,0 +1,243 @@
+//! Accesses to the memory of ranks outside the neighbourhood, by the engine.
+//!
+//! Place in the data flow: weft-gex-c starts an [`Access`] where the table says that memory is remote
+//! ([`Place::Remote`](crate::table::Place::Remote)). The engine's completion ends the operation in its event ([`Slot`])
+//! while a rank polls. The blocking calls wait for that.
+//!
+//! A segment is a region of the engine. Its key is the number of its endpoint, and its addresses are those of the
+//! owner.
+//!
+//! A put is complete when the target's memory has the data. Short sources are copied by the call.
+
+use weft_engine::amo::{self, Amo, Form};
+use weft_engine::api::{self, Addr, AtomicOp, Completion, Context, Error, OpFlags, Region, RmaIov, RmaOp};
+use weft_engine::mem::Iov;
+
+use crate::atomic::{Op, Operands};
+use crate::combine::Type;
+use crate::event::Slot;
+use crate::invoke::message_piece;
+use crate::job::Job;
+use crate::meet::{COPIED_BYTES, RankEngine};
+use crate::memory::{self, Piece, Way};
+use crate::table::Location;
+use crate::wait::{self, Pause};
+
+/// An access to remote memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    /// The endpoint of the memory.
+    pub at: Location,
+    /// The direction.
+    pub way: Way,
+    /// The address here.
+    pub local: usize,
+    /// The address in the owner's process.
+    pub remote: usize,
+    /// The length in bytes.
+    pub bytes: usize,
+}
+
+impl Access {
+    /// Whether the source of a put is free when the call that starts it returns.
+    #[must_use]
+    pub fn is_copied(&self) -> bool {
+        self.way == Way::Put && self.bytes <= COPIED_BYTES
+    }
+}
+
+/// An atomic operation on remote memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Update {
+    /// The endpoint of the memory.
+    pub at: Location,
+    /// The address in the owner's process.
+    pub remote: usize,
+    /// The type of the number.
+    pub ty: Type,
+    /// The operation.
+    pub op: Op,
+    /// Its operands.
+    pub operands: Operands,
+    /// The address for the earlier value; 0: it is not wanted.
+    pub result: usize,
+}
+
+/// The operation as the engine knows it, and whether it takes the first or the second operand, or a constant.
+fn translate(op: Op, ty: Type) -> (amo::Op, Operand) {
+    match op {
+        Op::And => (amo::Op::Band, Operand::First),
+        Op::Or => (amo::Op::Bor, Operand::First),
+        Op::Xor => (amo::Op::Bxor, Operand::First),
+        Op::Add => (amo::Op::Sum, Operand::First),
+        Op::Sub => (amo::Op::Diff, Operand::First),
+        Op::Mult => (amo::Op::Prod, Operand::First),
+        Op::Min => (amo::Op::Min, Operand::First),
+        Op::Max => (amo::Op::Max, Operand::First),
+        Op::Inc => (amo::Op::Sum, Operand::One(one(ty))),
+        Op::Dec => (amo::Op::Diff, Operand::One(one(ty))),
+        Op::Set => (amo::Op::Write, Operand::First),
+        Op::Cas => (amo::Op::Cswap, Operand::Second),
+        Op::Get => (amo::Op::Read, Operand::First),
+    }
+}
+
+enum Operand {
+    First,
+    Second,
+    One(u64),
+}
+
+/// The number 1, as bits.
+fn one(ty: Type) -> u64 {
+    match ty {
+        Type::Float => u64::from(1.0_f32.to_bits()),
+        Type::Double => 1.0_f64.to_bits(),
+        _ => 1,
+    }
+}
+
+/// The type as the engine knows it. Floating-point numbers are swapped by their bits.
+fn engine_type(ty: Type, op: Op) -> amo::Type {
+    match (ty, op) {
+        (Type::I32, _) => amo::Type::Int32,
+        (Type::U32, _) | (Type::Float, Op::Cas | Op::Set | Op::Get) => amo::Type::Uint32,
+        (Type::I64, _) => amo::Type::Int64,
+        (Type::U64, _) | (Type::Double, Op::Cas | Op::Set | Op::Get) => amo::Type::Uint64,
+        (Type::Float, _) => amo::Type::Float,
+        (Type::Double, _) => amo::Type::Double,
+    }
+}
+
+fn piece(addr: usize, bytes: usize) -> Iov {
+    message_piece(Piece { addr, bytes })
+}
+
+/// The context of an operation, from which its completion finds the events.
+fn context(event: &'static Slot, leaf: Option<&'static Slot>) -> Context {
+    let addr = |slot: &'static Slot| std::ptr::from_ref(slot).expose_provenance();
+    Context { ptr: addr(event), user: leaf.map_or(0, addr) as u64 }
+}
+
+impl Job {
+    /// Lets other ranks access a segment of this one by the engine.
+    pub(crate) fn register(&self, endpoint: u16, addr: usize, bytes: usize) {
+        if self.places().all_near() {
+            return;
+        }
+        let region = Region {
+            key: u64::from(endpoint),
+            iov: std::iter::once(piece(addr, bytes)).collect(),
+            base: addr as u64,
+            access: api::Access { read: true, write: true },
+            user: 0,
+            events: false,
+            mapping: None,
+        };
+        let added = self.with_engine(|engine| engine.add_region(region.clone()));
+        debug_assert!(added.is_none_or(|added| added.is_ok()), "an endpoint has one segment");
+    }
+
+    /// Starts an access. `event` has been told of it, and so has `leaf`, which is complete when the local memory is
+    /// free.
+    ///
+    /// The local memory belongs to the access until then, unless it [is copied](Access::is_copied).
+    pub fn start_access(&self, access: &Access, event: &'static Slot, leaf: Option<&'static Slot>) {
+        let Access { at, way, local, remote, bytes } = *access;
+        let iov = [piece(local, bytes)];
+        let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
+        let op = RmaOp {
+            dest: Addr::from(at.rank()),
+            iov: &iov,
+            remote: &remote,
+            data: 0,
+            ctx: context(event, leaf),
+            flags: if access.is_copied() { OpFlags::INJECT.union(OpFlags::DELIVERY) } else { OpFlags::DELIVERY },
+        };
+        self.start_far(at, |engine| match way {
+            Way::Put => engine.write(&op),
+            Way::Get => engine.read(&RmaOp { flags: OpFlags::empty(), ..op }),
+        });
+    }
+
+    /// Performs an access, and waits for its end.
+    pub fn access(&self, access: &Access) {
+        let event = Slot::take();
+        self.start_access(access, event, None);
+        wait::until(self, || event.test());
+    }
+
+    /// Starts an atomic operation. `event` has been told of it.
+    pub fn start_update(&self, update: &Update, event: &'static Slot) {
+        let Update { at, remote, ty, op, operands, result } = *update;
+        let bytes = ty.bytes();
+        let (code, operand) = translate(op, ty);
+        let value = match operand {
+            Operand::First => operands.first,
+            Operand::Second => operands.second,
+            Operand::One(one) => one,
+        };
+        // Numbers of 32 bits are in the low halves.
+        let at_low = if cfg!(target_endian = "big") { 8 - bytes } else { 0 };
+        let [value, compare] = [value, operands.first].map(u64::to_ne_bytes);
+        let [value, compare] = [&value, &compare].map(|word| piece(word[at_low..].as_ptr().expose_provenance(), bytes));
+        let form = match op {
+            Op::Cas => Form::Compare,
+            Op::Get => Form::Fetch,
+            _ if result == 0 => Form::Base,
+            _ => Form::Fetch,
+        };
+        let Some(amo) = Amo::new(form, engine_type(ty, op), code) else {
+            crate::fatal!("atomic operation {op:?} on {ty:?} is not supported between hosts; report this error");
+        };
+        let result = if result == 0 { memory::unwanted() } else { result };
+        let (iov, compare, result) = ([value], [compare], [piece(result, bytes)]);
+        let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
+        let atomic = AtomicOp {
+            dest: Addr::from(at.rank()),
+            amo,
+            iov: &iov,
+            compare: &compare,
+            result: &result,
+            remote: &remote,
+            data: 0,
+            ctx: context(event, None),
+            flags: OpFlags::INJECT.union(OpFlags::DELIVERY),
+        };
+        self.start_far(at, |engine| engine.atomic(&atomic));
+    }
+
+    /// Starts an operation of the engine, as soon as there is a place for it.
+    fn start_far(&self, at: Location, start: impl Fn(&mut RankEngine) -> Result<(), Error>) {
+        let mut pause = Pause::new();
+        loop {
+            match self.with_engine(&start) {
+                Some(Ok(())) => return,
+                Some(Err(Error::Again)) => pause.step(self),
+                None => crate::fatal!("a handler has accessed remote memory; handlers may only reply"),
+                Some(Err(error)) => {
+                    crate::fatal!("an access to memory of rank {} was refused: {error}; report this error", at.rank())
+                }
+            }
+        }
+    }
+}
+
+/// Ends the operations of completions.
+#[cold]
+#[inline(never)]
+pub(crate) fn finish(completions: &mut Vec<Completion>) {
+    for completion in completions.drain(..) {
+        if let Some(fault) = completion.fault {
+            // An end of the job breaks links.
+            if Job::get().is_some_and(|job| job.board().exit_code().is_none()) {
+                crate::fatal!("an access to memory of another host failed: {fault}");
+            }
+            continue;
+        }
+        memory::slot(completion.ctx.ptr).complete();
+        if completion.ctx.user != 0 {
+            memory::slot(usize::try_from(completion.ctx.user).unwrap_or(0)).complete();
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The meeting of all ranks at the start: their places, the job's memory file of each host, and the engine.
+//!
+//! Place in the data flow: [`crate::job::start`] calls [`meet`] when it knows its rank. Ranks that were forked have the
+//! board already, and exchange names over it. Under a launcher, the ranks exchange two blobs each:
+//!
+//! ```text
+//! "host": identity of the host; of rank 0 also the job's key
+//! "name": name of the endpoint; of the lowest rank of a host also the token of its rendezvous
+//! ```
+//!
+//! The key is random, so that links of strangers are refused.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft_engine::Engine;
+use weft_engine::api::{Addr, AddressBook, Config};
+use weft_engine::name::{EpName, NAME_BYTES};
+use weft_nic::{Device as _, Devices};
+
+use crate::am::Handlers;
+use crate::board::{Board, KEY_BYTES};
+use crate::env;
+use crate::error::Error;
+use crate::memory::JobFile;
+use crate::places::Places;
+use crate::rendezvous::{self, Token};
+use crate::spawn::{Conduit, Launcher, Spawned, Way};
+
+/// The limit for all ranks to start.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// The payload that is copied when a put starts, in bytes, so that its source is free at once.
+pub(crate) const COPIED_BYTES: usize = 8192;
+
+/// The engine of a rank.
+pub(crate) type RankEngine = Engine<Devices>;
+
+/// The result of the meeting.
+pub(crate) struct Met {
+    pub(crate) board: Board,
+    pub(crate) places: Places,
+    /// `None`: the job has one rank.
+    pub(crate) engine: Option<Box<RankEngine>>,
+    pub(crate) launcher: Option<Launcher>,
+}
+
+/// The names of all ranks' endpoints, by rank.
+struct Names(Vec<EpName>);
+
+impl AddressBook for Names {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        self.0.get(usize::try_from(addr).ok()?).copied()
+    }
+
+    fn addr(&self, name: &EpName) -> Option<Addr> {
+        self.0.iter().position(|found| found.same_endpoint(name)).map(|at| at as Addr)
+    }
+}
+
+/// Meets the other ranks.
+pub(crate) fn meet(spawned: Spawned, conduit: Conduit) -> Result<Met, Error> {
+    let Spawned { rank, ranks, way } = spawned;
+    let most = match env::number("GASNET_SUPERNODE_MAXSIZE")? {
+        None | Some(0) => u32::MAX,
+        Some(most) => u32::try_from(most).unwrap_or(u32::MAX),
+    };
+    let host = weft_nic::host::host_id();
+    let on_one_host = || Places::new(rank, &vec![host; ranks as usize], most);
+    match way {
+        Way::Alone => Ok(Met { board: Board::create(1)?, places: on_one_host(), engine: None, launcher: None }),
+        Way::Forked(board) => {
+            let mut engine = open(&board.key(), Reach::Host)?;
+            let names = names_on_board(&board, rank, &engine)?;
+            bind(&mut engine, names);
+            Ok(Met { board: *board, places: on_one_host(), engine: Some(engine), launcher: None })
+        }
+        Way::Launcher(mut launcher) => {
+            let (places, key) = meet_hosts(&mut launcher, host, most)?;
+            if conduit == Conduit::Smp && places.host().count > 1 {
+                let other = (0..ranks).find(|other| places.host_of(*other) != places.host_of(0));
+                return Err(Error::OtherHost(other.unwrap_or(rank)));
+            }
+            let (board, engine) = match ranks {
+                1 => (Board::create(1)?, None),
+                _ => {
+                    let (board, engine) = meet_names(&mut launcher, &places, &key)?;
+                    (board, Some(engine))
+                }
+            };
+            board.set_up(rank, std::process::id());
+            Ok(Met { board, places, engine, launcher: Some(launcher) })
+        }
+    }
+}
+
+/// Exchanges the identities of hosts, and gets the job's key.
+fn meet_hosts(launcher: &mut Launcher, host: u64, most: u32) -> Result<(Places, [u8; KEY_BYTES]), Error> {
+    const STEP: &str = "host";
+    let mut blob = host.to_le_bytes().to_vec();
+    if launcher.rank() == 0 {
+        blob.extend_from_slice(&Board::new_key()?);
+    }
+    launcher.put(STEP, &blob)?;
+    launcher.fence()?;
+    let mut hosts = Vec::with_capacity(launcher.ranks() as usize);
+    let mut key = None;
+    for rank in 0..launcher.ranks() {
+        let blob = launcher.get(STEP, rank)?;
+        let (id, rest) = blob.split_first_chunk::<8>().ok_or_else(lost_blob)?;
+        hosts.push(u64::from_le_bytes(*id));
+        if rank == 0 {
+            key = rest.first_chunk::<KEY_BYTES>().copied();
+        }
+    }
+    Ok((Places::new(launcher.rank(), &hosts, most), key.ok_or_else(lost_blob)?))
+}
+
+/// Exchanges the names of endpoints, and the memory file of each host.
+fn meet_names(
+    launcher: &mut Launcher,
+    places: &Places,
+    key: &[u8; KEY_BYTES],
+) -> Result<(Board, Box<RankEngine>), Error> {
+    const STEP: &str = "name";
+    let (host, ranks) = (places.host(), launcher.ranks());
+    let mut engine = open(key, if host.count > 1 { Reach::Hosts } else { Reach::Host })?;
+    let leads = host.index == 0;
+    let token = Token::random()?;
+    let listener = if leads { Some(rendezvous::listen(&token)?) } else { None };
+    let mut blob = engine.name().as_bytes().to_vec();
+    blob.extend_from_slice(&token.to_bytes());
+    launcher.put(STEP, &blob)?;
+    launcher.fence()?;
+    let board = match &listener {
+        Some(listener) => {
+            let board = Board::create(ranks)?;
+            let callers = u32::try_from(host.members.len()).unwrap_or(u32::MAX) - 1;
+            rendezvous::serve(listener, &token, board.file().fd(), callers)?;
+            board
+        }
+        None => {
+            let blob = launcher.get(STEP, host.members[0])?;
+            let (_, rest) = blob.split_first_chunk::<NAME_BYTES>().ok_or_else(lost_blob)?;
+            let token = Token::from_bytes(rest.first_chunk().ok_or_else(lost_blob)?);
+            Board::join(JobFile::adopt(rendezvous::call(&token)?)?, ranks)?
+        }
+    };
+    let mut names = Vec::with_capacity(ranks as usize);
+    for rank in 0..ranks {
+        let blob = launcher.get(STEP, rank)?;
+        names.push(name(blob.get(..NAME_BYTES).unwrap_or_default())?);
+    }
+    bind(&mut engine, names);
+    Ok((board, engine))
+}
+
+fn lost_blob() -> Error {
+    Error::Launcher("keep the blobs of all ranks".into())
+}
+
+fn name(bytes: &[u8]) -> Result<EpName, Error> {
+    let bytes: Option<&[u8; NAME_BYTES]> = bytes.try_into().ok();
+    bytes
+        .and_then(|bytes| EpName::parse(bytes).ok())
+        .ok_or_else(|| Error::Launcher("start the same library in all ranks".into()))
+}
+
+/// The extent of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// One host.
+    Host,
+    /// Several hosts.
+    Hosts,
+}
+
+/// Opens the endpoint. Some variables of the provider apply to it, too.
+fn open(key: &[u8; KEY_BYTES], reach: Reach) -> Result<Box<RankEngine>, Error> {
+    let shm = env::yes("FI_WEFT_SHM")?.unwrap_or(true);
+    let config = weft_nic::Config {
+        shm,
+        tcp: reach == Reach::Hosts || !shm,
+        iface: env::text("FI_WEFT_IFACE"),
+        encrypt: env::yes("FI_WEFT_TCP_ENCRYPT")?.unwrap_or(false),
+        job_key: Some(key.to_vec()),
+        ..weft_nic::Config::default()
+    };
+    let devices = Devices::open(&config)?;
+    let config = Config { boards: false, maps: false, inject_bytes: COPIED_BYTES, ..Config::default() };
+    Ok(Engine::boxed(config, devices))
+}
+
+fn bind(engine: &mut RankEngine, names: Vec<EpName>) {
+    engine.bind_book(Arc::new(Names(names)));
+    engine.set_active_handler(Box::new(Handlers));
+}
+
+/// Exchanges names over the board of a host that has all ranks.
+fn names_on_board(board: &Board, rank: u32, engine: &RankEngine) -> Result<Vec<EpName>, Error> {
+    board.put_blob(rank, engine.name().as_bytes());
+    let deadline = Instant::now() + START_LIMIT;
+    let mut names = Vec::with_capacity(board.ranks() as usize);
+    for other in 0..board.ranks() {
+        while !board.has_blob(other) {
+            if board.is_ending() || Instant::now() > deadline {
+                return Err(Error::Rendezvous(START_LIMIT.as_secs()));
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        names.push(name(&board.blob(other))?);
+    }
+    Ok(names)
+}
