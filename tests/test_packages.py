@@ -43,11 +43,13 @@ GEX = "lib/weft/gex/"
 GEX_SOURCE = jobs.ROOT / "crates/weft-gex-c"
 GEX_INSTALLED = {
     *(f"include/{header.name}" for header in (GEX_SOURCE / "include").glob("*.h")),
-    *(f"include/{name}-{mode}.mak" for name in ["smp-conduit/smp", "gasnet_tools"] for mode in ["seq", "par"]),
-    *(f"lib/lib{name}-{mode}.a" for name in ["gasnet-smp", "gasnet_tools"] for mode in ["seq", "par"]),
-    *(f"lib/pkgconfig/{name}-{mode}.pc" for name in ["gasnet-smp", "gasnet_tools"] for mode in ["seq", "par"]),
+    *(f"include/{name}-conduit/{name}-{mode}.mak" for name in ["smp", "ofi"] for mode in ["seq", "par"]),
+    *(f"include/gasnet_tools-{mode}.mak" for mode in ["seq", "par"]),
+    *(f"lib/lib{name}-{mode}.a" for name in ["gasnet-smp", "gasnet-ofi", "gasnet_tools"] for mode in ["seq", "par"]),
+    *(f"lib/pkgconfig/gasnet{name}-{mode}.pc" for name in ["-smp", "-ofi", "_tools"] for mode in ["seq", "par"]),
     "lib/libweft-gex.so",
     "lib/libweft-gex.a",
+    "bin/gasnetrun_ofi",
     "bin/gasnetrun_smp",
     "bin/gexbench",
     "share/gexbench.c",
