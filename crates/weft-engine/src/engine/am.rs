@@ -295,6 +295,9 @@ impl State {
         let answers = prompts.buffer();
         if answers.len() == start {
             answers.extend_from_slice(Head::new(kind::ACTIVE_CREDIT, 0).as_bytes());
+        } else {
+            let len = (answers.len() - start).saturating_sub(HEAD_BYTES);
+            peers[peer_id].count_message(Direction::Sent, len as u64 + EAGER_COST);
         }
         if let Some(detail) = answers.get_mut(start + 2..start + 4) {
             detail.copy_from_slice(&credit);
