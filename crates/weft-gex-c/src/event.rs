@@ -177,7 +177,11 @@ export! {
     fn gex_Event_WaitAll(events: *mut Event, count: usize, _flags: u32) {
         // SAFETY: as above.
         let events = unsafe { list_mut(events, count) };
-        wait::until(job(), || is_all(test_list(events)));
+        // One after the other: a test of all at each step would read the whole list again and again.
+        for event in events.iter_mut().filter(|event| **event != Event::INVALID) {
+            wait::until(job(), || event.test());
+            *event = Event::INVALID;
+        }
     }
 
     fn gex_Event_QueryLeaf(root: Event, _category: u32) -> Event {
