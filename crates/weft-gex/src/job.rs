@@ -450,8 +450,8 @@ impl Job {
     pub fn sleep(&self, time: Duration) {
         let parked = self.engine.try_with(|links| links.as_mut().map(Links::park)).ok().flatten();
         match (parked, self.wait_fd) {
-            // There is something to poll.
-            (Some(false), _) => {}
+            // There is something to poll, or the engine has work that waits for a peer.
+            (Some(false), _) => std::thread::yield_now(),
             (Some(true), Some(fd)) => os::wait_readable(fd, time),
             _ => std::thread::sleep(time),
         }

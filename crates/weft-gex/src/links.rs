@@ -49,8 +49,11 @@ impl Links {
         events
     }
 
-    /// Prepares a sleep. False: there is something to poll.
+    /// Prepares a sleep. False: there is something to poll, or work to go on with.
     pub(crate) fn park(&mut self) -> bool {
+        if self.engine.has_work() {
+            return false;
+        }
         self.publish(1);
         self.engine.nic_mut().park()
     }
