@@ -1,6 +1,7 @@
 //! `gex_Client_…`: the start of the job.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::time::Duration;
 
 use weft_gex::gate::Threads;
 use weft_gex::job::{self, Job};
@@ -12,6 +13,8 @@ use crate::handles::{ClientHandle, ERR_BAD_ARG, ERR_NOT_INIT, ERR_RESOURCE, EpHa
 
 /// The version of the document that the headers follow.
 const SPEC: [c_uint; 2] = [0, 19];
+/// The time in which a launcher passes the message of a failed start on.
+const PASS_ON: Duration = Duration::from_millis(200);
 /// The number of the mode with one thread.
 const SEQ: c_uint = 1;
 
@@ -68,6 +71,8 @@ fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> 
     let threads = if build.threads == SEQ { Threads::One } else { Threads::Many };
     let job = job::start(CString::from(name), flags, threads, conduit).map_err(|error| {
         print(&error);
+        // The client ends now, upon which a launcher kills the other ranks and may drop what it has not read.
+        std::thread::sleep(PASS_ON);
         ERR_RESOURCE
     })?;
     crate::tools::speak(job.rank() == 0);
