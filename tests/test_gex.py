@@ -178,19 +178,6 @@ def test_ssh_starts_jobs(runner: harness.Runner, prefix: Path, built_for_hosts: 
     each_rank_succeeds(runner.run(on_hosts(command), ssh_environment(), 60), 3)
 
 
-def test_smp_refuses_hosts(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path]) -> None:
-    """A program of conduit smp says why it does not start on two hosts."""
-    # The ranks write into files: when the first one ends, the launcher kills the other and may drop what it has not
-    # read.
-    said = prefix.parent / "said"
-    script = prefix.parent / "refused.sh"
-    script.write_text(f'#!/bin/sh\nexec {built["job", "seq"]} >{said}.$PMI_RANK 2>&1\n')
-    script.chmod(0o755)
-    outcome = runner.run(on_hosts([*hydra_on_hosts(1), str(script)]), clean_environment(), 60)
-    texts = [file.read_text() for file in prefix.parent.glob("said.*")]
-    assert outcome.status != 0 and any("link with conduit ofi" in text for text in texts), (outcome.output, texts)
-
-
 @pytest.mark.parametrize("start", ["hydra", "ssh"])
 def test_ends_on_hosts(
     runner: harness.Runner, prefix: Path, built_for_hosts: dict[str, Path], start: str
