@@ -178,6 +178,13 @@ def test_ssh_starts_jobs(runner: harness.Runner, prefix: Path, built_for_hosts: 
     each_rank_succeeds(runner.run(on_hosts(command), ssh_environment(), 60), 3)
 
 
+def test_smp_refuses_hosts(runner: harness.Runner, built: dict[tuple[str, str], Path]) -> None:
+    """A program of conduit smp says why it does not start on two hosts."""
+    command = on_hosts([*hydra_on_hosts(1), str(built["job", "seq"])])
+    outcome = runner.run(command, clean_environment(), 60)
+    assert outcome.status != 0 and "link with conduit ofi" in outcome.output, outcome.output
+
+
 @pytest.mark.parametrize("start", ["hydra", "ssh"])
 def test_ends_on_hosts(
     runner: harness.Runner, prefix: Path, built_for_hosts: dict[str, Path], start: str

@@ -74,23 +74,38 @@ pub(crate) fn meet(spawned: Spawned, conduit: Conduit) -> Result<Met, Error> {
             bind(&mut engine, names);
             Ok(Met { board: *board, places: on_one_host(), engine: Some(engine), launcher: None })
         }
-        Way::Launcher(mut launcher) => {
-            let (places, key) = meet_hosts(&mut launcher, host, most)?;
-            if conduit == Conduit::Smp && places.host().count > 1 {
-                let other = (0..ranks).find(|other| places.host_of(*other) != places.host_of(0));
-                return Err(Error::OtherHost(other.unwrap_or(rank)));
+        Way::Launcher(mut launcher) => match meet_launched(&mut launcher, conduit, host, most) {
+            Ok((board, places, engine)) => Ok(Met { board, places, engine, launcher: Some(launcher) }),
+            Err(error) => {
+                // A launcher kills a rank that closes the connection, and the rank has not said why yet.
+                std::mem::forget(launcher);
+                Err(error)
             }
-            let (board, engine) = match ranks {
-                1 => (Board::create(1)?, None),
-                _ => {
-                    let (board, engine) = meet_names(&mut launcher, &places, &key)?;
-                    (board, Some(engine))
-                }
-            };
-            board.set_up(rank, std::process::id());
-            Ok(Met { board, places, engine, launcher: Some(launcher) })
-        }
+        },
     }
+}
+
+/// Meets the ranks that a launcher has started.
+fn meet_launched(
+    launcher: &mut Launcher,
+    conduit: Conduit,
+    host: u64,
+    most: u32,
+) -> Result<(Board, Places, Option<Box<RankEngine>>), Error> {
+    let (rank, ranks) = (launcher.rank(), launcher.ranks());
+    let (places, key) = meet_hosts(launcher, host, most)?;
+    if conduit == Conduit::Smp && places.host().count > 1 {
+        let other = (0..ranks).find(|other| places.host_of(*other) != places.host_of(0));
+        return Err(Error::OtherHost(other.unwrap_or(rank)));
+    }
+    let (board, engine) = if ranks == 1 {
+        (Board::create(1)?, None)
+    } else {
+        let (board, engine) = meet_names(launcher, &places, &key)?;
+        (board, Some(engine))
+    };
+    board.set_up(rank, std::process::id());
+    Ok((board, places, engine))
 }
 
 /// Exchanges the identities of hosts, and gets the job's key.
