@@ -110,7 +110,7 @@ static void attach(void) {
   free(nodes);
 }
 
-/* What a rank writes to its segment, the others of its neighbourhood read at once. */
+/* The others of a neighbourhood read at once what a rank writes to its segment. */
 static void mapped(void) {
   void *owner, *local;
   uintptr_t bytes;

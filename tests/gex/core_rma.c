@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
   CHECK(gex_Segment_QuerySize(segment) == BYTES && gex_EP_QuerySegment(ep) == segment);
   for (peer = 0; peer < ranks; peer++) check_pair((peer + me) % ranks, lengths, sizeof(lengths) / sizeof(*lengths));
   barrier();
-  /* What peers have put is here. */
+  /* The bytes that peers have put are here. */
   for (peer = 0; peer < ranks; peer++) {
     unsigned char *from = (unsigned char *)segment_of(me) + peer * (HALF / ranks);
     for (at = 0; at < lengths[8]; at++) CHECK(from[at] == pattern(peer, me, at + 8));

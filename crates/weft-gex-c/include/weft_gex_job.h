@@ -18,7 +18,7 @@ extern int gex_System_QueryProgressThreads(gex_Client_t client, unsigned int *co
 extern int gex_System_GetVerboseErrors(void);
 extern void gex_System_SetVerboseErrors(int enable);
 
-/* What inline accesses read: the team of all ranks, and the segments of its ranks that are mapped here. All zeros until
+/* The data of inline accesses: the team of all ranks, and the segments of its ranks that are mapped here. All zeros until
  * the library fills it: calls of other shared objects, which have one of their own, take the functions. */
 typedef struct {
   uintptr_t base; /* the address in the owner's process */

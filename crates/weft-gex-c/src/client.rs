@@ -18,7 +18,7 @@ const PASS_ON: Duration = Duration::from_millis(200);
 /// The number of the mode with one thread.
 const SEQ: c_uint = 1;
 
-/// What an object of the client was compiled with. The layout is that of `gex_weft_build_t`.
+/// The settings with which an object of the client was compiled. The layout is that of `gex_weft_build_t`.
 #[repr(C)]
 pub(crate) struct Build {
     size: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Build {
     world: *mut World,
 }
 
-/// What inline functions of the client's object read. The layout is that of `gex_weft_world_t`.
+/// The data that inline functions of the client's object read. The layout is that of `gex_weft_world_t`.
 #[repr(C)]
 pub(crate) struct World {
     tm: Tm,

@@ -342,7 +342,7 @@ fn request_long_now(job: &Job, at: Location, message: &Message<'_>) -> bool {
         return false;
     }
     let cargo = place_long(job, at, message);
-    // What travels in the message has no effect yet if the message is refused.
+    // A payload within the message has no effect yet if the message is refused.
     let patience = if cargo == Cargo::Aboard { Patience::Immediate } else { Patience::Wait };
     let body = Piece { addr: message.source, bytes: body_bytes(message, cargo) };
     send(job, at, &Header::new(message, cargo), body, Sending { reply: false, patience })

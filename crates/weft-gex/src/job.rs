@@ -44,7 +44,7 @@ pub struct Job {
     segments: Segments,
     /// `None`: the job has one rank.
     engine: Gate<Option<Links>>,
-    /// What a sleeper waits for.
+    /// The descriptor on which a sleeper waits.
     wait_fd: Option<RawFd>,
     world: Team,
     named: Named,

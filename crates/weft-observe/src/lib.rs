@@ -1,4 +1,5 @@
-//! What a process that uses weft shows to other processes: its identity in its job, and the counters of its endpoints.
+//! The data that a process with weft shows to other processes: its identity in its job, and the counters of its
+//! endpoints.
 //!
 //! Place in the data flow: beside it. weft-fi and weft-gex publish here ([`Page`]); `weft stat` and `weft top` read the
 //! pages from outside ([`layout`]).

@@ -7,7 +7,7 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// The hashes that [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "208bbc94f9eacfe80e70a0e39304da75",
+    "cce8f3952d660801c6f4bf77657c1ef8",
     "0b3956a513a1ecea66cfce76bb3f1609",
     "2688751ba94d9a943677b4d736c2318a",
     "4880021e3ca7c78da25e9abd5feaee5d",

@@ -144,7 +144,7 @@ fn supervise(mut children: Vec<u32>, control: &TcpStream) -> i32 {
 
 // ---- the master -----------------------------------------------------------------------------
 
-/// What the master knows of the ranks.
+/// The master's knowledge of the ranks.
 #[derive(Default)]
 struct Desk {
     values: HashMap<String, String>,
