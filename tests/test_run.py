@@ -350,10 +350,12 @@ def test_one_sided_settings_are_explained(runner: harness.Runner, name: str) -> 
     program = [harness.PYTHON, *PINGPONG]
     command = [str(jobs.MPICH / "bin/mpiexec"), "-n", "1", *options, *program, ":", "-n", "1", *program]
     env = jobs.mpich_environment("weft", FI_WEFT_SHM="0", FI_WEFT_CONNECT_RETRY_MS="50")
-    outcome = runner.run(command, env, 60)
-    assert outcome.status != 0, outcome.output[-3000:]
-    lines = [line for line in outcome.output.splitlines() if line.startswith("weft: cannot reach ")]
+    for _ in range(3):
+        outcome = runner.run(command, env, 60)
+        assert outcome.status != 0, outcome.output[-3000:]
+        lines = [line for line in outcome.output.splitlines() if line.startswith("weft: cannot reach ")]
+        # On a busy machine a process may connect after its peer has ended: that run shows nothing.
+        if not any("connection refused" in line for line in lines):
+            break
     assert 1 <= len(lines) <= 2, outcome.output[-3000:]
-    # A process that connects after its peer has ended can only say that it was refused.
-    explained = [line for line in lines if all(part in line for part in parts)]
-    assert explained and all(line in explained or "connection refused" in line for line in lines), lines
+    assert all(part in line for line in lines for part in parts), lines
