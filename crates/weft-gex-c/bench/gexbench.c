@@ -186,12 +186,13 @@ static void pin(int to) {
 
 /* The time that a cache line needs from one processor to another: half of the round trip between two processes, in the
  * fastest of the batches that fit into the limit. On a busy machine there may be none. */
-static double hand_over_ns(void) {
+static double hand_over_ns(const cpu_set_t *all) {
   enum { BATCH = 500, LINE_WORDS = 32, OVER = -1 };
   volatile int *line = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (line == MAP_FAILED) return 0;
   const pid_t child = fork();
   if (child == 0) {
+    sched_setaffinity(0, sizeof *all, all);
     pin(1);
     for (int at = 1; line[0] != OVER;)
       if (line[0] == at) line[LINE_WORDS] = at++;
@@ -223,7 +224,7 @@ int main(int argc, char **argv) {
   cpu_set_t all;
   sched_getaffinity(0, sizeof all, &all);
   pin(0);
-  const double line_ns = CPU_COUNT(&all) > 1 ? hand_over_ns() : 0;
+  const double line_ns = CPU_COUNT(&all) > 1 ? hand_over_ns(&all) : 0;
   sched_setaffinity(0, sizeof all, &all);
   gex_Client_Init(&client, &endpoint, &team, "GEXBENCH", &argc, &argv, 0);
   if (argc > 1) limit_ns = atof(argv[1]) * 1e6;

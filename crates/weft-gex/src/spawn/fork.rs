@@ -82,8 +82,12 @@ impl Supervisor {
             }
             self.end_others();
             let pause_ms = if self.end.is_some() { 5 } else { 1000 };
+            // The terminal sends its signals to the ranks, too, except the one of its end: the leader of the session alone
+            // gets that.
+            let is_for_ranks =
+                |signal, by_kernel: bool| signal != libc::SIGCHLD && (!by_kernel || signal == libc::SIGHUP);
             match signals.wait_ms(pause_ms) {
-                Some(arrived) if arrived.signal != libc::SIGCHLD && !arrived.by_kernel => self.pass(arrived.signal),
+                Some(arrived) if is_for_ranks(arrived.signal, arrived.by_kernel) => self.pass(arrived.signal),
                 _ => {}
             }
         }
