@@ -82,8 +82,8 @@ impl Supervisor {
             }
             self.end_others();
             let pause_ms = if self.end.is_some() { 5 } else { 1000 };
-            // The terminal sends its signals to the ranks, too, except the one of its end: the leader of the session alone
-            // gets that.
+            // The terminal sends its signals to the ranks, too. Of its own end only the leader of the session
+            // learns.
             let is_for_ranks =
                 |signal, by_kernel: bool| signal != libc::SIGCHLD && (!by_kernel || signal == libc::SIGHUP);
             match signals.wait_ms(pause_ms) {
