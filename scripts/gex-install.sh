@@ -23,6 +23,9 @@ done
 [ -z "${STRIP-}" ] || "$STRIP" -g -R .llvmbc -R .llvmcmd "$to/lib/libweft-gex.so" "$to/lib/libweft-gex.a"
 put 755 "$built/gexbench" "$to/bin/gexbench"
 put 644 "$source/bench/gexbench.c" "$to/share/gexbench.c"
+for example in "$source"/../../docs/examples/gex/*.c; do
+  put 644 "$example" "$to/share/examples/$(basename "$example")"
+done
 
 # The tree that UPC++ takes for GASNet's sources.
 for file in configure gasnet_config.h.in gasnetex.h docs/GASNet-EX.txt; do

@@ -20,6 +20,7 @@ import jobs
 import pytest
 
 SOURCES = Path(__file__).resolve().parent / "gex"
+EXAMPLES = jobs.ROOT / "docs/examples/gex"
 # Programs of calls, tests/gex/abi_NAME.
 CORE = ["job", "am", "prepare", "rma", "barrier", "teams", "endpoints"]
 PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx"]
@@ -65,9 +66,9 @@ def pkg_config(prefix: Path, package: str) -> list[str]:
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=20).stdout.split()
 
 
-def build(prefix: Path, name: str, mode: str, conduit: str = "smp") -> Path:
-    """Compiles tests/gex/abi_NAME: in SEQ as C, in PAR as C++."""
-    source = next(SOURCES.glob(f"abi_{name}.c*"))
+def build(prefix: Path, name: str, mode: str, conduit: str = "smp", source: Path | None = None) -> Path:
+    """Compiles tests/gex/abi_NAME, or another source: in SEQ as C, in PAR as C++."""
+    source = source or next(SOURCES.glob(f"abi_{name}.c*"))
     binary = prefix.parent / (f"{name}-{mode}" if conduit == "smp" else f"{name}-{mode}-{conduit}")
     compiler = ["g++", *STRICT_CXX, "-x", "c++"] if mode == "par" or source.suffix == ".cc" else ["gcc", *STRICT]
     command = [*compiler, str(source), "-x", "none", "-o", str(binary), *pkg_config(prefix, f"gasnet-{conduit}-{mode}")]
@@ -109,6 +110,18 @@ def test_calls(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str]
     script = 'for n in 1 2 3 4; do "$1" -n $n "$2" || exit; done'
     command = ["sh", "-c", script, "sh", str(prefix / "bin/gasnetrun_smp"), str(built[name, mode])]
     each_rank_succeeds(runner.run(command, clean_environment(), 60), 1 + 2 + 3 + 4)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.c")))
+def test_examples(runner: harness.Runner, prefix: Path, name: str) -> None:
+    """The installed examples compile without warnings, and succeed in a host and between neighbourhoods over TCP."""
+    source = prefix / f"share/examples/{name}.c"
+    seq, par = (str(build(prefix, f"example-{name}", mode, "ofi", source)) for mode in MODES)
+    apart = "export GASNET_SUPERNODE_MAXSIZE=1 FI_WEFT_SHM=0"
+    script = f'run() {{ for n in 1 2 3; do "$0" -n $n "$1" || exit; done; }}; run "$1"; {apart}; run "$1"; run "$2"'
+    outcome = runner.run(["sh", "-c", script, str(prefix / "bin/gasnetrun_ofi"), seq, par], clean_environment(), 60)
+    outcome.check()
+    assert outcome.left is None or outcome.left.nothing(), outcome.left
 
 
 def test_hydra_starts_jobs(runner: harness.Runner, built: dict[tuple[str, str], Path]) -> None:
@@ -330,12 +343,13 @@ def test_mixed_modes_are_refused(prefix: Path) -> None:
 
 
 def test_exports(prefix: Path) -> None:
-    """The library exports names of the interface alone, and every function that the tools' header declares."""
+    """The library exports names of the interface and of its extensions alone, and all that these headers declare."""
     table = ["nm", "-D", "--defined-only", str(prefix / "lib/libweft-gex.so")]
     exported = {line.split()[2] for line in subprocess.check_output(table, text=True, timeout=20).splitlines()}
-    assert not [name for name in exported if not name.startswith(("gex_", "gasnet_", "gasnett_"))]
-    headers = (prefix / "include").glob("weft_gex_tools_*.h")
-    declared = {name for file in headers for name in re.findall(r"^extern [^(]*?\b(gasnett_\w+)\(", file.read_text(), re.M)}
+    assert not [name for name in exported if not name.startswith(("gex_", "gexw_", "gasnet_", "gasnett_"))]
+    headers = [file for part in ("tools", "x") for file in (prefix / "include").glob(f"weft_gex_{part}_*.h")]
+    function = re.compile(r"^extern [^(]*?\b((?:gasnett|gexw)_\w+)\(", re.M)
+    declared = {name for file in headers for name in function.findall(file.read_text())}
     assert declared and declared <= exported, declared - exported
 
 

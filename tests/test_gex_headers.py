@@ -27,7 +27,7 @@ HEADERS = [
     "gasnetex.h",
 ]
 # The headers that need no mode.
-FREE = ["gasnet_fwd.h", "gasnet_portable_platform.h", "gasnet_tools.h", "gasnet_weft.h"]
+FREE = ["gasnet_fwd.h", "gasnet_portable_platform.h", "gasnet_tools.h"]
 C = ["c99", "c11", "c2x"]
 CXX = ["c++11", "c++20"]
 STRICT = ["-Wall", "-Wextra", "-pedantic", "-Werror"]

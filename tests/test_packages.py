@@ -53,6 +53,7 @@ GEX_INSTALLED = {
     "bin/gasnetrun_smp",
     "bin/gexbench",
     "share/gexbench.c",
+    *(f"share/examples/{example.name}" for example in (jobs.ROOT / "docs/examples/gex").glob("*.c")),
     *(f"share/weft-gex/src/{name}" for name in ["configure", "gasnet_config.h.in", "gasnetex.h", "docs/GASNet-EX.txt"]),
 }
 

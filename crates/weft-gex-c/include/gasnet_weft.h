@@ -1,10 +1,13 @@
-/* Extensions of weft. Their names begin with gexw_ and GEXW_, so that later names of the interface cannot collide.
+/* Extensions of weft: what the interface names and leaves open, and calls of weft's own.
  *
- * Each extension that exists is announced by a define of its own here. So far there is none; WEFT_GEX, in gasnet_fwd.h,
- * tells weft from other implementations. */
+ * Their names begin with gexw_ and GEXW_, so that later names of the interface cannot collide. WEFT_GEX, in
+ * gasnet_fwd.h, tells weft from other implementations. Each header below announces its extension by a define
+ * GEXW_SUPPORTS_<NAME>. docs/gasnet.md describes each under "Beyond the document". */
 #ifndef GASNET_WEFT_H
 #define GASNET_WEFT_H
 
-#include "gasnet_fwd.h"
+#include "gasnetex.h"
+
+#include "weft_gex_x_memory.h"
 
 #endif

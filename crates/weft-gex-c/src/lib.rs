@@ -4,7 +4,8 @@
 //! checks its arguments, and passes the call to `weft-gex`. The headers make the variants with numbers of arguments.
 //!
 //! Handles of the client are addresses of objects of weft-gex (`handles`). Exported names begin with `gex_`,
-//! `gasnet_` or `gasnett_`. A panic ends the process: it does not cross the C boundary.
+//! `gasnet_` or `gasnett_`, and those of extensions with `gexw_`. A panic ends the process: it does not cross the C
+//! boundary.
 //!
 //! Errors: calls of the client's that can go wrong in a correct program return a code of the API. Others end the job
 //! with a message that names the cause and the remedy.

@@ -1,0 +1,8 @@
+/* Addresses of memory. Included by gasnet_weft.h. */
+#ifndef WEFT_GEX_X_MEMORY_H
+#define WEFT_GEX_X_MEMORY_H
+
+/* A flag of gex_Client_Init: other ranks may access all memory of this process. Bits 24 and above belong to extensions. */
+#define GEXW_FLAG_OPEN_ADDRESS_SPACE GEX_WEFT_FLAG(24)
+
+#endif
