@@ -223,7 +223,7 @@ impl Client {
             Info { key: [0; KEY_BYTES], flags: 0, value: Value { ty: TYPE_BOOL, data: Data { words: [0; 3] } } };
         info.value.data.flag = true;
         for (to, from) in info.key.iter_mut().zip(COLLECT.to_bytes()) {
-            *to = from.cast_signed();
+            *to = std::ffi::c_char::from_ne_bytes([*from]);
         }
         FENCES_BEGUN.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the library copies the information within the call, and the callback is a function of this library.

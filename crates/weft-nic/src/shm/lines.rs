@@ -82,6 +82,7 @@ unsafe fn copy_chunk<const BYTES: usize>(from: *const u8, to: *mut u8, skip: usi
 
 /// Minimum length of a piece that is copied past the caches. In shorter pieces, the unaligned ends would be
 /// too large a part.
+#[cfg(target_arch = "x86_64")]
 const STREAM_BYTES: usize = 8 * LINE_BYTES;
 
 /// Copies past the caches. The bytes become visible to other processors before any later store.
@@ -281,7 +282,12 @@ impl Lines {
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a prefetch is a hint and never faults.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let _ = line;
     }
 
@@ -293,7 +299,12 @@ impl Lines {
         unsafe {
             std::arch::asm!("prefetchw [{line}]", line = in(reg) self.byte(at, 0), options(nostack, preserves_flags, readonly));
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a prefetch is a hint and never faults.
+        unsafe {
+            std::arch::asm!("prfm pstl1keep, [{line}]", line = in(reg) self.byte(at, 0), options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let _ = at;
     }
 
