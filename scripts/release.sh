@@ -3,7 +3,8 @@
 #
 #     scripts/release.sh [OUT]      OUT is target/release-VERSION by default
 #
-# The host must be Linux on x86-64 with Rust, python3, git, xz, binutils and dpkg-deb.
+# The host must be Linux on x86-64 with Rust, python3, git, xz, binutils (also those of aarch64) and dpkg-deb. The same
+# commit gives the same files on every such host, whatever the directories are.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,8 +20,16 @@ mkdir -p "$out"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 
-say 'making packages'
-make --no-print-directory packages PACKAGES="$out"
+say 'looking for known faults of dependencies'
+make --no-print-directory advisories
+
+for arch in x86_64 aarch64; do
+  say "making packages for $arch"
+  make --no-print-directory packages PACKAGES="$out" ARCH=$arch
+done
+
+say 'listing the dependencies'
+.venv-packages/bin/python scripts/sbom.py "$out/weft-$version.cdx.json"
 
 say 'making source archives'
 git archive --format=tar --prefix="weft-$version/" HEAD | xz -9 -T0 > "$out/weft-$version.tar.xz"
