@@ -68,6 +68,21 @@ def digests(output: str) -> list[str]:
     return sorted(re.findall(r"digest of rank \d+: [0-9a-f]{16}", output))
 
 
+@pytest.mark.parametrize("name", ["coll_ops", "coll_types", "coll_blocked"])
+@pytest.mark.parametrize("library", ["mpich", "impi"])
+def test_programs_of_the_standard_interface(runner: harness.Runner, library: str, name: str) -> None:
+    """weft runs the collectives of a program of mpicc_abi as those of mpicc, under MPICH and under Intel MPI."""
+    need("mpich")
+    need(library)
+    argv, env = line(library, 3, [program("mpich", name)], "weft")
+    usual = runner.run(argv, env, 60).check().output
+    argv, env = line(library, 3, [program("mpich", name, compiler="mpicc_abi")], "weft")
+    output = runner.run(argv, env, 60).check().output
+    assert LEFT not in output and digests(output) == digests(usual), output[-3000:]
+    counts = re.search(r"weft-coll: \d+ collectives by weft, \d+ by the MPI library", usual)
+    assert counts and counts[0] in output, output[-3000:]
+
+
 @pytest.mark.parametrize("name", ["coll_ops", "coll_types"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_results_are_those_of_the_library(runner: harness.Runner, library: str, name: str) -> None:
@@ -273,16 +288,6 @@ def test_a_tool_that_passes_the_library_by_is_named(runner: harness.Runner, libr
     outcome = runner.run(argv, env, 60).check()
     assert TOOL_REPORT in outcome.output and LEFT not in outcome.output, outcome.output[-2000:]
     assert "weft-coll: 20 collectives by weft, 0 by the MPI library" in outcome.output, outcome.output[-2000:]
-
-
-def test_programs_of_the_standard_interface_get_one_line(runner: harness.Runner) -> None:
-    """A program of mpicc_abi runs as without the library, and rank 0 says why."""
-    need("mpich")
-    built = program("mpich", "coll_tooled", compiler="mpicc_abi")
-    argv, env = line("mpich", 3, [built], "weft")
-    outcome = runner.run(argv, env, 60).check()
-    assert "total right" in outcome.output, outcome.output[-2000:]
-    assert outcome.output.count(LEFT) == 1 and "mpicc_abi" in outcome.output, outcome.output[-2000:]
 
 
 def over_two_hosts(argv: list[str], per_host: int) -> list[str]:

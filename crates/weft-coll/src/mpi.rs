@@ -21,7 +21,7 @@ pub(crate) enum Abi {
     Mpich,
     /// Open MPI: handles are pointers to objects that the library exports.
     OpenMpi,
-    /// The interface of the MPI standard (MPI 4.1, chapter 20). Every call is passed on.
+    /// The interface of the MPI standard (MPI 5.0, chapter 20): handles are pointers, and predefined ones small numbers.
     Standard,
     /// Another interface. Every call is passed on.
     Other,
@@ -95,12 +95,13 @@ impl Mpi {
         }
     }
 
-    /// A handle constant: its number in the ABI of MPICH, or its object in that of Open MPI.
-    pub(crate) fn constant(&self, number: Handle, object: &CStr) -> Option<Handle> {
+    /// A predefined handle.
+    pub(crate) fn constant(&self, named: &Named) -> Option<Handle> {
         match self.abi {
-            Abi::Mpich => Some(number),
-            Abi::OpenMpi => self.object(object).map(|address| address as Handle),
-            Abi::Standard | Abi::Other => None,
+            Abi::Mpich => Some(named.mpich),
+            Abi::OpenMpi => self.object(named.open_mpi).map(|address| address as Handle),
+            Abi::Standard => Some(named.standard),
+            Abi::Other => None,
         }
     }
 
@@ -170,8 +171,8 @@ impl Mpi {
     /// The most bytes of an error text, with the null byte at its end.
     pub(crate) const fn max_error_string(&self) -> usize {
         match self.abi {
-            Abi::Mpich => 512,
-            Abi::OpenMpi | Abi::Standard | Abi::Other => 256,
+            Abi::Mpich | Abi::Standard => 512,
+            Abi::OpenMpi | Abi::Other => 256,
         }
     }
 
@@ -181,13 +182,39 @@ impl Mpi {
     }
 }
 
-/// `MPI_UNDEFINED`, in both ABIs.
+/// A predefined handle in each binary interface.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    /// The number of MPICH and Intel MPI.
+    mpich: Handle,
+    /// The object of Open MPI.
+    open_mpi: &'static CStr,
+    /// The number of the MPI standard (MPI 5.0, appendix A).
+    standard: Handle,
+}
+
+impl Named {
+    pub(crate) const fn new(mpich: Handle, open_mpi: &'static CStr, standard: Handle) -> Self {
+        Self { mpich, open_mpi, standard }
+    }
+
+    pub(crate) const fn mpich(&self) -> Handle {
+        self.mpich
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn standard(&self) -> Handle {
+        self.standard
+    }
+}
+
+/// `MPI_UNDEFINED`, in all ABIs.
 pub(crate) const UNDEFINED: c_int = -32766;
-/// `MPI_ERR_BUFFER`, in both ABIs.
+/// `MPI_ERR_BUFFER`, in all ABIs.
 pub(crate) const ERR_BUFFER: c_int = 1;
-/// `MPI_ERR_COUNT`, in both ABIs.
+/// `MPI_ERR_COUNT`, in all ABIs.
 pub(crate) const ERR_COUNT: c_int = 2;
-/// `MPI_ERR_TYPE`, in both ABIs.
+/// `MPI_ERR_TYPE`, in all ABIs.
 pub(crate) const ERR_TYPE: c_int = 3;
 /// `MPI_SUCCESS`.
 pub(crate) const SUCCESS: c_int = 0;

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
 
-use crate::mpi::{Handle, Mpi, SUCCESS, UNDEFINED, pmpi};
+use crate::mpi::{Handle, Mpi, Named, SUCCESS, UNDEFINED, pmpi};
 
 /// The most bytes of a communicator's name, in the library that allows most.
 const MAX_OBJECT_NAME: usize = 256;
@@ -21,21 +21,19 @@ pub(crate) struct Constants {
     byte: Handle,
     long: Handle,
     min: Handle,
-    errors_return: Handle,
 }
 
 impl Constants {
     /// The constants, or `None` for an unknown ABI.
     pub(crate) fn of(mpi: &Mpi) -> Option<Self> {
         Some(Self {
-            world: mpi.constant(0x4400_0000, c"ompi_mpi_comm_world")?,
-            no_communicator: mpi.constant(0x0400_0000, c"ompi_mpi_comm_null")?,
-            no_type: mpi.constant(0x0c00_0000, c"ompi_mpi_datatype_null")?,
-            itself: mpi.constant(0x4400_0001, c"ompi_mpi_comm_self")?,
-            byte: mpi.constant(0x4c00_010d, c"ompi_mpi_byte")?,
-            long: mpi.constant(0x4c00_0807, c"ompi_mpi_long")?,
-            min: mpi.constant(0x5800_0002, c"ompi_mpi_op_min")?,
-            errors_return: mpi.constant(0x5400_0001, c"ompi_mpi_errors_return")?,
+            world: mpi.constant(&Named::new(0x4400_0000, c"ompi_mpi_comm_world", 0x101))?,
+            no_communicator: mpi.constant(&Named::new(0x0400_0000, c"ompi_mpi_comm_null", 0x100))?,
+            no_type: mpi.constant(&Named::new(0x0c00_0000, c"ompi_mpi_datatype_null", 0x200))?,
+            itself: mpi.constant(&Named::new(0x4400_0001, c"ompi_mpi_comm_self", 0x102))?,
+            byte: mpi.constant(&Named::new(0x4c00_010d, c"ompi_mpi_byte", 0x247))?,
+            long: mpi.constant(&Named::new(0x4c00_0807, c"ompi_mpi_long", 0x20a))?,
+            min: mpi.constant(&Named::new(0x5800_0002, c"ompi_mpi_op_min", 0x22))?,
         })
     }
 }
@@ -49,6 +47,11 @@ pub(crate) struct Pmpi {
 
 /// The tag of this library's messages in the world, before the program gets it.
 const TAG: c_int = 32_766;
+
+type ErrorFunction = unsafe extern "C" fn(*mut Handle, *mut c_int);
+
+/// Handles errors by returning them to the caller. MPI libraries pass more arguments, which are of no use.
+unsafe extern "C" fn pass_on(_comm: *mut Handle, _code: *mut c_int) {}
 
 fn succeeded(code: c_int) -> Option<()> {
     (code == SUCCESS).then_some(())
@@ -81,9 +84,16 @@ impl Pmpi {
         let mut new: Handle = 0;
         succeeded(pmpi!("PMPI_Comm_dup", comm => Handle, &raw mut new => *mut Handle))?;
         let new = self.mpi.handle(new);
-        let handler = self.constants.errors_return;
-        succeeded(pmpi!("PMPI_Comm_set_errhandler", new => Handle, handler => Handle))?;
-        Some(new)
+        // A handler of this library: Intel MPI has another number for `MPI_ERRORS_RETURN` than the standard interface.
+        let mut handler: Handle = 0;
+        let into = &raw mut handler;
+        succeeded(
+            pmpi!("PMPI_Comm_create_errhandler", pass_on as ErrorFunction => ErrorFunction, into => *mut Handle),
+        )?;
+        let set = succeeded(pmpi!("PMPI_Comm_set_errhandler", new => Handle, handler => Handle));
+        // The communicator keeps it.
+        pmpi!("PMPI_Errhandler_free", into => *mut Handle);
+        set.map(|()| new)
     }
 
     pub(crate) fn free_communicator(&self, mut comm: Handle) {

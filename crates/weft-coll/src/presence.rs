@@ -49,7 +49,15 @@ impl Space {
                 pmix::Space::want_mark();
                 (library(), pmix::Space::open().map(Self::Pmix))
             }
-            _ => (library(), None),
+            // The launcher says which library is behind the standard interface.
+            Some(Abi::Standard) => match hydra::Space::enter() {
+                Some(space) => (library(), Some(Self::Hydra(space))),
+                None => {
+                    pmix::Space::want_mark();
+                    (library(), pmix::Space::open().map(Self::Pmix))
+                }
+            },
+            Some(Abi::Other) | None => (library(), None),
         }
     }
 

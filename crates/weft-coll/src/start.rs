@@ -14,7 +14,7 @@ use weft_client::{Caps, Domain, Endpoint, Library, Requirements, Waiting};
 use crate::chain;
 use crate::exports::export;
 use crate::groups;
-use crate::mpi::{self, Abi, Handle, SUCCESS};
+use crate::mpi::{self, Handle, SUCCESS};
 use crate::places::{self, PLACE_BYTES, Surroundings};
 use crate::pmpi::{Constants, Pmpi};
 use crate::presence::{Patience, Space};
@@ -80,7 +80,7 @@ fn start(space: Option<&Space>) {
     let Some(mpi) = mpi::loaded() else { return };
     let Some(constants) = Constants::of(mpi) else {
         if is_first_rank() {
-            say(other_interface(mpi.abi()));
+            say("this MPI library has another binary interface than MPICH, Intel MPI, Open MPI and the MPI standard");
         }
         return;
     };
@@ -100,17 +100,6 @@ fn start(space: Option<&Space>) {
             say(&reason);
         }
         pmpi.free_communicator(own);
-    }
-}
-
-/// The reason for which nothing is known about the handles of an MPI library.
-const fn other_interface(abi: Abi) -> &'static str {
-    match abi {
-        Abi::Standard => {
-            "the program was compiled for the standard interface of MPI (libmpi_abi.so.1), for which weft has no \
-             collectives yet. Compile it with mpicc in place of mpicc_abi."
-        }
-        _ => "this MPI library has another binary interface than MPICH, Intel MPI and Open MPI",
     }
 }
 

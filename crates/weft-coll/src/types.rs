@@ -3,12 +3,12 @@
 //! Place in the data flow: [`crate::plan`] asks whether a type is a plain run of bytes, and which reduction a type and
 //! an operation are. Types that are not listed here are derived, or have gaps.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use rustc_hash::FxHashMap;
 use weft_fi_sys::*;
 
-use crate::mpi::{Abi, Handle};
+use crate::mpi::{Abi, Handle, Named};
 use crate::pmpi::Pmpi;
 
 /// The arithmetic of a type's elements.
@@ -37,73 +37,73 @@ pub(crate) struct Basic {
 /// C's `char`, which MPI libraries reduce although the standard has it for text only.
 const CHAR: Class = if c_char::MIN == 0 { Class::Unsigned } else { Class::Signed };
 
-/// The predefined types: number in the ABI of MPICH, object of Open MPI, and class.
-const TYPES: &[(Handle, &CStr, Class)] = &[
-    (0x4c00_0101, c"ompi_mpi_char", CHAR),
-    (0x4c00_0118, c"ompi_mpi_signed_char", Class::Signed),
-    (0x4c00_0102, c"ompi_mpi_unsigned_char", Class::Unsigned),
-    (0x4c00_010d, c"ompi_mpi_byte", Class::Byte),
-    (0x4c00_010f, c"ompi_mpi_packed", Class::Opaque),
-    (0x4c00_040e, c"ompi_mpi_wchar", Class::Opaque),
-    (0x4c00_0203, c"ompi_mpi_short", Class::Signed),
-    (0x4c00_0204, c"ompi_mpi_unsigned_short", Class::Unsigned),
-    (0x4c00_0405, c"ompi_mpi_int", Class::Signed),
-    (0x4c00_0406, c"ompi_mpi_unsigned", Class::Unsigned),
-    (0x4c00_0807, c"ompi_mpi_long", Class::Signed),
-    (0x4c00_0808, c"ompi_mpi_unsigned_long", Class::Unsigned),
-    (0x4c00_0809, c"ompi_mpi_long_long_int", Class::Signed),
-    (0x4c00_0819, c"ompi_mpi_unsigned_long_long", Class::Unsigned),
-    (0x4c00_040a, c"ompi_mpi_float", Class::Float),
-    (0x4c00_080b, c"ompi_mpi_double", Class::Float),
-    (0x4c00_100c, c"ompi_mpi_long_double", Class::Float),
-    (0x4c00_0137, c"ompi_mpi_int8_t", Class::Signed),
-    (0x4c00_0238, c"ompi_mpi_int16_t", Class::Signed),
-    (0x4c00_0439, c"ompi_mpi_int32_t", Class::Signed),
-    (0x4c00_083a, c"ompi_mpi_int64_t", Class::Signed),
-    (0x4c00_013b, c"ompi_mpi_uint8_t", Class::Unsigned),
-    (0x4c00_023c, c"ompi_mpi_uint16_t", Class::Unsigned),
-    (0x4c00_043d, c"ompi_mpi_uint32_t", Class::Unsigned),
-    (0x4c00_083e, c"ompi_mpi_uint64_t", Class::Unsigned),
-    (0x4c00_013f, c"ompi_mpi_c_bool", Class::Bool),
-    (0x4c00_0840, c"ompi_mpi_c_float_complex", Class::Complex),
-    (0x4c00_1041, c"ompi_mpi_c_double_complex", Class::Complex),
-    (0x4c00_2042, c"ompi_mpi_c_long_double_complex", Class::Complex),
-    (0x4c00_0133, c"ompi_mpi_cxx_bool", Class::Bool),
-    (0x4c00_0834, c"ompi_mpi_cxx_cplex", Class::Complex),
-    (0x4c00_1035, c"ompi_mpi_cxx_dblcplex", Class::Complex),
-    (0x4c00_2036, c"ompi_mpi_cxx_ldblcplex", Class::Complex),
-    (0x4c00_0843, c"ompi_mpi_aint", Class::Signed),
-    (0x4c00_0844, c"ompi_mpi_offset", Class::Signed),
-    (0x4c00_0845, c"ompi_mpi_count", Class::Signed),
-    (0x4c00_011a, c"ompi_mpi_character", Class::Opaque),
-    (0x4c00_041d, c"ompi_mpi_logical", Class::Opaque),
-    (0x4c00_041b, c"ompi_mpi_integer", Class::Signed),
-    (0x4c00_012d, c"ompi_mpi_integer1", Class::Signed),
-    (0x4c00_022f, c"ompi_mpi_integer2", Class::Signed),
-    (0x4c00_0430, c"ompi_mpi_integer4", Class::Signed),
-    (0x4c00_0831, c"ompi_mpi_integer8", Class::Signed),
-    (0x4c00_041c, c"ompi_mpi_real", Class::Float),
-    (0x4c00_0427, c"ompi_mpi_real4", Class::Float),
-    (0x4c00_0829, c"ompi_mpi_real8", Class::Float),
-    (0x4c00_081f, c"ompi_mpi_dblprec", Class::Float),
-    (0x4c00_081e, c"ompi_mpi_cplex", Class::Complex),
-    (0x4c00_0828, c"ompi_mpi_complex8", Class::Complex),
-    (0x4c00_102a, c"ompi_mpi_complex16", Class::Complex),
-    (0x4c00_1022, c"ompi_mpi_dblcplex", Class::Complex),
+/// The predefined types and their classes.
+const TYPES: &[(Named, Class)] = &[
+    (Named::new(0x4c00_0101, c"ompi_mpi_char", 0x243), CHAR),
+    (Named::new(0x4c00_0118, c"ompi_mpi_signed_char", 0x244), Class::Signed),
+    (Named::new(0x4c00_0102, c"ompi_mpi_unsigned_char", 0x245), Class::Unsigned),
+    (Named::new(0x4c00_010d, c"ompi_mpi_byte", 0x247), Class::Byte),
+    (Named::new(0x4c00_010f, c"ompi_mpi_packed", 0x207), Class::Opaque),
+    (Named::new(0x4c00_040e, c"ompi_mpi_wchar", 0x23c), Class::Opaque),
+    (Named::new(0x4c00_0203, c"ompi_mpi_short", 0x208), Class::Signed),
+    (Named::new(0x4c00_0204, c"ompi_mpi_unsigned_short", 0x20c), Class::Unsigned),
+    (Named::new(0x4c00_0405, c"ompi_mpi_int", 0x209), Class::Signed),
+    (Named::new(0x4c00_0406, c"ompi_mpi_unsigned", 0x20d), Class::Unsigned),
+    (Named::new(0x4c00_0807, c"ompi_mpi_long", 0x20a), Class::Signed),
+    (Named::new(0x4c00_0808, c"ompi_mpi_unsigned_long", 0x20e), Class::Unsigned),
+    (Named::new(0x4c00_0809, c"ompi_mpi_long_long_int", 0x20b), Class::Signed),
+    (Named::new(0x4c00_0819, c"ompi_mpi_unsigned_long_long", 0x20f), Class::Unsigned),
+    (Named::new(0x4c00_040a, c"ompi_mpi_float", 0x210), Class::Float),
+    (Named::new(0x4c00_080b, c"ompi_mpi_double", 0x214), Class::Float),
+    (Named::new(0x4c00_100c, c"ompi_mpi_long_double", 0x220), Class::Float),
+    (Named::new(0x4c00_0137, c"ompi_mpi_int8_t", 0x240), Class::Signed),
+    (Named::new(0x4c00_0238, c"ompi_mpi_int16_t", 0x248), Class::Signed),
+    (Named::new(0x4c00_0439, c"ompi_mpi_int32_t", 0x250), Class::Signed),
+    (Named::new(0x4c00_083a, c"ompi_mpi_int64_t", 0x258), Class::Signed),
+    (Named::new(0x4c00_013b, c"ompi_mpi_uint8_t", 0x241), Class::Unsigned),
+    (Named::new(0x4c00_023c, c"ompi_mpi_uint16_t", 0x249), Class::Unsigned),
+    (Named::new(0x4c00_043d, c"ompi_mpi_uint32_t", 0x251), Class::Unsigned),
+    (Named::new(0x4c00_083e, c"ompi_mpi_uint64_t", 0x259), Class::Unsigned),
+    (Named::new(0x4c00_013f, c"ompi_mpi_c_bool", 0x238), Class::Bool),
+    (Named::new(0x4c00_0840, c"ompi_mpi_c_float_complex", 0x212), Class::Complex),
+    (Named::new(0x4c00_1041, c"ompi_mpi_c_double_complex", 0x216), Class::Complex),
+    (Named::new(0x4c00_2042, c"ompi_mpi_c_long_double_complex", 0x224), Class::Complex),
+    (Named::new(0x4c00_0133, c"ompi_mpi_cxx_bool", 0x239), Class::Bool),
+    (Named::new(0x4c00_0834, c"ompi_mpi_cxx_cplex", 0x213), Class::Complex),
+    (Named::new(0x4c00_1035, c"ompi_mpi_cxx_dblcplex", 0x217), Class::Complex),
+    (Named::new(0x4c00_2036, c"ompi_mpi_cxx_ldblcplex", 0x225), Class::Complex),
+    (Named::new(0x4c00_0843, c"ompi_mpi_aint", 0x201), Class::Signed),
+    (Named::new(0x4c00_0844, c"ompi_mpi_offset", 0x203), Class::Signed),
+    (Named::new(0x4c00_0845, c"ompi_mpi_count", 0x202), Class::Signed),
+    (Named::new(0x4c00_011a, c"ompi_mpi_character", 0x21e), Class::Opaque),
+    (Named::new(0x4c00_041d, c"ompi_mpi_logical", 0x218), Class::Opaque),
+    (Named::new(0x4c00_041b, c"ompi_mpi_integer", 0x219), Class::Signed),
+    (Named::new(0x4c00_012d, c"ompi_mpi_integer1", 0x2c1), Class::Signed),
+    (Named::new(0x4c00_022f, c"ompi_mpi_integer2", 0x2c9), Class::Signed),
+    (Named::new(0x4c00_0430, c"ompi_mpi_integer4", 0x2d1), Class::Signed),
+    (Named::new(0x4c00_0831, c"ompi_mpi_integer8", 0x2d9), Class::Signed),
+    (Named::new(0x4c00_041c, c"ompi_mpi_real", 0x21a), Class::Float),
+    (Named::new(0x4c00_0427, c"ompi_mpi_real4", 0x2d2), Class::Float),
+    (Named::new(0x4c00_0829, c"ompi_mpi_real8", 0x2da), Class::Float),
+    (Named::new(0x4c00_081f, c"ompi_mpi_dblprec", 0x21c), Class::Float),
+    (Named::new(0x4c00_081e, c"ompi_mpi_cplex", 0x21b), Class::Complex),
+    (Named::new(0x4c00_0828, c"ompi_mpi_complex8", 0x2db), Class::Complex),
+    (Named::new(0x4c00_102a, c"ompi_mpi_complex16", 0x2e3), Class::Complex),
+    (Named::new(0x4c00_1022, c"ompi_mpi_dblcplex", 0x21d), Class::Complex),
 ];
 
-/// The predefined operations: number in the ABI of MPICH, object of Open MPI, and libfabric's operation.
-const OPERATIONS: &[(Handle, &CStr, fi_op)] = &[
-    (0x5800_0001, c"ompi_mpi_op_max", FI_MAX),
-    (0x5800_0002, c"ompi_mpi_op_min", FI_MIN),
-    (0x5800_0003, c"ompi_mpi_op_sum", FI_SUM),
-    (0x5800_0004, c"ompi_mpi_op_prod", FI_PROD),
-    (0x5800_0005, c"ompi_mpi_op_land", FI_LAND),
-    (0x5800_0006, c"ompi_mpi_op_band", FI_BAND),
-    (0x5800_0007, c"ompi_mpi_op_lor", FI_LOR),
-    (0x5800_0008, c"ompi_mpi_op_bor", FI_BOR),
-    (0x5800_0009, c"ompi_mpi_op_lxor", FI_LXOR),
-    (0x5800_000a, c"ompi_mpi_op_bxor", FI_BXOR),
+/// The predefined operations and those of libfabric.
+const OPERATIONS: &[(Named, fi_op)] = &[
+    (Named::new(0x5800_0001, c"ompi_mpi_op_max", 0x23), FI_MAX),
+    (Named::new(0x5800_0002, c"ompi_mpi_op_min", 0x22), FI_MIN),
+    (Named::new(0x5800_0003, c"ompi_mpi_op_sum", 0x21), FI_SUM),
+    (Named::new(0x5800_0004, c"ompi_mpi_op_prod", 0x24), FI_PROD),
+    (Named::new(0x5800_0005, c"ompi_mpi_op_land", 0x30), FI_LAND),
+    (Named::new(0x5800_0006, c"ompi_mpi_op_band", 0x28), FI_BAND),
+    (Named::new(0x5800_0007, c"ompi_mpi_op_lor", 0x31), FI_LOR),
+    (Named::new(0x5800_0008, c"ompi_mpi_op_bor", 0x29), FI_BOR),
+    (Named::new(0x5800_0009, c"ompi_mpi_op_lxor", 0x32), FI_LXOR),
+    (Named::new(0x5800_000a, c"ompi_mpi_op_bxor", 0x2a), FI_BXOR),
 ];
 
 /// Types and operations by handle.
@@ -115,14 +115,14 @@ pub(crate) struct Types {
 impl Types {
     /// The types and operations that the MPI library has. In Open MPI, a type that its compiler lacked has no size.
     pub(crate) fn of(pmpi: &Pmpi) -> Self {
-        let basic = |&(number, object, class): &(Handle, &CStr, Class)| {
-            let handle = pmpi.mpi.constant(number, object)?;
-            // MPICH's handles contain the size, and its library treats a type that it lacks as an error.
-            let written = number >> 8 & 0xff;
-            let size = if pmpi.mpi.abi() == Abi::Mpich { written } else { pmpi.type_size(handle)? };
-            (size > 0).then_some((handle, Basic { class, size }))
+        let basic = |(named, class): &(Named, Class)| {
+            let handle = pmpi.mpi.constant(named)?;
+            // MPICH's handles contain the size. MPICH's library, behind the standard interface as well, treats a type that
+            // it lacks as an error.
+            let size = if pmpi.mpi.abi() == Abi::OpenMpi { pmpi.type_size(handle)? } else { named.mpich() >> 8 & 0xff };
+            (size > 0).then_some((handle, Basic { class: *class, size }))
         };
-        let operation = |&(number, object, op)| Some((pmpi.mpi.constant(number, object)?, op));
+        let operation = |(named, op): &(Named, fi_op)| Some((pmpi.mpi.constant(named)?, *op));
         Self {
             types: TYPES.iter().filter_map(basic).collect(),
             operations: OPERATIONS.iter().filter_map(operation).collect(),
@@ -172,6 +172,8 @@ fn number(basic: Basic, op: fi_op) -> Option<fi_datatype> {
 
 #[cfg(test)]
 mod tests {
+    use rustc_hash::FxHashSet;
+
     use super::*;
 
     fn basic(class: Class, size: usize) -> Basic {
@@ -204,9 +206,12 @@ mod tests {
 
     #[test]
     fn types_and_operations_are_listed_once() {
-        let types: FxHashMap<_, _> = TYPES.iter().map(|&(number, object, _)| (number, object)).collect();
-        assert_eq!(types.len(), TYPES.len());
-        let operations: FxHashMap<_, _> = OPERATIONS.iter().map(|&(number, object, _)| (number, object)).collect();
-        assert_eq!(operations.len(), OPERATIONS.len());
+        let types: Vec<_> = TYPES.iter().map(|(named, _)| named).collect();
+        let operations: Vec<_> = OPERATIONS.iter().map(|(named, _)| named).collect();
+        for table in [types, operations] {
+            let mpich: FxHashSet<_> = table.iter().map(|named| named.mpich()).collect();
+            let standard: FxHashSet<_> = table.iter().map(|named| named.standard()).collect();
+            assert_eq!([mpich.len(), standard.len()], [table.len(); 2]);
+        }
     }
 }
