@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Completion, CompletionFlags, Config};
-use weft_engine::name::EpName;
+use weft_engine::name::{EpName, Identity};
 use weft_engine::{ConnEvent, Engine, PEER, Pool, Role};
 
 use crate::config::FabricConfig;
@@ -23,6 +23,9 @@ use crate::rng::{Entity, Stream};
 
 /// Remaining bytes below which a shared multi-receive is released, unless a rank asks for another value.
 const MIN_MULTI_RECV_BYTES: usize = 64;
+
+/// Virtual duration of a turn in which something moved.
+const TURN_NS: u64 = 10;
 
 /// Position of a scalable endpoint's context number in an address.
 const CONTEXT_SHIFT: u32 = 56;
@@ -45,6 +48,30 @@ struct Roster {
     /// By rank: the rank whose address it is known under, itself or its scalable endpoint's first context.
     known_as: Vec<usize>,
     known: Vec<AtomicBool>,
+    /// The ranks that have a name with this identity, or whose service name has it, in order.
+    by_name: BTreeMap<Identity, Vec<usize>>,
+    by_service: BTreeMap<Identity, Vec<usize>>,
+}
+
+impl Roster {
+    fn new(names: Vec<EpName>, known_as: Vec<usize>) -> Self {
+        let known = names.iter().map(|_| AtomicBool::new(false)).collect();
+        let (mut by_name, mut by_service) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<_>>::new());
+        for (rank, name) in names.iter().enumerate() {
+            by_name.entry(name.identity()).or_default().push(rank);
+            by_service.entry(name.socket_identity()).or_default().push(rank);
+        }
+        Self { names, known_as, known, by_name, by_service }
+    }
+
+    /// The first rank with this name that has started.
+    fn rank(&self, name: &EpName) -> Option<usize> {
+        let first = |ranks: &BTreeMap<Identity, Vec<usize>>| {
+            let mut ranks = ranks.get(&name.identity())?.iter().copied();
+            ranks.find(|rank| self.known[*rank].load(Relaxed))
+        };
+        first(&self.by_name).or_else(|| first(&self.by_service))
+    }
 }
 
 /// A rank's address book: the ranks' names, rotated, so that no two ranks agree on an address.
@@ -65,14 +92,9 @@ impl AddressBook for Names {
     }
 
     fn addr(&self, name: &EpName) -> Option<Addr> {
-        let Roster { names, known, .. } = &*self.all;
-        let at = |rank: &usize| known[*rank].load(Relaxed);
         // The name may belong to a context of a scalable endpoint; the base name identifies the endpoint.
-        let name = &name.base();
-        let exact = (0..names.len()).filter(at).find(|rank| names[*rank].same_endpoint(name));
-        let service = || (0..names.len()).filter(at).find(|rank| names[*rank].socket_identity() == name.identity());
-        let rank = exact.or_else(service)?;
-        Some(((rank + names.len() - self.rotation) % names.len()) as Addr)
+        let (rank, count) = (self.all.rank(&name.base())?, self.all.names.len());
+        Some(((rank + count - self.rotation) % count) as Addr)
     }
 }
 
@@ -81,6 +103,8 @@ struct Node {
     /// Since its last round a caller used the engine, or that round moved something or met a full device.
     /// Another round may therefore move something.
     touched: bool,
+    /// Whether the cluster's list `agenda` has this rank.
+    listed: bool,
     schedule: Stream,
     /// Turns out of 1000 in which a slow rank takes part.
     turn_permille: u32,
@@ -90,12 +114,25 @@ struct Node {
     events: VecDeque<ConnEvent>,
 }
 
+/// The lists of a turn, empty between turns: their memory is used again.
+#[derive(Default)]
+struct Round {
+    candidates: Vec<usize>,
+    order: Vec<(u64, usize)>,
+    slow: Vec<(u64, usize)>,
+}
+
 /// Several engines on one fabric.
 pub struct Cluster {
     fabric: Fabric,
     config: Config,
     roster: Arc<Roster>,
     nodes: Vec<Option<Node>>,
+    /// Virtual duration of a turn in which something moved.
+    turn_ns: u64,
+    /// Every rank that is touched, and possibly others: a turn looks at these and at those whose device has work.
+    agenda: Vec<usize>,
+    round: Round,
     places: Vec<usize>,
     /// By rank: its process, given by the process's first rank.
     processes: Vec<usize>,
@@ -155,10 +192,9 @@ impl Cluster {
         }
         fabric.scale(contexts);
         let names = (0..total).map(|rank| fabric.name(rank)).collect();
-        let known = (0..total).map(|_| AtomicBool::new(false)).collect();
         let known_as: Vec<usize> = (0..total).map(|rank| contexts.get(rank).copied().unwrap_or(rank)).collect();
         let processes = known_as.clone();
-        let roster = Arc::new(Roster { names, known_as, known });
+        let roster = Arc::new(Roster::new(names, known_as));
         let nodes = (0..total).map(|_| None).collect();
         let places = (0..total).map(|rank| rank.checked_sub(ranks).and_then(|n| places[n]).unwrap_or(rank)).collect();
         let pools = BTreeMap::new();
@@ -167,6 +203,9 @@ impl Cluster {
             config,
             roster,
             nodes,
+            turn_ns: TURN_NS,
+            agenda: Vec::new(),
+            round: Round::default(),
             places,
             processes,
             pools,
@@ -242,8 +281,9 @@ impl Cluster {
         }
         let mut schedule = Stream::new(self.fabric.seed(), Entity::Schedule(rank));
         let turn_permille = if schedule.chance(250) { 200 } else { 1000 };
-        let (touched, paused_until_ns, events) = (true, 0, VecDeque::new());
-        self.nodes[rank] = Some(Node { engine, touched, schedule, turn_permille, paused_until_ns, events });
+        let (touched, listed, paused_until_ns, events) = (true, true, 0, VecDeque::new());
+        self.agenda.push(rank);
+        self.nodes[rank] = Some(Node { engine, touched, listed, schedule, turn_permille, paused_until_ns, events });
     }
 
     /// Binds the address book and the pool that the endpoints of a process share.
@@ -327,6 +367,12 @@ impl Cluster {
         self.slow = slow;
     }
 
+    /// Sets the virtual duration of a turn in which something moved. With 0, processors cost no time: all times follow
+    /// from the fabric. The ranks must then end their calls by themselves.
+    pub fn set_turn_ns(&mut self, ns: u64) {
+        self.turn_ns = ns;
+    }
+
     /// Pauses a rank: it makes no progress for `ns`.
     pub fn pause(&mut self, rank: usize, ns: u64) {
         let until_ns = self.fabric.now_ns() + ns;
@@ -404,10 +450,12 @@ impl Cluster {
 
     /// The engine of a rank that is alive.
     pub fn engine(&mut self, rank: usize) -> Option<&mut Engine<SimNic>> {
-        self.nodes.get_mut(rank)?.as_mut().map(|node| {
-            node.touched = true;
-            &mut node.engine
-        })
+        let node = self.nodes.get_mut(rank)?.as_mut()?;
+        node.touched = true;
+        if !std::mem::replace(&mut node.listed, true) {
+            self.agenda.push(rank);
+        }
+        Some(&mut node.engine)
     }
 
     /// Takes the completions of a rank. The client has not read the POOLED ones among them (`read_next`).
@@ -450,46 +498,84 @@ impl Cluster {
         }
     }
 
-    /// Gives one progress round to every live engine that may have work, in an order drawn from their own
-    /// random streams. Slow engines skip some turns. Calls `each` after each engine. If nothing moved, time
-    /// advances.
-    pub fn turn(&mut self, mut each: impl FnMut(&mut Self, usize)) -> Turn {
-        let full_before = self.fabric.full();
+    /// Lists the ranks that may have work, each once. The list of touched ones is empty afterwards.
+    fn candidates(&mut self, list: &mut Vec<usize>) {
+        let Self { fabric, nodes, agenda, .. } = self;
+        if self.all_poll {
+            agenda.clear();
+            agenda.extend(0..nodes.len());
+            nodes.iter_mut().flatten().for_each(|node| node.listed = true);
+        }
+        fabric.each_with_work(|rank, _| {
+            // The device of an impostor has no engine.
+            if let Some(Some(node)) = nodes.get_mut(rank)
+                && !std::mem::replace(&mut node.listed, true)
+            {
+                agenda.push(rank);
+            }
+        });
+        std::mem::swap(agenda, list);
+        list.retain(|rank| nodes[*rank].as_mut().is_some_and(|node| std::mem::replace(&mut node.listed, false)));
+    }
+
+    /// Divides the ranks with work into those that take part in this turn, in the order of their draws, and the slow
+    /// ones.
+    fn draw(&mut self, round: &mut Round) {
         let now_ns = self.fabric.now_ns();
-        let (mut order, mut slow) = (Vec::with_capacity(self.nodes.len()), Vec::new());
         let mut still = 0;
-        for (rank, node) in self.nodes.iter_mut().enumerate() {
-            let Some(node) = node else { continue };
+        self.candidates(&mut round.candidates);
+        for rank in round.candidates.drain(..) {
+            let Some(node) = &mut self.nodes[rank] else { continue };
             if !(node.touched || self.all_poll || self.fabric.has_work(rank)) {
                 continue;
             }
             let place = node.schedule.bits();
             let takes_part = node.turn_permille == 1000 || node.schedule.chance(node.turn_permille);
             let takes_part = takes_part || !self.slow;
+            // Until its round has shown otherwise, the rank stays a candidate.
+            if node.touched && !std::mem::replace(&mut node.listed, true) {
+                self.agenda.push(rank);
+            }
             if node.paused_until_ns > now_ns {
                 still += 1;
                 continue;
             }
-            if takes_part { order.push((place, rank)) } else { slow.push((place, rank)) }
+            if takes_part { round.order.push((place, rank)) } else { round.slow.push((place, rank)) }
         }
-        self.fabric.count(|stats| stats.pauses += still + slow.len() as u64);
-        order.sort_unstable();
-        let mut moved = self.progress(&order, &mut each);
-        if moved == 0 && !slow.is_empty() {
+        self.fabric.count(|stats| stats.pauses += still + round.slow.len() as u64);
+        round.order.sort_unstable();
+        round.slow.sort_unstable_by_key(|(_, rank)| *rank);
+    }
+
+    /// Gives one progress round to every live engine that may have work, in an order drawn from their own
+    /// random streams. Slow engines skip some turns. Calls `each` after each engine. If nothing moved, time
+    /// advances. The cost does not depend on the number of engines without work.
+    pub fn turn(&mut self, mut each: impl FnMut(&mut Self, usize)) -> Turn {
+        let full_before = self.fabric.full();
+        let now_ns = self.fabric.now_ns();
+        let mut round = std::mem::take(&mut self.round);
+        self.draw(&mut round);
+        let mut moved = self.progress(&round.order, &mut each);
+        if moved == 0 && !round.slow.is_empty() {
             // Time may only advance if the slow engines have nothing to do either.
-            moved = self.progress(&slow, &mut each);
+            moved = self.progress(&round.slow, &mut each);
         }
+        round.order.clear();
+        round.slow.clear();
+        self.round = round;
         if moved > 0 {
-            self.fabric.pass(10);
+            self.fabric.pass(self.turn_ns);
             return Turn::Moved;
         }
-        let awake = |(rank, node): (usize, &Option<Node>)| {
-            node.as_ref().is_some_and(|node| node.paused_until_ns <= now_ns) && self.fabric.has_arrivals(rank)
-        };
-        if self.nodes.iter().enumerate().any(awake) {
+        let mut is_awake = false;
+        self.fabric.each_with_work(|rank, endpoint| {
+            let node = self.nodes.get(rank).and_then(Option::as_ref);
+            is_awake |= endpoint.has_arrivals() && node.is_some_and(|node| node.paused_until_ns <= now_ns);
+        });
+        if is_awake {
             // A device delivered nothing although it has arrivals, or arrivals came during this turn
             // (registering memory lets time pass). The device is polled again at once.
-            self.fabric.pass(10);
+            self.fabric.pass(TURN_NS);
             return Turn::Advanced;
         }
         let retry = self.fabric.waiting() || self.fabric.full() > full_before;
@@ -500,9 +586,12 @@ impl Cluster {
         let mut moved = 0;
         for (_, rank) in order {
             let full_before = self.fabric.full();
-            let Some(Some(Node { engine, touched, .. })) = self.nodes.get_mut(*rank) else { continue };
+            let Some(Some(Node { engine, touched, listed, .. })) = self.nodes.get_mut(*rank) else { continue };
             let here = engine.progress() + engine.completions().len();
             *touched = here > 0 || self.fabric.full() > full_before;
+            if *touched && !std::mem::replace(listed, true) {
+                self.agenda.push(*rank);
+            }
             moved += here;
             each(self, *rank);
         }

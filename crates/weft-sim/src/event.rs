@@ -45,9 +45,11 @@ pub(crate) enum Event {
     Tick,
 }
 
-/// The time with the sequence number below it, and the index of the event. The heap moves entries, so they
-/// are small.
-type Entry = (u128, usize);
+/// The bits of an event's index in an entry of the heap: 16 Mi future events. 40 bits remain for the sequence number.
+const INDEX_BITS: u32 = 24;
+
+/// The time, and the sequence number with the index of the event below it. The heap moves entries, so they are small.
+type Entry = (u64, u64);
 
 /// The future events.
 #[derive(Debug, Default)]
@@ -71,12 +73,14 @@ impl Agenda {
                 self.events.len() - 1
             }
         };
-        self.heap.push(Reverse((u128::from(time_ns) << 64 | u128::from(self.sequence), index)));
+        // With more events than that, the order would be wrong, so the run ends.
+        assert!(index < 1 << INDEX_BITS && self.sequence < 1 << (u64::BITS - INDEX_BITS), "too many events");
+        self.heap.push(Reverse((time_ns, self.sequence << INDEX_BITS | index as u64)));
     }
 
     /// When the next event happens.
     pub(crate) fn next_ns(&self) -> Option<u64> {
-        self.heap.peek().map(|Reverse((key, _))| (key >> 64) as u64)
+        self.heap.peek().map(|Reverse((time_ns, _))| *time_ns)
     }
 
     /// Takes the next event if it is due.
@@ -84,7 +88,8 @@ impl Agenda {
         if self.next_ns()? > now_ns {
             return None;
         }
-        let Reverse((_, index)) = self.heap.pop()?;
+        let Reverse((_, key)) = self.heap.pop()?;
+        let index = (key & ((1 << INDEX_BITS) - 1)) as usize;
         self.free.push(index);
         Some(std::mem::replace(&mut self.events[index], Event::Tick))
     }

@@ -8,7 +8,7 @@
 //! hash order; every random draw comes from the stream of the entity concerned.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
@@ -18,10 +18,10 @@ use weft_engine::nic::{LinkError, LinkId, RemoteIov, Span};
 
 use crate::chain::Chains;
 use crate::config::{FabricConfig, Faults};
+use crate::endpoint::Endpoint;
 use crate::event::{Agenda, Event};
 use crate::memory::{Buffer, Memory};
 use crate::nic::SimNic;
-use crate::registration::Registered;
 use crate::rng::{Entity, Stream};
 use crate::stats::Stats;
 use crate::trace::{Trace, TraceEvent};
@@ -32,6 +32,8 @@ use crate::wire::{End, EndId, Phase, Side, Wire};
 const NO_ENDPOINT: usize = (1 << 20) - 1;
 /// Time until a device that has refused a request by chance is asked again at the latest.
 const FULL_NS: u64 = 100_000;
+/// The largest memory of a message that is kept for further ones.
+const MAX_SPARE_BYTES: usize = 64 << 10;
 
 /// The outcome of an intercepted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,33 +60,13 @@ impl std::fmt::Debug for Interceptor {
 }
 
 #[derive(Debug)]
-pub(crate) struct Endpoint {
-    pub(crate) name: EpName,
-    pub(crate) alive: bool,
-    /// By link number.
-    pub(crate) links: Vec<Option<EndId>>,
-    pub(crate) inbox: VecDeque<Event>,
-    pub(crate) rng: Stream,
-    /// Ends with messages that wait for `flush`.
-    pub(crate) dirty: Vec<EndId>,
-    /// Transfers that still need this process.
-    pub(crate) busy: usize,
-    pub(crate) registered: Registered,
-}
-
-impl Endpoint {
-    /// Whether the inbox holds something for a `poll`.
-    fn has_arrivals(&self) -> bool {
-        self.alive && !self.inbox.is_empty()
-    }
-}
-
-#[derive(Debug)]
 pub(crate) struct FabricState {
     pub(crate) config: FabricConfig,
     pub(crate) now_ns: u64,
     pub(crate) agenda: Agenda,
     pub(crate) endpoints: Vec<Endpoint>,
+    /// Endpoints whose device may have something new ([`FabricState::stir`]).
+    pub(crate) stirred: Vec<usize>,
     pub(crate) wires: Vec<Wire>,
     directory: BTreeMap<Identity, usize>,
     connections: BTreeMap<(usize, usize), usize>,
@@ -96,6 +78,8 @@ pub(crate) struct FabricState {
     pub(crate) stats: Stats,
     violations: Vec<String>,
     pub(crate) interceptor: Option<Interceptor>,
+    /// Memory of messages that have been delivered, for further ones.
+    spare: Vec<Vec<u8>>,
 }
 
 impl FabricState {
@@ -107,6 +91,7 @@ impl FabricState {
             now_ns: 0,
             agenda: Agenda::default(),
             endpoints: Vec::new(),
+            stirred: Vec::new(),
             wires: Vec::new(),
             directory: BTreeMap::new(),
             connections: BTreeMap::new(),
@@ -117,11 +102,36 @@ impl FabricState {
             stats: Stats::default(),
             violations: Vec::new(),
             interceptor: None,
+            spare: Vec::new(),
         }
     }
 
     pub(crate) fn end(&mut self, id: EndId) -> &mut End {
         &mut self.wires[id.wire].ends[id.side.index()]
+    }
+
+    /// All wires from one endpoint to another, with the first endpoint's end and the other one.
+    fn ends_between(&self, ep: usize, to: usize) -> impl Iterator<Item = (&Wire, &End, &End)> {
+        let ends = self.endpoints[ep].ends.iter().map(|id| {
+            let wire = &self.wires[id.wire];
+            (wire, &wire.ends[id.side.index()], &wire.ends[id.other().side.index()])
+        });
+        ends.filter(move |(_, _, other)| other.ep == to)
+    }
+
+    /// Memory for a message of `len` bytes, which are 0.
+    pub(crate) fn blank(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.resize(len, 0);
+        bytes
+    }
+
+    /// Keeps the memory of a message that has been delivered, unless it is large.
+    pub(crate) fn recycle(&mut self, mut bytes: Vec<u8>) {
+        bytes.clear();
+        if bytes.capacity() <= MAX_SPARE_BYTES {
+            self.spare.push(bytes);
+        }
     }
 
     /// Records that the user of a device broke the contract.
@@ -153,16 +163,7 @@ impl FabricState {
             tcp: true,
         });
         self.directory.insert(name.identity(), ep);
-        self.endpoints.push(Endpoint {
-            name,
-            alive: false,
-            links: Vec::new(),
-            inbox: VecDeque::new(),
-            rng,
-            dirty: Vec::new(),
-            busy: 0,
-            registered: Registered::default(),
-        });
+        self.endpoints.push(Endpoint::new(name, rng));
         ep
     }
 
@@ -237,6 +238,10 @@ impl FabricState {
         let wire = self.wires.len();
         self.wires.push(Wire { ends, withdrawn: false, request_arrived: false, cut: false, broken: false });
         let id = EndId { wire, side: Side::Initiator };
+        self.endpoints[ep].ends.push(id);
+        if let Some(acceptor) = target {
+            self.endpoints[acceptor].ends.push(id.other());
+        }
         let link = self.number_link(ep, id);
         self.record(TraceEvent::Connect, ep, to as u64, u64::from(link.0), &[]);
         self.decide_connection(id);
@@ -367,7 +372,10 @@ impl FabricState {
             Event::Tick => {}
             Event::ConnectRequest { wire } => self.connect_request(wire),
             Event::Step { transfer } => self.step(transfer),
-            Event::Land { transfer, offset, bytes } => self.land(transfer, offset, &bytes),
+            Event::Land { transfer, offset, bytes } => {
+                self.land(transfer, offset, &bytes);
+                self.recycle(bytes);
+            }
             Event::Up { to }
             | Event::Message { to, .. }
             | Event::Segment { to, .. }
@@ -378,7 +386,7 @@ impl FabricState {
             Event::Chain { ep } => {
                 self.run_chains_of(ep);
                 if self.endpoints[ep].alive {
-                    self.endpoints[ep].inbox.push_back(event);
+                    self.hand(ep, event);
                 }
             }
             Event::Down { to, why } => {
@@ -391,7 +399,7 @@ impl FabricState {
             Event::Finish { transfer, .. } => {
                 if let Some(owner) = self.transfers.get(&transfer).map(|t| t.end) {
                     let ep = self.end(owner).ep;
-                    self.endpoints[ep].inbox.push_back(event);
+                    self.hand(ep, event);
                 }
             }
         }
@@ -401,7 +409,7 @@ impl FabricState {
         let end = self.end(to);
         let ep = end.ep;
         if end.phase != Phase::Closed && self.endpoints[ep].alive {
-            self.endpoints[ep].inbox.push_back(event);
+            self.hand(ep, event);
         }
     }
 
@@ -441,11 +449,8 @@ impl FabricState {
         }
         self.drop_transfers_of(ep);
         self.drop_chains_of(ep);
-        let ids = (0..self.wires.len())
-            .flat_map(|wire| [Side::Initiator, Side::Acceptor].map(|side| EndId { wire, side }))
-            .filter(|id| self.wires[id.wire].ends[id.side.index()].ep == ep)
-            .collect::<Vec<_>>();
-        for id in ids {
+        for at in 0..self.endpoints[ep].ends.len() {
+            let id = self.endpoints[ep].ends[at];
             let was_open = self.end(id).phase != Phase::Closed;
             self.free_link(id);
             self.end(id).gathered.clear();
@@ -604,7 +609,7 @@ impl Fabric {
     /// Whether any inbox holds something for a `poll`.
     #[must_use]
     pub fn waiting(&self) -> bool {
-        self.0.borrow().endpoints.iter().any(Endpoint::has_arrivals)
+        self.0.borrow().has_arrivals()
     }
 
     /// Whether the inbox of an endpoint holds something for its `poll`.
@@ -616,9 +621,14 @@ impl Fabric {
     /// Whether a round of progress could find something new in the endpoint's device.
     #[must_use]
     pub(crate) fn has_work(&self, ep: usize) -> bool {
-        let state = self.0.borrow();
-        let endpoint = &state.endpoints[ep];
-        endpoint.has_arrivals() || !endpoint.dirty.is_empty() || endpoint.registered.has_reports()
+        self.0.borrow().endpoints[ep].has_work()
+    }
+
+    /// Calls `each` for the endpoints in whose device a round of progress could find something new.
+    pub(crate) fn each_with_work(&self, mut each: impl FnMut(usize, &Endpoint)) {
+        let mut state = self.0.borrow_mut();
+        state.prune();
+        state.stirred.iter().for_each(|ep| each(*ep, &state.endpoints[*ep]));
     }
 
     /// Ends an endpoint abruptly, as the loss of its host does. The caller should drop its engine too.
@@ -634,29 +644,24 @@ impl Fabric {
 
     /// Whether `ep` has a link to `to` on which `to` has sent a message and which `to` has not closed.
     pub(crate) fn is_linked(&self, ep: usize, to: usize) -> bool {
-        let is_linked = |end: &End, other: &End| {
-            let spoke = end.phase == Phase::Up && end.spoken_to && end.alive();
-            (end.ep, other.ep) == (ep, to) && spoke && other.phase != Phase::Closed
-        };
         let state = self.0.borrow();
-        state.wires.iter().any(|Wire { ends: [a, b], .. }| is_linked(a, b) || is_linked(b, a))
+        state.ends_between(ep, to).any(|(_, end, other)| {
+            let spoke = end.phase == Phase::Up && end.spoken_to && end.alive();
+            spoke && other.phase != Phase::Closed
+        })
     }
 
     /// The time at which endpoint `to` has seen the end of every link that `ep` closed. The end follows all
     /// sent messages, so resent packets beneath the device delay it.
     pub(crate) fn close_seen_ns(&self, ep: usize, to: usize) -> u64 {
         let state = self.0.borrow();
-        let ends = state.wires.iter().flat_map(|Wire { ends: [a, b], .. }| [(a, b), (b, a)]);
-        ends.filter(|(end, other)| (end.ep, other.ep) == (ep, to)).map(|(end, _)| end.close_seen_ns).max().unwrap_or(0)
+        state.ends_between(ep, to).map(|(_, end, _)| end.close_seen_ns).max().unwrap_or(0)
     }
 
     /// Whether a link between two endpoints is broken and one of them has not learned of it.
     pub(crate) fn is_breaking(&self, a: usize, b: usize) -> bool {
-        let between = |wire: &&Wire| {
-            let eps = [wire.ends[0].ep, wire.ends[1].ep];
-            eps == [a, b] || eps == [b, a]
-        };
-        self.0.borrow().wires.iter().filter(between).any(Wire::is_breaking)
+        let state = self.0.borrow();
+        state.ends_between(a, b).any(|(wire, ..)| wire.is_breaking())
     }
 
     /// The next message from `a` to `b` on a link that is up arrives as garbage of `bytes` bytes.
@@ -693,9 +698,9 @@ impl Fabric {
         let state = &mut *state;
         let Some(place) = state.memory.place(&Span::from(&buffer.iov())) else { return };
         if let Some(owner) = state.memory.free(buffer) {
-            for (ep, endpoint) in state.endpoints.iter_mut().enumerate() {
-                if state.memory.is_shared(ep, owner) {
-                    endpoint.registered.unmapped(place);
+            for ep in 0..state.endpoints.len() {
+                if state.memory.is_shared(ep, owner) && state.endpoints[ep].registered.unmapped(place) {
+                    state.stir(ep);
                 }
             }
         }

@@ -13,6 +13,7 @@ mod chain;
 mod cluster;
 mod collectives;
 mod config;
+mod endpoint;
 mod endpoints;
 mod event;
 mod fabric;

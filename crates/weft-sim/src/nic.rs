@@ -133,6 +133,7 @@ impl SimNic {
             }
             Handover::Message(link, bytes) => {
                 sink.message(link, &bytes);
+                self.state.borrow_mut().recycle(bytes);
                 1
             }
             Handover::Confirm(link, number) => {
@@ -140,7 +141,9 @@ impl SimNic {
                 1
             }
             Handover::Segment { link, window, offset, bytes, short_permille } => {
-                self.deliver_segment(sink, link, window, offset, &bytes, short_permille)
+                let has_work = self.deliver_segment(sink, link, window, offset, &bytes, short_permille);
+                self.state.borrow_mut().recycle(bytes);
+                has_work
             }
             Handover::Down { link, why, dones } => {
                 let has_work = 1 + dones.len();
@@ -258,9 +261,9 @@ impl Nic for SimNic {
             state.stats.full += 1;
             return Err(Full);
         }
+        let mut bytes = state.blank(len);
         let end = state.end(id);
         end.in_flight += 1;
-        let mut bytes = vec![0; len];
         let (front, back) = bytes.split_at_mut(head.len());
         front.copy_from_slice(head);
         mem::gather(body, back);
@@ -271,6 +274,7 @@ impl Nic for SimNic {
             state.stats.partial += 1;
             if first {
                 state.endpoints[self.ep].dirty.push(id);
+                state.stir(self.ep);
             }
         } else {
             state.depart(id, bytes);
@@ -489,6 +493,7 @@ impl FabricState {
             Fate::Double => {
                 self.end(to.other()).in_flight += 1;
                 self.endpoints[ep].inbox.push_front(Event::Message { to, bytes: bytes.clone() });
+                self.stir(ep);
             }
         }
         self.stats.messages += 1;

@@ -44,11 +44,12 @@ impl Registered {
         self.copies.iter().any(|(whole, place)| whole.contains(copy) && self.covers(place))
     }
 
-    /// Records that the memory at this place is unmapped.
-    pub(crate) fn unmapped(&mut self, place: Span) {
+    /// Records that the memory at this place is unmapped, if that is reported.
+    pub(crate) fn unmapped(&mut self, place: Span) -> bool {
         if self.watches {
             self.reports.push_back(place);
         }
+        self.watches
     }
 }
 

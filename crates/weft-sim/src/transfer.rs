@@ -250,7 +250,7 @@ impl FabricState {
             self.refuse_access(number);
             return None;
         };
-        let mut bytes = vec![0; portion];
+        let mut bytes = self.blank(portion);
         mem::gather(&mem::slice(&source, at, portion), &mut bytes);
         Some(bytes)
     }
