@@ -4,11 +4,13 @@
 //! library gets the calls that weft does not run.
 
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 
 use weft_client::Operation;
 
 use crate::exports::{export, export_large};
 use crate::plan::{Buffer, Call};
+use crate::record;
 use crate::run::{blocking, nonblocking};
 
 /// A buffer from three arguments, whose count has one of two types.
@@ -17,13 +19,21 @@ fn buffer(at: *mut c_void, count: impl Into<i64>, datatype: usize) -> Buffer {
     Buffer { at, count: count.into(), datatype }
 }
 
+fn run(call: &Call, library: impl FnOnce() -> c_int) -> c_int {
+    record::around(|| blocking(call).unwrap_or_else(library), |recorder| recorder.collective(call, null_mut()))
+}
+
+fn begin(call: &Call, request: *mut c_void, library: impl FnOnce() -> c_int) -> c_int {
+    record::around(|| nonblocking(call, request).unwrap_or_else(library), |recorder| recorder.collective(call, request))
+}
+
 /// Defines the blocking and the non-blocking function of an operation.
 macro_rules! pair {
     ($blocking:ident $nonblocking:ident ($($argument:ident: $kind:ident),*) $call:expr) => {
-        export! { [c_int] $blocking($($argument: $kind),*) |library| blocking(&$call).unwrap_or_else(library) }
+        export! { [c_int] $blocking($($argument: $kind),*) |library| run(&$call, library) }
         export! {
             [c_int] $nonblocking($($argument: $kind,)* request: pointer)
-            |library| nonblocking(&$call, request).unwrap_or_else(library)
+            |library| begin(&$call, request, library)
         }
     };
 }
@@ -32,11 +42,11 @@ macro_rules! pair {
 macro_rules! large_pair {
     ($blocking:ident $nonblocking:ident $small:ident $small_nb:ident ($($argument:ident: $kind:ident),*) $call:expr) => {
         export_large! {
-            $small $blocking($($argument: $kind),*) |library| blocking(&$call).unwrap_or_else(library)
+            $small $blocking($($argument: $kind),*) |library| run(&$call, library)
         }
         export_large! {
             $small_nb $nonblocking($($argument: $kind,)* request: pointer)
-            |library| nonblocking(&$call, request).unwrap_or_else(library)
+            |library| begin(&$call, request, library)
         }
     };
 }

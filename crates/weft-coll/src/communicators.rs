@@ -8,10 +8,14 @@ use std::ffi::{c_int, c_void};
 
 use crate::exports::export;
 use crate::mpi::SUCCESS;
+use crate::record;
 use crate::run::runtime;
 
 /// Makes the group of a new communicator. Returns `code`, the result of the call that made it.
 fn made(code: c_int, new: *mut c_void) -> c_int {
+    if code == SUCCESS && record::is_on() {
+        record::with(|recorder| recorder.made_at(new));
+    }
     if let (SUCCESS, Some(runtime)) = (code, runtime()) {
         // SAFETY: the library has written the program's handle.
         let comm = unsafe { runtime.pmpi.mpi.read(new, 0) };

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::exports::export;
-use crate::mpi::SUCCESS;
+use crate::mpi::{SUCCESS, pmpi};
+use crate::record::ends;
 use crate::run::{Op, Runtime, runtime};
 
 /// The runtime, if there are requests of this library that the MPI library does not poll.
@@ -63,58 +64,115 @@ fn repeat(count: c_int, array: *mut c_void, mut test: impl FnMut() -> (c_int, bo
 
 export! {
     [c_int] MPI_Wait(request: pointer, status: pointer)
-    |library| { wait_for_all(1, request); library() }
+    |_library| ends::wait(request, status, |status| {
+        wait_for_all(1, request);
+        pmpi!("PMPI_Wait", request => *mut c_void, status => *mut c_void)
+    })
 }
 export! {
     [c_int] MPI_Waitall(count: int, requests: pointer, statuses: pointer)
-    |library| { wait_for_all(count, requests); library() }
+    |_library| ends::wait_all(count, requests, statuses, |statuses| {
+        wait_for_all(count, requests);
+        pmpi!("PMPI_Waitall", count => c_int, requests => *mut c_void, statuses => *mut c_void)
+    })
 }
 export! {
     [c_int] MPI_Waitany(count: int, requests: pointer, index: pointer, status: pointer)
-    |library| repeat(count, requests, || {
-        let mut flag: c_int = 0;
-        let code = crate::mpi::pmpi!(
+    |_library| ends::any(count, requests, index, None, status, |status| {
+        let test = || {
+            let mut flag: c_int = 0;
+            let code = pmpi!(
+                "PMPI_Testany",
+                count => c_int,
+                requests => *mut c_void,
+                index => *mut c_void,
+                &raw mut flag => *mut c_int,
+                status => *mut c_void,
+            );
+            (code, flag != 0)
+        };
+        repeat(count, requests, test).unwrap_or_else(|| pmpi!(
+            "PMPI_Waitany",
+            count => c_int,
+            requests => *mut c_void,
+            index => *mut c_void,
+            status => *mut c_void,
+        ))
+    })
+}
+export! {
+    [c_int] MPI_Waitsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
+    |_library| ends::some(count, requests, found, indices, statuses, |statuses| {
+        let test = || {
+            let code = pmpi!(
+                "PMPI_Testsome",
+                count => c_int,
+                requests => *mut c_void,
+                found => *mut c_void,
+                indices => *mut c_void,
+                statuses => *mut c_void,
+            );
+            // SAFETY: the program's place for the number.
+            let found = unsafe { found.cast::<c_int>().read() };
+            (code, found != 0)
+        };
+        repeat(count, requests, test).unwrap_or_else(|| pmpi!(
+            "PMPI_Waitsome",
+            count => c_int,
+            requests => *mut c_void,
+            found => *mut c_void,
+            indices => *mut c_void,
+            statuses => *mut c_void,
+        ))
+    })
+}
+export! {
+    [c_int] MPI_Test(request: pointer, flag: pointer, status: pointer)
+    |_library| ends::test(request, flag, status, |status| {
+        make_progress();
+        pmpi!("PMPI_Test", request => *mut c_void, flag => *mut c_void, status => *mut c_void)
+    })
+}
+export! {
+    [c_int] MPI_Testall(count: int, requests: pointer, flag: pointer, statuses: pointer)
+    |_library| ends::test_all(count, requests, flag, statuses, |statuses| {
+        make_progress();
+        pmpi!(
+            "PMPI_Testall",
+            count => c_int,
+            requests => *mut c_void,
+            flag => *mut c_void,
+            statuses => *mut c_void,
+        )
+    })
+}
+export! {
+    [c_int] MPI_Testany(count: int, requests: pointer, index: pointer, flag: pointer, status: pointer)
+    |_library| ends::any(count, requests, index, Some(flag), status, |status| {
+        make_progress();
+        pmpi!(
             "PMPI_Testany",
             count => c_int,
             requests => *mut c_void,
             index => *mut c_void,
-            &raw mut flag => *mut c_int,
+            flag => *mut c_void,
             status => *mut c_void,
-        );
-        (code, flag != 0)
-    }).unwrap_or_else(library)
+        )
+    })
 }
 export! {
-    [c_int] MPI_Waitsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
-    |library| repeat(count, requests, || {
-        let code = crate::mpi::pmpi!(
+    [c_int] MPI_Testsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
+    |_library| ends::some(count, requests, found, indices, statuses, |statuses| {
+        make_progress();
+        pmpi!(
             "PMPI_Testsome",
             count => c_int,
             requests => *mut c_void,
             found => *mut c_void,
             indices => *mut c_void,
             statuses => *mut c_void,
-        );
-        // SAFETY: the program's place for the number.
-        let found = unsafe { found.cast::<c_int>().read() };
-        (code, found != 0)
-    }).unwrap_or_else(library)
-}
-export! {
-    [c_int] MPI_Test(request: pointer, flag: pointer, status: pointer)
-    |library| { make_progress(); library() }
-}
-export! {
-    [c_int] MPI_Testall(count: int, requests: pointer, flag: pointer, statuses: pointer)
-    |library| { make_progress(); library() }
-}
-export! {
-    [c_int] MPI_Testany(count: int, requests: pointer, index: pointer, flag: pointer, status: pointer)
-    |library| { make_progress(); library() }
-}
-export! {
-    [c_int] MPI_Testsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
-    |library| { make_progress(); library() }
+        )
+    })
 }
 export! {
     [c_int] MPI_Request_get_status(request: handle, flag: pointer, status: pointer)

@@ -37,6 +37,7 @@ mod places;
 mod plan;
 mod pmpi;
 mod presence;
+mod record;
 mod requests;
 mod run;
 mod start;

@@ -152,6 +152,14 @@ impl Mpi {
         }
     }
 
+    /// Bytes of a status.
+    pub(crate) const fn status_bytes(&self) -> usize {
+        match self.abi {
+            Abi::Mpich => 20,
+            Abi::OpenMpi | Abi::Standard | Abi::Other => 24,
+        }
+    }
+
     /// The places of `MPI_SOURCE` and `MPI_TAG` in a status, in bytes.
     pub(crate) const fn status_fields(&self) -> [usize; 2] {
         match self.abi {

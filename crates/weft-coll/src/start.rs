@@ -18,6 +18,7 @@ use crate::mpi::{self, Handle, SUCCESS};
 use crate::places::{self, PLACE_BYTES, Surroundings};
 use crate::pmpi::{Constants, Pmpi};
 use crate::presence::{Patience, Space};
+use crate::record;
 use crate::requests::Idle;
 use crate::run::{self, BY_LIBRARY, BY_WEFT, Parts, Runtime, SLOTS};
 use crate::types::Types;
@@ -72,6 +73,7 @@ fn start_once(code: c_int, space: Option<&Space>) -> c_int {
     static STARTED: AtomicBool = AtomicBool::new(false);
     if code == SUCCESS && !STARTED.swap(true, Ordering::Relaxed) {
         start(space);
+        record::start();
     }
     code
 }
@@ -248,6 +250,7 @@ pub(crate) fn finish() {
     if FINISHED.swap(true, Ordering::Relaxed) {
         return;
     }
+    record::finish();
     let wanted = std::env::var_os("FI_WEFT_COLL_REPORT").is_some_and(|value| value == "1");
     let runtime = run::runtime();
     let is_known = mpi::loaded().is_some_and(|mpi| Constants::of(mpi).is_some());

@@ -1,0 +1,38 @@
+//! Recordings: what each process of a job sent, received, awaited and computed, for replay elsewhere.
+//!
+//! Place in the data flow: beside it. With `FI_WEFT_RECORD` set, the profiling library (weft-coll) and the provider
+//! (weft-fi) write one file each per process by a [`Writer`]. `weft sim replay` reads them as [`Recording`]s.
+//!
+//! A file is a sequence of records of 32 bytes, all numbers little-endian ([`Event`] has the meanings):
+//!
+//! ```text
+//! bytes 0–7    the kind (8 bits), and above it the nanoseconds of computation in front of the event (56 bits)
+//! bytes 8–15   two numbers of 32 bits, `a` and `b`
+//! bytes 16–31  two numbers of 64 bits, `c` and `d`
+//! ```
+//!
+//! The first record is [`Event::Start`]. A file without [`Event::End`] is of a process that was killed.
+//!
+//! Rules:
+//! - Computation is the time between two recorded calls. The time inside calls is not: a replay finds out how long a
+//!   call takes.
+//! - A receive of any source or tag is bound to the message that it received in the recorded run.
+//! - A test that finds nothing is no event. The time between two such tests is computation if it is at least
+//!   [`SPIN_NS`]; a shorter one belongs to a loop that waits.
+
+#![forbid(unsafe_code)]
+
+mod event;
+mod reader;
+mod writer;
+
+pub use event::{ANY, Event, Source};
+pub use reader::{Recording, Unreadable};
+pub use writer::{Clock, Writer};
+
+/// The version of the format.
+pub const VERSION: u64 = 1;
+/// Time between two tests without result from which it counts as computation.
+pub const SPIN_NS: u64 = 1000;
+/// The variable that names the file.
+pub const VARIABLE: &str = "FI_WEFT_RECORD";
