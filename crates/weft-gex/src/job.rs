@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use weft_engine::api::Addr;
 use weft_nic::Device as _;
 
@@ -53,7 +53,8 @@ pub struct Job {
     endpoint_count: AtomicUsize,
     launcher: Option<Mutex<Launcher>>,
     max_segment: u64,
-    limits: RwLock<Limits>,
+    /// The limits of pauses, by [`Mode`].
+    limits: [Limits; 3],
     wait_mode: AtomicU32,
     /// Teams whose collectives are under way.
     busy_teams: Mutex<Vec<&'static Team>>,
@@ -100,8 +101,8 @@ pub fn start(name: CString, flags: u32, threads: Threads, conduit: Conduit) -> R
         endpoint_count: AtomicUsize::new(0),
         launcher: launcher.map(Mutex::new),
         max_segment,
-        limits: RwLock::new(Limits::new(Mode::SpinBlock, on_host, processors, !places.all_near())),
-        wait_mode: AtomicU32::new(0),
+        limits: Mode::ALL.map(|mode| Limits::new(mode, on_host, processors, !places.all_near())),
+        wait_mode: AtomicU32::new(Mode::SpinBlock as u32),
         busy_teams: Mutex::new(Vec::new()),
         busy: AtomicUsize::new(0),
         busy_named: AtomicBool::new(false),
@@ -432,16 +433,14 @@ impl Job {
     }
 
     /// The limits of pauses.
+    #[inline]
     #[must_use]
     pub fn wait_limits(&self) -> Limits {
-        *self.limits.read()
+        self.limits[self.wait_mode.load(Ordering::Relaxed) as usize % self.limits.len()]
     }
 
     /// Sets the method of waiting.
     pub fn set_wait_mode(&self, mode: Mode) {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let on_host = u32::try_from(self.places.host().members.len()).unwrap_or(u32::MAX);
-        *self.limits.write() = Limits::new(mode, on_host, processors, !self.places.all_near());
         self.wait_mode.store(mode as u32, Ordering::Relaxed);
     }
 

@@ -1,14 +1,17 @@
 //! The pauses of a rank that waits.
 //!
-//! Place in the data flow: every blocking call polls, and pauses by [`Pause`] while nothing happens. The steps: spin,
-//! yield the processor, sleep on the device. A message ends the sleep at once. A change in shared memory is seen at its
-//! end, so sleeps are short, unless the rank that makes the change wakes the sleepers ([`until_woken`]). Where ranks
-//! outnumber processors, the first two steps are short.
+//! Place in the data flow: every blocking call polls, and pauses by [`Pause`] while nothing happens. The steps: poll
+//! again at once, spin, yield the processor, sleep on the device. A message ends the sleep at once. A change in shared
+//! memory is seen at its end, so sleeps are short, unless the rank that makes the change wakes the sleepers
+//! ([`until_woken`]). Where ranks outnumber processors, the steps before the yield are short.
 
 use std::time::Duration;
 
 use crate::job::Job;
 
+/// Polls before the first hint to the processor. The hint takes longer than a poll, so a message that arrives meanwhile
+/// would wait for it.
+const EAGER: u32 = 4000;
 /// Polls before the first yield, where each rank has a processor.
 const SPINS: u32 = 20_000;
 /// Polls before the first yield, where ranks share processors.
@@ -24,8 +27,6 @@ const FAR: [u32; 2] = [200, 20];
 const SLEEP_US: [u64; 2] = [50, 1000];
 /// The longest sleep of a rank that will be woken.
 const LONG_SLEEP: Duration = Duration::from_millis(20);
-/// Looks at the condition of a wait before each poll, because a poll takes longer.
-const LOOKS: u32 = 16;
 
 /// The method of waiting (`gasnet_set_waitmode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,11 @@ pub enum Mode {
     Block,
     /// Sleep after a longer time.
     SpinBlock,
+}
+
+impl Mode {
+    /// All methods, in the order of their numbers.
+    pub const ALL: [Self; 3] = [Self::Spin, Self::Block, Self::SpinBlock];
 }
 
 /// The limits of a rank's pauses.
@@ -67,7 +73,9 @@ impl Limits {
     /// Where the next pause is after `idle` pauses.
     #[must_use]
     pub fn step(&self, idle: u32) -> Step {
-        if idle < self.spins {
+        if idle < self.spins.min(EAGER) {
+            Step::Poll
+        } else if idle < self.spins {
             Step::Spin
         } else if idle < self.spins + self.yields || !self.sleeps {
             Step::Yield
@@ -81,6 +89,8 @@ impl Limits {
 /// One pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
+    /// No pause.
+    Poll,
     /// A hint to the processor.
     Spin,
     /// The processor goes to another thread.
@@ -120,6 +130,7 @@ impl Pause {
             return;
         }
         match job.wait_limits().step(self.idle) {
+            Step::Poll => {}
             Step::Spin => std::hint::spin_loop(),
             Step::Yield => std::thread::yield_now(),
             Step::Sleep(time) => job.sleep(time),
@@ -153,13 +164,7 @@ pub fn until_woken(job: &Job, mut done: impl FnMut() -> bool) {
 #[inline(never)]
 fn pause_until(job: &Job, done: &mut dyn FnMut() -> bool, woken: bool) {
     let mut pause = Pause::new();
-    loop {
-        for _ in 0..LOOKS {
-            if done() {
-                return;
-            }
-            std::hint::spin_loop();
-        }
+    while !done() {
         let sleeps = woken && matches!(job.wait_limits().step(pause.idle), Step::Sleep(_));
         if !sleeps || job.poll() > 0 {
             pause.step(job);
@@ -200,13 +205,14 @@ mod tests {
     #[test]
     fn pauses_become_longer() {
         let limits = Limits::new(Mode::SpinBlock, 4, 2, false);
-        assert_eq!(limits.step(0), Step::Spin);
+        assert_eq!(limits.step(0), Step::Poll);
         assert_eq!(limits.step(SPINS_SHARED), Step::Yield);
         let first = SPINS_SHARED + YIELDS_SHARED;
         assert_eq!(limits.step(first), Step::Sleep(Duration::from_micros(50)));
         assert_eq!(limits.step(u32::MAX), Step::Sleep(Duration::from_micros(1000)));
         assert_eq!(Limits::new(Mode::Spin, 4, 2, false).step(u32::MAX), Step::Yield);
-        assert_eq!(Limits::new(Mode::SpinBlock, 2, 2, false).step(SPINS - 1), Step::Spin);
+        let alone = Limits::new(Mode::SpinBlock, 2, 2, false);
+        assert_eq!([0, EAGER, SPINS - 1].map(|idle| alone.step(idle)), [Step::Poll, Step::Spin, Step::Spin]);
         assert_eq!(Limits::new(Mode::SpinBlock, 2, 2, true).step(FAR[0]), Step::Yield);
     }
 }
