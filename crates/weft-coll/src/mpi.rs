@@ -21,7 +21,7 @@ pub(crate) enum Abi {
     Mpich,
     /// Open MPI: handles are pointers to objects that the library exports.
     OpenMpi,
-    /// The interface of the MPI standard (MPI 5.0, chapter 20): handles are pointers, and predefined ones small numbers.
+    /// The interface of the MPI standard (MPI 5.0, chapter 20): handles are pointers. Predefined ones are numbers.
     Standard,
     /// Another interface. Every call is passed on.
     Other,

@@ -103,7 +103,7 @@ pub(crate) fn any(
         |recorder| {
             // SAFETY: the program's places for both numbers, which the MPI library has written.
             let index = unsafe { found.cast::<c_int>().read() };
-            let ended = flag.is_none_or(|flag| is_set(flag)) && index != UNDEFINED;
+            let ended = flag.is_none_or(is_set) && index != UNDEFINED;
             let handle = usize::try_from(index).ok().and_then(|index| asked.handles.get(index));
             if let (true, Some(handle)) = (ended, handle) {
                 recorder.ended(*handle, status_at(&asked, status, 0));
