@@ -24,5 +24,5 @@ for conduit in smp ofi; do
     rm "$archive.o"
   done
 done
-$cc -O2 -DGASNET_SEQ -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" -o "$out/gexbench" \
+$cc -O2 -DGASNET_SEQ -DGEXW_RCV_THREAD=1 -DGASNET_CONDUIT_SMP=1 -D_GNU_SOURCE=1 "-I$source/include" -o "$out/gexbench" \
   "$source/bench/gexbench.c" "-L$out" -lgasnet-smp-seq -lweft-gex '-Wl,-rpath,$ORIGIN:$ORIGIN/../lib'

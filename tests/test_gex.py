@@ -66,12 +66,17 @@ def pkg_config(prefix: Path, package: str) -> list[str]:
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=20).stdout.split()
 
 
-def build(prefix: Path, name: str, mode: str, conduit: str = "smp", source: Path | None = None) -> Path:
+def build(
+    prefix: Path, name: str, mode: str, conduit: str = "smp", source: Path | None = None, defines: tuple[str, ...] = ()
+) -> Path:
     """Compiles tests/gex/abi_NAME, or another source: in SEQ as C, in PAR as C++."""
     source = source or next(SOURCES.glob(f"abi_{name}.c*"))
-    binary = prefix.parent / (f"{name}-{mode}" if conduit == "smp" else f"{name}-{mode}-{conduit}")
+    parts = [name, mode, *([] if conduit == "smp" else [conduit]), *defines]
+    binary = prefix.parent / "-".join(parts).replace("=", "-")
     compiler = ["g++", *STRICT_CXX, "-x", "c++"] if mode == "par" or source.suffix == ".cc" else ["gcc", *STRICT]
-    command = [*compiler, str(source), "-x", "none", "-o", str(binary), *pkg_config(prefix, f"gasnet-{conduit}-{mode}")]
+    options = [f"-D{define}" for define in defines]
+    flags = [*options, str(source), "-x", "none", "-o", str(binary), *pkg_config(prefix, f"gasnet-{conduit}-{mode}")]
+    command = [*compiler, *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return binary

@@ -19,13 +19,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { H_PING = 200, H_PONG, H_PING_MEDIUM, H_PONG_MEDIUM, H_LONG, H_LONG_SEEN };
+enum { H_PING = 200, H_PONG, H_PING_MEDIUM, H_PONG_MEDIUM, H_LONG, H_LONG_SEEN, H_COMPUTED };
 enum { BATCHES = 15, LONG_BYTES = 64 << 10, SEGMENT_BYTES = 8 << 20, PIECES = 64, PIECE_BYTES = 64, IN_FLIGHT = 16 };
 
 static gex_TM_t team;
 static gex_Rank_t me, peer;
 static char *near, *far;
-static volatile int pongs, longs;
+static volatile int pongs, longs, computed;
 static double limit_ns = 50e6;
 static char block[LONG_BYTES];
 
@@ -59,6 +59,11 @@ static void long_here(gex_Token_t token, void *data, size_t bytes) {
 static void long_seen(gex_Token_t token) {
   (void)token;
   longs++;
+}
+
+static void end_of_computation(gex_Token_t token) {
+  (void)token;
+  computed = 1;
 }
 
 /* One operation, or several; returns how many. */
@@ -152,8 +157,13 @@ static double time_of(Operation operation) {
   return batches[BATCHES / 2];
 }
 
+static void run_alone(const char *name, Operation operation) {
+  printf("%s %.2f ns\n", name, time_of(operation));
+  fflush(stdout);
+}
+
 static void run(const char *name, Operation operation) {
-  if (me == 0) printf("%s %.2f ns\n", name, time_of(operation)), fflush(stdout);
+  if (me == 0) run_alone(name, operation);
   gex_Event_Wait(gex_Coll_BarrierNB(team, 0));
 }
 
@@ -169,6 +179,22 @@ static void run_together(const char *name, Operation operation) {
   }
   qsort(batches, BATCHES, sizeof batches[0], by_value);
   if (me == 0) printf("%s %.2f ns\n", name, batches[BATCHES / 2]), fflush(stdout);
+}
+
+/* A measurement whose target computes, and polls only once in a millisecond. */
+static void run_computing(const char *name, Operation operation) {
+  enum { BETWEEN_POLLS_NS = 1000000 };
+  computed = 0;
+  gex_Event_Wait(gex_Coll_BarrierNB(team, 0));
+  if (me == 0) {
+    run_alone(name, operation);
+    gex_AM_RequestShort0(team, peer, H_COMPUTED, 0);
+  } else {
+    for (double last = now_ns(); !computed;) {
+      if (now_ns() - last > BETWEEN_POLLS_NS) gasnet_AMPoll(), last = now_ns();
+    }
+  }
+  gex_Event_Wait(gex_Coll_BarrierNB(team, 0));
 }
 
 static void pin(int to) {
@@ -242,6 +268,7 @@ int main(int argc, char **argv) {
       {H_PONG_MEDIUM, (gex_AM_Fn_t)pong_medium, GEX_FLAG_AM_REPLY | GEX_FLAG_AM_MEDIUM, 0, NULL, "pong medium"},
       {H_LONG, (gex_AM_Fn_t)long_here, GEX_FLAG_AM_REQUEST | GEX_FLAG_AM_LONG, 0, NULL, "long"},
       {H_LONG_SEEN, (gex_AM_Fn_t)long_seen, GEX_FLAG_AM_REPLY | GEX_FLAG_AM_SHORT, 0, NULL, "long seen"},
+      {H_COMPUTED, (gex_AM_Fn_t)end_of_computation, GEX_FLAG_AM_REQUEST | GEX_FLAG_AM_SHORT, 0, NULL, "computed"},
   };
   gex_Segment_Attach(&segment, team, SEGMENT_BYTES);
   gex_EP_RegisterHandlers(endpoint, handlers, sizeof handlers / sizeof handlers[0]);
@@ -266,6 +293,9 @@ int main(int argc, char **argv) {
   run("strided-64x64", strided_put);
   run("unpacked-64x64", unpacked_put);
   run_together("barrier", barrier);
+  run_computing("put-8-computing", put_8);
+  run_computing("get-8-computing", get_8);
+  run_computing("am-computing", am_short);
   gex_AD_Destroy(domain);
   gex_Event_Wait(gex_Coll_BarrierNB(team, 0));
   gasnet_exit(0);

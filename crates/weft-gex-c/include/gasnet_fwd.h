@@ -33,7 +33,14 @@
 /* Limits. GASNET_MAXEPS is a bare number because clients take it from preprocessed text. */
 #define GASNET_MAXEPS 33
 #define GASNET_MAXNODES 2147483647
+/* 1: handlers may run in a thread of the library, if the environment asks for one (GASNET_RCV_THREAD). Locks of
+ * handlers are real then. A program of SEQ allows it by -DGEXW_RCV_THREAD=1, in all of its objects. */
+#if defined(GASNET_PAR) || defined(GEXW_RCV_THREAD)
+#define GASNET_HIDDEN_AM_CONCURRENCY_LEVEL 1
+#define GASNET_RCV_THREAD 1
+#else
 #define GASNET_HIDDEN_AM_CONCURRENCY_LEVEL 0
+#endif
 #define GASNET_PAGESIZE 4096
 #define GASNET_PAGESHIFT 12
 #define GASNET_ALIGNED_SEGMENTS 0

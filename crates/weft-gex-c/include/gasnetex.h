@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef GASNET_PAR
+#if defined(GASNET_PAR) || defined(GEXW_RCV_THREAD)
 #include <pthread.h>
 #endif
 

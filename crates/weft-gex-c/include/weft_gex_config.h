@@ -40,7 +40,11 @@
 #ifdef GASNET_SEQ
 #define GEX_WEFT_MODE SEQ
 #define GEX_WEFT_MODE_STR "SEQ"
+#ifdef GASNET_RCV_THREAD
+#define GEX_WEFT_MODE_NUMBER 3
+#else
 #define GEX_WEFT_MODE_NUMBER 1
+#endif
 #else
 #define GEX_WEFT_MODE PAR
 #define GEX_WEFT_MODE_STR "PAR"

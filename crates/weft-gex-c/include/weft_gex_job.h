@@ -36,7 +36,7 @@ extern gex_weft_world_t gex_weft_world;
 typedef struct {
   size_t size; /* of this structure */
   unsigned int spec_major, spec_minor;
-  unsigned int threads; /* 1: SEQ, 2: PAR */
+  unsigned int threads; /* 1: SEQ, 2: PAR, 3: SEQ with GEXW_RCV_THREAD */
   unsigned int debug;   /* 1: GASNET_DEBUG is defined */
   const char *conduit;
   gex_weft_world_t *world;

@@ -41,7 +41,7 @@ typedef void *gasnet_threadinfo_t;
 #define GASNET_GET_THREADINFO() ((gasnet_threadinfo_t)0)
 
 /* Locks that handlers may take. */
-#ifdef GASNET_PAR
+#if GASNET_HIDDEN_AM_CONCURRENCY_LEVEL
 GEX_WEFT_INLINE void gex_HSL_Init(gex_HSL_t *hsl) { (void)pthread_mutex_init(&hsl->gex_weft_mutex, NULL); }
 GEX_WEFT_INLINE void gex_HSL_Destroy(gex_HSL_t *hsl) { (void)pthread_mutex_destroy(&hsl->gex_weft_mutex); }
 GEX_WEFT_INLINE void gex_HSL_Lock(gex_HSL_t *hsl) { (void)pthread_mutex_lock(&hsl->gex_weft_mutex); }

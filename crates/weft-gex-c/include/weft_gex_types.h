@@ -40,9 +40,9 @@ typedef struct {
 
 typedef void (*gex_Coll_ReduceFn_t)(const void *arg1, void *arg2_and_out, size_t count, const void *cdata);
 
-/* A lock that handlers may take. In SEQ no two holders can meet. */
+/* A lock that handlers may take. In SEQ no two holders can meet, unless the library has a thread. */
 /* clang-format off */
-#ifdef GASNET_PAR
+#if GASNET_HIDDEN_AM_CONCURRENCY_LEVEL
 typedef struct {
   pthread_mutex_t gex_weft_mutex;
 } gex_HSL_t;

@@ -3,8 +3,9 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::time::Duration;
 
+use weft_gex::attend::Hidden;
 use weft_gex::gate::Threads;
-use weft_gex::job::{self, Job};
+use weft_gex::job::{self, Job, Manner};
 use weft_gex::spawn::Conduit;
 use weft_gex::table::Mapped;
 use weft_gex::{endpoint, env, os};
@@ -17,6 +18,8 @@ const SPEC: [c_uint; 2] = [0, 19];
 const PASS_ON: Duration = Duration::from_millis(200);
 /// The number of the mode with one thread.
 const SEQ: c_uint = 1;
+/// The number of the mode with one thread of the client whose handlers may run in another one.
+const SEQ_ATTENDED: c_uint = 3;
 
 /// The settings with which an object of the client was compiled. The layout is that of `gex_weft_build_t`.
 #[repr(C)]
@@ -68,8 +71,11 @@ fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> 
         print(&"the program was linked for an unknown conduit; use the fragments smp or ofi of this library");
         return Err(ERR_BAD_ARG);
     };
-    let threads = if build.threads == SEQ { Threads::One } else { Threads::Many };
-    let job = job::start(CString::from(name), flags, threads, conduit).map_err(|error| {
+    let manner = Manner {
+        threads: if matches!(build.threads, SEQ | SEQ_ATTENDED) { Threads::One } else { Threads::Many },
+        hidden: if build.threads == SEQ { Hidden::Forbidden } else { Hidden::Allowed },
+    };
+    let job = job::start(CString::from(name), flags, manner, conduit).map_err(|error| {
         print(&error);
         // The client ends now, upon which a launcher kills the other ranks and may drop what it has not read.
         std::thread::sleep(PASS_ON);

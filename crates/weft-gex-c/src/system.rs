@@ -1,15 +1,44 @@
 //! `gex_System_…`: the job, and its ranks by host.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use weft_gex::attend::{self, Attendant};
 use weft_gex::gate::Threads;
 use weft_gex::places::Group;
 
-use crate::handles::{ClientHandle, export, job, put};
+use crate::handles::{ClientHandle, OK, export, job, put};
 
 /// The most threads of a client.
 const MAX_THREADS: u64 = 256;
+
+/// `gex_ProgressThreadInfo_t`.
+#[repr(C)]
+struct ProgressThread {
+    device_list: *const c_char,
+    roles: c_uint,
+    function: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+}
+
+// SAFETY: the pointers lead to constants, or are null.
+unsafe impl Sync for ProgressThread {}
+
+/// The thread receives.
+const ROLE_RCV: c_uint = 1;
+/// The thread that a client with GEX_FLAG_DEFER_THREADS runs.
+static RCV_THREAD: ProgressThread = ProgressThread {
+    device_list: c"shm,tcp".as_ptr(),
+    roles: ROLE_RCV,
+    function: serve_peers,
+    argument: std::ptr::null_mut(),
+};
+
+/// Serves peers until the job ends.
+extern "C" fn serve_peers(_: *mut c_void) -> *mut c_void {
+    attend::run(job());
+    std::ptr::null_mut()
+}
 
 static VERBOSE: AtomicBool = AtomicBool::new(false);
 /// Whether errors are reported on standard error.
@@ -63,15 +92,17 @@ export! {
     }
 
     fn gex_System_QueryHiddenAMConcurrencyLevel() -> c_int {
-        0
+        c_int::from(job().attendant() != Attendant::None)
     }
 
     fn gex_System_QueryProgressThreads(_client: ClientHandle, count: *mut c_uint, info: *mut *const c_void, _flags: u32) -> c_int {
+        let is_clients = job().attendant() == Attendant::Clients;
+        let threads: *const ProgressThread = if is_clients { &RCV_THREAD } else { std::ptr::null() };
         // SAFETY: the client's pointers are null or writable.
-        unsafe { put(count, 0) };
+        unsafe { put(count, c_uint::from(is_clients)) };
         // SAFETY: as above.
-        unsafe { put(info, std::ptr::null()) };
-        0
+        unsafe { put(info, threads.cast()) };
+        OK
     }
 
     fn gex_System_GetVerboseErrors() -> c_int {

@@ -85,6 +85,11 @@ enum From {
     Signal,
 }
 
+/// Whether this process has begun to end.
+pub(crate) fn has_begun() -> bool {
+    CALLS.load(Ordering::Acquire) > 0
+}
+
 /// Ends the job with a code.
 pub fn exit(code: i32) -> ! {
     match Job::get() {

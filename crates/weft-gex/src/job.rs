@@ -5,8 +5,8 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,6 +14,7 @@ use weft_engine::api::Addr;
 use weft_nic::Device as _;
 
 use crate::area::Area;
+use crate::attend::{self, Attendant, Bell, Hidden, Next, Record, Sleeps};
 use crate::barrier::{Named, Outcome};
 use crate::board::{Board, MAX_ENDPOINTS, Published};
 use crate::endpoint::{Client, Endpoint, Segment};
@@ -31,13 +32,19 @@ use crate::post::Inbox;
 use crate::spawn::{self, Conduit, Launcher};
 use crate::table::{Location, Place, Segments};
 use crate::team::Team;
-use crate::wait::{Limits, Mode};
+use crate::wait::{self, Limits, Mode};
 
 /// A rank's view of its job.
 pub struct Job {
     rank: u32,
     pid: u32,
     threads: Threads,
+    attendant: Attendant,
+    bell: Arc<Bell>,
+    /// Threads that sleep on the device.
+    sleepers: AtomicU32,
+    /// Sleeps on the device so far.
+    sleeps: AtomicU32,
     board: Board,
     places: Places,
     inbox: Inbox,
@@ -66,13 +73,23 @@ pub struct Job {
     numbered_teams: AtomicU32,
 }
 
+/// The client's threads, as it was compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// The number of its own.
+    pub threads: Threads,
+    /// Whether its handlers may run in another one.
+    pub hidden: Hidden,
+}
+
 static JOB: OnceLock<Job> = OnceLock::new();
 
 /// Starts the job, or joins it. A process that forks the ranks does not return.
 ///
 /// # Errors
 /// See [`Error`].
-pub fn start(name: CString, flags: u32, threads: Threads, conduit: Conduit) -> Result<&'static Job, Error> {
+pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Result<&'static Job, Error> {
+    let Manner { threads, hidden } = manner;
     let spawned = spawn::start(conduit)?;
     let (rank, ranks) = (spawned.rank, spawned.ranks);
     let Met { board, places, engine, launcher } = meet(spawned, conduit)?;
@@ -84,15 +101,24 @@ pub fn start(name: CString, flags: u32, threads: Threads, conduit: Conduit) -> R
     };
     let on_host = u32::try_from(places.host().members.len()).unwrap_or(ranks);
     let wait_fd = engine.as_ref().map(|engine| engine.nic().wait_fd().as_raw_fd());
-    let links = engine.map(|engine| Links::new(engine, rank, ranks)).transpose()?;
+    let attendant = match &engine {
+        Some(_) => Attendant::wanted(hidden, flags, rank)?,
+        None => Attendant::None,
+    };
+    let bell = Arc::new(Bell::new(attendant)?);
+    let links = engine.map(|engine| Links::new(engine, rank, ranks, Arc::clone(&bell))).transpose()?;
     let max_segment = env::max_segment(u64::from(on_host), board.file().bytes() / 4 / u64::from(on_host))?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let job = Job {
         rank,
         pid,
         threads,
+        attendant,
+        bell,
+        sleepers: AtomicU32::new(0),
+        sleeps: AtomicU32::new(0),
         segments: Segments::new(rank, ranks),
-        engine: Gate::new(threads, links),
+        engine: Gate::new(attendant.threads(threads), links),
         wait_fd,
         world,
         named: Named::default(),
@@ -114,6 +140,9 @@ pub fn start(name: CString, flags: u32, threads: Threads, conduit: Conduit) -> R
     let job = JOB.get_or_init(|| job);
     let _ = job.add_endpoint(u32::MAX, 0);
     exit::install();
+    if attendant == Attendant::Own {
+        attend::start(job)?;
+    }
     Ok(job)
 }
 
@@ -149,6 +178,12 @@ impl Job {
     #[must_use]
     pub fn threads(&self) -> Threads {
         self.threads
+    }
+
+    /// The thread that serves peers while the client computes.
+    #[must_use]
+    pub fn attendant(&self) -> Attendant {
+        self.attendant
     }
 
     /// The board of the host.
@@ -375,13 +410,13 @@ impl Job {
     /// Uses the engine, after other threads. `None`: the call comes from a handler, or there is no engine.
     #[inline(always)]
     pub(crate) fn with_engine<R>(&self, work: impl FnOnce(&mut RankEngine) -> R) -> Option<R> {
-        self.engine.with(|links| links.as_mut().map(|links| work(links.engine()))).ok().flatten()
+        self.engine.with(|links| links.as_mut().map(|links| links.operate(work))).ok().flatten()
     }
 
     /// Uses the engine if no other thread does.
     #[inline(always)]
     pub(crate) fn try_with_engine<R>(&self, work: impl FnOnce(&mut RankEngine) -> R) -> Option<R> {
-        self.engine.try_with(|links| links.as_mut().map(|links| work(links.engine()))).ok().flatten()
+        self.engine.try_with(|links| links.as_mut().map(|links| links.operate(work))).ok().flatten()
     }
 
     /// Whether a message to a rank could leave at once.
@@ -447,12 +482,53 @@ impl Job {
     /// Sleeps until a message arrives, or for a time.
     #[cold]
     pub fn sleep(&self, time: Duration) {
-        let parked = self.engine.try_with(|links| links.as_mut().map(Links::park)).ok().flatten();
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        self.sleeps.fetch_add(1, Ordering::Relaxed);
+        let parked = self.engine.try_with(|links| links.as_mut().map(Links::park));
         match (parked, self.wait_fd) {
             // There is something to poll, or the engine has work that waits for a peer.
-            (Some(false), _) => std::thread::yield_now(),
-            (Some(true), Some(fd)) => os::wait_readable(fd, time),
+            (Ok(Some(false)), _) => std::thread::yield_now(),
+            (Ok(Some(true)), Some(fd)) => os::wait_any(&[Some(fd)], time),
+            // Another thread polls. It may leave without a sign.
+            (Err(_), _) => std::thread::sleep(time.min(wait::LONGEST_NAP)),
             _ => std::thread::sleep(time),
         }
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    // ---- progress while the client computes ----------------------------------------------------
+
+    /// Whether processors are left for a thread beside those of the ranks.
+    pub(crate) fn has_spare_processors(&self) -> bool {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        self.places.host().members.len() < processors
+    }
+
+    /// Serves peers, unless the client does.
+    pub(crate) fn attend(&self, record: &mut Record) -> Next {
+        let under_way = self.sleepers.load(Ordering::Relaxed) > 0;
+        let sleeps = Sleeps { begun: self.sleeps.load(Ordering::Relaxed), under_way };
+        let entered = self.engine.try_with(|links| links.as_mut().map(|links| links.attend(record, sleeps)));
+        if self.board.is_ending() {
+            exit::follow(self);
+        }
+        match entered {
+            // Steps of collectives in shared memory ring nowhere.
+            Ok(Some(next @ (Next::Now | Next::Listen))) if self.busy.load(Ordering::Relaxed) > 0 => {
+                if self.poll_teams() > 0 || next == Next::Now { Next::Now } else { Next::After(attend::STEP) }
+            }
+            Ok(Some(next)) => next,
+            Ok(None) | Err(_) => record.again(),
+        }
+    }
+
+    /// The bell of the thread that serves peers.
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// The descriptor by which peers wake a sleeper.
+    pub(crate) fn wait_fd(&self) -> Option<RawFd> {
+        self.wait_fd
     }
 }

@@ -19,13 +19,15 @@
 //! - Raw memory is touched only in `memory`, `os`, `gate` and `invoke`.
 //! - No lock is held that a client's function could need while that function runs, except that of the engine: handlers
 //!   run under it, in place, and their replies are written into the arrival's answer.
-//! - A wait polls the engine, so handlers run, and backs off ([`wait`]).
+//! - A wait polls the engine, so handlers run, and backs off ([`wait`]). A thread may poll for a client that computes
+//!   ([`attend`]).
 
 #![deny(unsafe_code)]
 
 pub mod am;
 pub mod area;
 pub mod atomic;
+pub mod attend;
 pub mod barrier;
 pub mod board;
 pub mod coll;

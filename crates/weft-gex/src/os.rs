@@ -199,16 +199,17 @@ pub(crate) fn take_descriptor(fd: std::os::fd::RawFd) -> io::Result<std::fs::Fil
     Ok(unsafe { std::fs::File::from_raw_fd(fd) })
 }
 
-/// Waits until a descriptor that is never closed is readable, or for a time.
-pub(crate) fn wait_readable(fd: std::os::fd::RawFd, time: std::time::Duration) {
-    // SAFETY: the only caller passes the descriptor of the device of this process, which lives as long as it.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+/// Waits until one of some descriptors that are never closed is readable, or for a time.
+pub(crate) fn wait_any(fds: &[Option<std::os::fd::RawFd>], time: std::time::Duration) {
+    let watch = |fd: std::os::fd::RawFd| {
+        // SAFETY: callers pass descriptors of the device and of the bell of this process, which live as long as it.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)
+    };
+    let mut fds: smallvec::SmallVec<[_; 2]> = fds.iter().flatten().map(|&fd| watch(fd)).collect();
     let timeout = rustix::event::Timespec::try_from(time).ok();
     // An interruption ends the wait, like an event.
-    let _ = rustix::event::poll(
-        &mut [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)],
-        timeout.as_ref(),
-    );
+    let _ = rustix::event::poll(&mut fds, timeout.as_ref());
 }
 
 /// Writes text to standard error in one call. May run in a signal handler.

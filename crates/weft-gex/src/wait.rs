@@ -23,8 +23,10 @@ const YIELDS_SHARED: u32 = 1000;
 /// Polls before the first yield, and yields before the first sleep, where messages come by TCP. A poll is a system call
 /// then, and a message ends a sleep at once.
 const FAR: [u32; 2] = [200, 20];
-/// The shortest and the longest sleep, in microseconds.
-const SLEEP_US: [u64; 2] = [50, 1000];
+/// The shortest sleep, in microseconds.
+const SLEEP_US: u64 = 50;
+/// The longest sleep without a wake-up.
+pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The longest sleep of a rank that will be woken.
 const LONG_SLEEP: Duration = Duration::from_millis(20);
 
@@ -81,7 +83,7 @@ impl Limits {
             Step::Yield
         } else {
             let longer = (idle - self.spins - self.yields).min(16);
-            Step::Sleep(Duration::from_micros((SLEEP_US[0] << longer.min(10)).min(SLEEP_US[1])))
+            Step::Sleep(Duration::from_micros(SLEEP_US << longer.min(10)).min(LONGEST_NAP))
         }
     }
 }
