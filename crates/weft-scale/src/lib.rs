@@ -7,22 +7,27 @@
 //! The parts, in the order in which to read them:
 //! - [`step`]: what a rank does, and where the machine gets it from.
 //! - [`schedule`]: the schedules of collectives as steps, shared among ranks.
+//! - [`script`]: steps that are written out, for protocols between a few ranks.
 //! - [`profile`]: costs, read from data files with units and sources.
 //! - [`machine`]: the simulation. [`queue`] keeps the order of its events.
+//! - [`figure`]: the figures of the source papers, from these models.
 //!
 //! Times are whole picoseconds. The order of events is (time, sequence), so the same arguments give the same trace on
 //! every system.
 
 #![forbid(unsafe_code)]
 
+pub mod figure;
 pub mod machine;
 pub mod profile;
 pub mod queue;
 mod random;
 pub mod schedule;
+pub mod script;
 pub mod step;
 
 pub use machine::{Executor, Machine, Options, Outcome, Overlap, Stuck};
 pub use profile::Profile;
 pub use schedule::Collective;
+pub use script::Script;
 pub use step::{Arrival, Programs, Step};

@@ -16,6 +16,8 @@
 
 mod device;
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 
 use crate::profile::{Costs, Path};
@@ -120,14 +122,16 @@ enum Kind {
     Arrive,
     /// A message has passed the device.
     Deliver,
-    /// A request is at the device that answers it, from memory.
+    /// A request to read memory is at the device that answers it.
     Read,
-    /// A request is at the device that answers it, by an atomic operation.
+    /// A request for an atomic operation is at the device that answers it.
     Atomic,
+    /// A request is at the processor that answers it by a handler.
+    Handle,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Resume, Self::Arrive, Self::Deliver, Self::Read, Self::Atomic];
+    const ALL: [Self; 6] = [Self::Resume, Self::Arrive, Self::Deliver, Self::Read, Self::Atomic, Self::Handle];
 
     fn label(self, iteration: u32) -> u32 {
         (iteration << 3) | self as u32
@@ -148,6 +152,8 @@ struct Rank {
     iteration: u32,
     /// Messages that it has sent: numbers its draws.
     sent: u32,
+    /// It has begun with its program.
+    begun: bool,
     /// The processor's part of the next step has been paid.
     paid: bool,
     /// The work that [`Overlap::Once`] asks for is done.
@@ -250,6 +256,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
                 Kind::Arrive | Kind::Deliver => self.arrive(event),
                 Kind::Read => self.answer(event, Unit::Memory),
                 Kind::Atomic => self.answer(event, Unit::Atomic),
+                Kind::Handle => self.answer(event, Unit::Handler),
             }
             if self.events.is_multiple_of(REPORT_EVERY) {
                 progress(self.events, self.ended);
@@ -286,7 +293,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
     }
 
     /// The end of work that a processor begins at a time, with the interruptions in between.
-    fn busy(&self, rank: u32, from: u64, work: u64) -> u64 {
+    fn busy(&self, from: u64, rank: u32, work: u64) -> u64 {
         let (every, lasts) = (self.costs.cpu.noise_every, self.costs.cpu.noise_lasts);
         let mut end = from + work;
         if every == 0 || lasts == 0 {
@@ -294,7 +301,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         }
         let mut number = (from / every).saturating_sub(1);
         loop {
-            let at = number * every + below(every, self.options.seed, Stream::Noise, rank, number);
+            let at = number * every + below(every, Stream::Noise, self.options.seed, rank, number);
             if at + lasts > from && at < end {
                 end += (at + lasts - from).min(lasts);
             }
@@ -306,19 +313,19 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
     }
 
     /// The end of a step's work, if the processor performs the steps.
-    fn busy_if_host(&self, rank: u32, from: u64, work: u64) -> u64 {
-        if self.options.executor == Executor::Host { self.busy(rank, from, work) } else { from }
+    fn busy_if_host(&self, from: u64, rank: u32, work: u64) -> u64 {
+        if self.options.executor == Executor::Host { self.busy(from, rank, work) } else { from }
     }
 
     /// Begins an iteration: the imbalance, and the part of the processor where the card performs the steps.
     fn begin(&mut self, rank: u32) {
         let state = self.ranks[rank as usize];
-        let late = below(self.options.imbalance_ps, self.options.seed, Stream::Skew, rank, state.iteration.into());
-        let mut local = if late > 0 { self.busy(rank, state.local, late) } else { state.local };
+        let late = below(self.options.imbalance_ps, Stream::Skew, self.options.seed, rank, state.iteration.into());
+        let mut local = if late > 0 { self.busy(state.local, rank, late) } else { state.local };
         if self.options.executor == Executor::Card {
-            local = self.busy(rank, local, self.costs.card.post);
+            local = self.busy(local, rank, self.costs.card.post);
             let work = if let Overlap::Once(work) = self.options.overlap { work } else { 0 };
-            self.processors[rank as usize].ready = self.busy(rank, local, work);
+            self.processors[rank as usize].ready = self.busy(local, rank, self.costs.card.posting + work);
         }
         self.ranks[rank as usize].local = local;
     }
@@ -326,6 +333,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
     /// Performs the steps of a rank until one depends on an event.
     fn advance(&mut self, rank: u32) {
         let mut state = self.ranks[rank as usize];
+        state.begun = true;
         loop {
             let turn = match self.programs.step(rank, state.next) {
                 None => self.end(rank, &mut state),
@@ -341,9 +349,9 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
     /// Performs one step.
     fn perform(&mut self, rank: u32, state: &mut Rank, step: Step) -> Turn {
         let turn = match step {
-            Step::Send { to, number, bytes } => self.send(rank, state, to, number, bytes),
-            Step::Ask { to, number, unit } => self.ask(rank, state, to, number, unit),
-            Step::Wait { from, ordinal } => self.wait(rank, state, from, ordinal),
+            Step::Send { to, number, bytes } => self.send(rank, state, (to, number), bytes),
+            Step::Ask { to, number, unit } => self.ask(rank, state, (to, number), unit),
+            Step::Wait { from, ordinal } => self.wait(rank, state, (from, ordinal)),
             _ => {
                 state.local = self.alone(rank, state.local, step);
                 Turn::Goes
@@ -360,9 +368,9 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         let (cpu, by_host) = (&self.costs.cpu, self.options.executor == Executor::Host);
         match step {
             Step::Drain => from.max(self.devices.drained(rank)),
-            Step::Compute { ps } => self.busy(rank, from, ps),
-            Step::Copy { bytes } => self.busy_if_host(rank, from, cpu.copy + cpu.copy_byte * bytes),
-            Step::Reduce { bytes } if by_host => self.busy(rank, from, cpu.reduce_byte * bytes),
+            Step::Compute { ps } => self.busy(from, rank, ps),
+            Step::Copy { bytes } => self.busy_if_host(from, rank, cpu.copy_byte * bytes),
+            Step::Reduce { bytes } if by_host => self.busy(from, rank, cpu.reduce_byte * bytes),
             Step::Reduce { bytes } => from + self.costs.card.reduce_byte * bytes,
             Step::Send { .. } | Step::Ask { .. } | Step::Wait { .. } => from,
         }
@@ -373,38 +381,40 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         if state.iteration >= self.options.iterations {
             return Turn::Stays;
         }
+        self.work_once(rank, state);
         if self.options.executor == Executor::Card {
             let mut processor = self.processors[rank as usize];
             let mut free = processor.ready;
             if let Overlap::Quanta(work) = self.options.overlap {
-                let rounds = self.rounds(free, state.local, work);
+                let rounds = self.rounds(&(free..state.local), work);
                 free += rounds * (work + self.costs.cpu.test);
                 processor.worked += rounds * work;
                 self.processors[rank as usize] = processor;
             }
-            state.local = self.busy(rank, free.max(state.local), self.costs.card.reap);
+            state.local = self.busy(free.max(state.local), rank, self.costs.card.reap);
         }
-        *state = Rank { local: state.local, iteration: state.iteration + 1, sent: state.sent, ..Rank::default() };
+        let (local, iteration, sent) = (state.local, state.iteration + 1, state.sent);
+        *state = Rank { local, iteration, sent, begun: true, ..Rank::default() };
         if state.iteration == self.options.iterations {
             self.ended += 1;
             return Turn::Stays;
         }
         let bits = rank as usize * self.words;
         self.arrived[bits..bits + self.words].fill(0);
-        self.take_early(rank, state.iteration);
+        self.take_early(rank, state);
         self.ranks[rank as usize] = *state;
         self.begin(rank);
         *state = self.ranks[rank as usize];
         Turn::Goes
     }
 
-    /// Rounds of work and test from one time until another has passed.
-    const fn rounds(&self, from: u64, until: u64, work: u64) -> u64 {
+    /// Rounds of work and test until a time of waiting has passed.
+    const fn rounds(&self, waits: &Range<u64>, work: u64) -> u64 {
         let round = work + self.costs.cpu.test;
-        if round == 0 { 0 } else { until.saturating_sub(from).div_ceil(round) }
+        if round == 0 { 0 } else { waits.end.saturating_sub(waits.start).div_ceil(round) }
     }
 
-    fn path(&self, rank: u32, other: u32) -> &'a Path {
+    fn path(&self, (rank, other): (u32, u32)) -> &'a Path {
         let per_host = self.costs.ranks_per_host;
         match &self.costs.near {
             Some(near) if rank / per_host == other / per_host => near,
@@ -420,7 +430,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
     fn pay(&mut self, rank: u32, state: &mut Rank, path: &Path, bytes: u64) -> Turn {
         if !state.paid {
             let by_cpu = if path.is_bulk(bytes) { 0 } else { path.cpu_byte * bytes };
-            state.local = self.busy_if_host(rank, state.local, path.send + by_cpu);
+            state.local = self.busy_if_host(state.local, rank, path.send + by_cpu);
             state.paid = true;
             if self.devices.are_shared() && state.local > self.now && !self.is_near(path) {
                 let label = Kind::Resume.label(state.iteration);
@@ -434,8 +444,8 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         Turn::Goes
     }
 
-    fn send(&mut self, rank: u32, state: &mut Rank, to: u32, number: u32, bytes: u64) -> Turn {
-        let path = self.path(rank, to);
+    fn send(&mut self, rank: u32, state: &mut Rank, (to, number): (u32, u32), bytes: u64) -> Turn {
+        let path = self.path((rank, to));
         if self.pay(rank, state, path, bytes) == Turn::Stays {
             return Turn::Stays;
         }
@@ -446,33 +456,42 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         };
         let announced = path.rendezvous_from.is_some_and(|from| bytes >= from);
         let exchange = if announced { 2 * path.latency + path.send + path.receive } else { 0 };
-        let late = below(path.jitter, self.options.seed, Stream::Jitter, rank, state.sent.into());
+        let late = below(path.jitter, Stream::Jitter, self.options.seed, rank, state.sent.into());
         let time_ps = left + exchange + path.latency + path.byte * bytes + late;
         self.queue.push(Event { time_ps, rank: to, from: rank, number, label: Kind::Arrive.label(state.iteration) });
         Turn::Goes
     }
 
-    fn ask(&mut self, rank: u32, state: &mut Rank, to: u32, number: u32, unit: Unit) -> Turn {
-        let path = self.path(rank, to);
+    fn ask(&mut self, rank: u32, state: &mut Rank, (to, number): (u32, u32), unit: Unit) -> Turn {
+        let path = self.path((rank, to));
         if self.pay(rank, state, path, 0) == Turn::Stays {
             return Turn::Stays;
         }
         let left = self.devices.send(rank, state.local, path, 0, state.sent);
-        let late = below(path.jitter, self.options.seed, Stream::Jitter, rank, state.sent.into());
-        let kind = if unit == Unit::Memory { Kind::Read } else { Kind::Atomic };
+        let late = below(path.jitter, Stream::Jitter, self.options.seed, rank, state.sent.into());
+        let kind = match unit {
+            Unit::Memory => Kind::Read,
+            Unit::Atomic => Kind::Atomic,
+            Unit::Handler => Kind::Handle,
+        };
         let (time_ps, label) = (left + path.latency + late, kind.label(state.iteration));
         self.queue.push(Event { time_ps, rank: to, from: rank, number, label });
         Turn::Goes
     }
 
-    /// A device answers a request of `event.from` without the processor of its rank.
+    /// A unit of this rank answers a request of `event.from`.
     fn answer(&mut self, event: Event, unit: Unit) {
-        let path = self.path(event.rank, event.from);
+        let path = self.path((event.rank, event.from));
         let asked = self.programs.arrival(event.from, event.rank, event.number);
         let bytes = asked.map_or(0, |arrival| arrival.bytes);
         let left = match unit {
             Unit::Memory => self.devices.send(event.rank, event.time_ps, path, bytes, event.number),
-            Unit::Atomic => self.devices.atomic(event.rank, event.time_ps, self.costs.card.atomic),
+            Unit::Atomic => self.devices.atomic(event.time_ps, event.rank, self.costs.card.atomic),
+            Unit::Handler => {
+                let cpu = &self.costs.cpu;
+                let work = path.receive + cpu.layer + cpu.handler + cpu.layer + path.send;
+                self.devices.atomic(event.time_ps, event.rank, work)
+            }
         };
         let time_ps = left + path.latency + path.byte * bytes;
         let label = Kind::Arrive.label(event.label >> 3);
@@ -484,7 +503,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         debug_assert!(arrival.is_some(), "rank {} expects no message of {}", event.rank, event.from);
         // A message that no program names is dropped; its sender goes on.
         let Some(Arrival { ordinal, bytes }) = arrival else { return };
-        let path = self.path(event.rank, event.from);
+        let path = self.path((event.rank, event.from));
         let passed =
             Kind::of(event.label) == Kind::Deliver || self.is_near(path) || self.devices.are_passed(path, bytes);
         if !passed {
@@ -504,13 +523,13 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             self.early.entry(rank).or_default().push((iteration, ordinal));
             return;
         }
-        self.mark(rank, ordinal);
+        self.mark((rank, ordinal));
         let waits = self.programs.step(rank, state.next) == Some(Step::Wait { from: event.from, ordinal });
-        if !waits || self.is_ahead(&state) {
+        if !waits || !state.begun {
             return;
         }
         if let (Overlap::Quanta(work), Executor::Host) = (self.options.overlap, self.options.executor) {
-            let rounds = self.rounds(state.local, self.now, work);
+            let rounds = self.rounds(&(state.local..self.now), work);
             state.local += rounds * (work + self.costs.cpu.test);
             self.processors[rank as usize].worked += rounds * work;
         }
@@ -519,37 +538,38 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         self.advance(rank);
     }
 
-    /// Whether an event of this rank is due that continues it: it has not begun its program.
-    const fn is_ahead(&self, state: &Rank) -> bool {
-        state.next == 0 && state.iteration == 0 && state.local > self.now
-    }
-
-    fn mark(&mut self, rank: u32, ordinal: u32) {
+    fn mark(&mut self, (rank, ordinal): (u32, u32)) {
         self.arrived[rank as usize * self.words + ordinal as usize / 64] |= 1 << (ordinal % 64);
     }
 
-    fn take_early(&mut self, rank: u32, iteration: u32) {
+    fn take_early(&mut self, rank: u32, state: &Rank) {
         let Some(waiting) = self.early.get_mut(&rank) else { return };
-        let due: Vec<u32> = waiting.iter().filter(|(of, _)| *of == iteration).map(|(_, ordinal)| *ordinal).collect();
-        waiting.retain(|(of, _)| *of != iteration);
+        let due: Vec<u32> =
+            waiting.iter().filter(|(of, _)| *of == state.iteration).map(|(_, ordinal)| *ordinal).collect();
+        waiting.retain(|(of, _)| *of != state.iteration);
         for ordinal in due {
-            self.mark(rank, ordinal);
+            self.mark((rank, ordinal));
         }
     }
 
-    fn wait(&mut self, rank: u32, state: &mut Rank, from: u32, ordinal: u32) -> Turn {
+    /// The work beside a collective that the processor performs: before the first wait.
+    fn work_once(&self, rank: u32, state: &mut Rank) {
         if let (Overlap::Once(work), Executor::Host, false) =
             (self.options.overlap, self.options.executor, state.worked)
         {
             state.worked = true;
-            state.local = self.busy(rank, state.local, work);
+            state.local = self.busy(state.local, rank, work);
         }
+    }
+
+    fn wait(&mut self, rank: u32, state: &mut Rank, (from, ordinal): (u32, u32)) -> Turn {
+        self.work_once(rank, state);
         let word = self.arrived[rank as usize * self.words + ordinal as usize / 64];
         if word & (1 << (ordinal % 64)) == 0 {
             return Turn::Stays;
         }
         state.local = match self.options.executor {
-            Executor::Host => self.busy(rank, state.local, self.path(rank, from).receive),
+            Executor::Host => self.busy(state.local, rank, self.path((rank, from)).receive),
             Executor::Card => state.local + self.costs.card.step,
         };
         Turn::Goes

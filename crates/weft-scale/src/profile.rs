@@ -82,6 +82,8 @@ pub struct Path {
     pub rendezvous_from: Option<u64>,
     /// The shortest message that a bulk engine moves.
     pub bulk_from: Option<u64>,
+    /// The shortest remote access that a bulk engine moves, if that differs.
+    pub rma_bulk_from: Option<u64>,
     /// The bulk engine's time to start.
     pub bulk_setup: u64,
     /// How many messages the bulk engine moves at a time.
@@ -91,12 +93,22 @@ pub struct Path {
 /// The costs of work of a processor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cpu {
-    /// A copy, whatever its length.
-    pub copy: u64,
+    /// Taking a message through a buffer of the message layer, whatever its length.
+    pub stage: u64,
     /// Each byte of a copy.
     pub copy_byte: u64,
     /// Each byte of a reduction.
     pub reduce_byte: u64,
+    /// A layer above the device: requests and completion entries, for each message at each end.
+    pub layer: u64,
+    /// A handler of an active message.
+    pub handler: u64,
+    /// Peers whose buffers a handler finds in the cache; without a number, all.
+    pub peers: Option<u64>,
+    /// What a handler takes longer for a peer whose buffers it does not find there.
+    pub peer_miss: u64,
+    /// The detour to a device at another socket, for each message at each end.
+    pub far_socket: u64,
     /// One test whether an operation has ended.
     pub test: u64,
     /// The time within which one interruption of the processor falls.
@@ -108,8 +120,10 @@ pub struct Cpu {
 /// The costs and limits of a network card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Card {
-    /// The processor's time to hand a schedule to the card.
+    /// The processor's time until the card begins with a schedule.
     pub post: u64,
+    /// The rest of the processor's time to hand a schedule to the card, while the card works.
+    pub posting: u64,
     /// The processor's time to take the end of a schedule.
     pub reap: u64,
     /// The card's time for a message that it sends or receives. The ranks of a host share it.
@@ -269,6 +283,7 @@ impl Path {
             "jitter" => self.jitter = time(is)?,
             "rendezvous_from" => self.rendezvous_from = Some(bytes(is)?),
             "bulk_from" => self.bulk_from = Some(bytes(is)?),
+            "rma_bulk_from" => self.rma_bulk_from = Some(bytes(is)?),
             "bulk_setup" => self.bulk_setup = time(is)?,
             "bulk_channels" => self.bulk_channels = count(is)?,
             _ => return Err(Fault::NoSuchValue),
@@ -286,9 +301,14 @@ impl Path {
 impl Cpu {
     fn set(&mut self, key: &str, is: &str) -> Result<(), Fault> {
         match key {
-            "copy" => self.copy = time(is)?,
+            "stage" => self.stage = time(is)?,
             "copy_byte" => self.copy_byte = time_per_byte(is)?,
             "reduce_byte" => self.reduce_byte = time_per_byte(is)?,
+            "layer" => self.layer = time(is)?,
+            "peers" => self.peers = Some(count(is)?.into()),
+            "peer_miss" => self.peer_miss = time(is)?,
+            "far_socket" => self.far_socket = time(is)?,
+            "handler" => self.handler = time(is)?,
             "test" => self.test = time(is)?,
             "noise_every" => self.noise_every = time(is)?,
             "noise_lasts" => self.noise_lasts = time(is)?,
@@ -302,6 +322,7 @@ impl Card {
     fn set(&mut self, key: &str, is: &str) -> Result<(), Fault> {
         match key {
             "post" => self.post = time(is)?,
+            "posting" => self.posting = time(is)?,
             "reap" => self.reap = time(is)?,
             "service" => self.service = time(is)?,
             "step" => self.step = time(is)?,

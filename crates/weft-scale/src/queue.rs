@@ -177,7 +177,7 @@ mod tests {
     fn order(queue: &mut impl Queue, reach_ps: u64) -> Vec<Event> {
         let event = |time_ps, number| Event { time_ps, rank: 0, from: 0, number, label: 0 };
         for n in 0..50 {
-            queue.push(event(below(1000, 1, Stream::Skew, 0, n), u32::try_from(n).unwrap_or(0)));
+            queue.push(event(below(1000, Stream::Skew, 1, 0, n), u32::try_from(n).unwrap_or(0)));
         }
         let (mut popped, mut next) = (Vec::new(), 50);
         while let Some(first) = queue.pop() {
@@ -185,7 +185,7 @@ mod tests {
             for _ in 0..2 {
                 if next < 5000 {
                     let reach = if next % 3 == 0 { 0 } else { reach_ps };
-                    let after = below(reach, 2, Stream::Skew, 0, u64::from(next)) / 7 * 7;
+                    let after = below(reach, Stream::Skew, 2, 0, u64::from(next)) / 7 * 7;
                     queue.push(event(first.time_ps + after, next));
                     next += 1;
                 }

@@ -17,7 +17,7 @@ pub(crate) enum Stream {
 }
 
 /// A number below `bound`; 0 for a bound of 0.
-pub(crate) const fn below(bound: u64, seed: u64, stream: Stream, rank: u32, number: u64) -> u64 {
+pub(crate) const fn below(bound: u64, stream: Stream, seed: u64, rank: u32, number: u64) -> u64 {
     let drawn = mix(mix(seed ^ ((stream as u64) << 56) ^ rank as u64).wrapping_add(number));
     let scaled = (drawn as u128 * bound as u128) >> 64;
     #[allow(clippy::cast_possible_truncation)] // Below the bound.
@@ -39,9 +39,9 @@ mod tests {
 
     #[test]
     fn draws_fill_their_range() {
-        let drawn: Vec<u64> = (0..1000).map(|n| below(10, 1, Stream::Jitter, 7, n)).collect();
+        let drawn: Vec<u64> = (0..1000).map(|n| below(10, Stream::Jitter, 1, 7, n)).collect();
         assert!((0..10).all(|value| (60..150).contains(&drawn.iter().filter(|&&d| d == value).count())));
-        assert_eq!(below(0, 1, Stream::Noise, 0, 0), 0);
-        assert_ne!(drawn, (0..1000).map(|n| below(10, 1, Stream::Noise, 7, n)).collect::<Vec<_>>());
+        assert_eq!(below(0, Stream::Noise, 1, 0, 0), 0);
+        assert_ne!(drawn, (0..1000).map(|n| below(10, Stream::Noise, 1, 7, n)).collect::<Vec<_>>());
     }
 }

@@ -25,7 +25,7 @@ enum Relation {
 }
 
 impl Relation {
-    const fn of(self, rank: u32, partner: u32, members: u32) -> u32 {
+    const fn of(self, (rank, partner): (u32, u32), members: u32) -> u32 {
         match self {
             Self::Distance if partner >= rank => partner - rank,
             Self::Distance => partner + (members - rank),
@@ -33,7 +33,7 @@ impl Relation {
         }
     }
 
-    const fn partner(self, rank: u32, relative: u32, members: u32) -> u32 {
+    const fn partner(self, (rank, relative): (u32, u32), members: u32) -> u32 {
         match self {
             Self::Distance if relative < members - rank => rank + relative,
             Self::Distance => relative - (members - rank),
@@ -119,8 +119,8 @@ impl Collective {
         self.shared.get(*self.of_rank.get(rank as usize)? as usize)
     }
 
-    fn partner(&self, rank: u32, relative: u32) -> u32 {
-        self.relation.partner(rank, relative, self.request.members)
+    fn partner(&self, ends: (u32, u32)) -> u32 {
+        self.relation.partner(ends, self.request.members)
     }
 }
 
@@ -132,14 +132,14 @@ impl Programs for Collective {
     fn step(&self, rank: u32, index: u32) -> Option<Step> {
         let step = *self.shared(rank)?.steps.get(index as usize)?;
         Some(match step {
-            Step::Send { to, number, bytes } => Step::Send { to: self.partner(rank, to), number, bytes },
-            Step::Wait { from, ordinal } => Step::Wait { from: self.partner(rank, from), ordinal },
+            Step::Send { to, number, bytes } => Step::Send { to: self.partner((rank, to)), number, bytes },
+            Step::Wait { from, ordinal } => Step::Wait { from: self.partner((rank, from)), ordinal },
             other => other,
         })
     }
 
     fn arrival(&self, rank: u32, from: u32, number: u32) -> Option<Arrival> {
-        let relative = self.relation.of(rank, from, self.request.members);
+        let relative = self.relation.of((rank, from), self.request.members);
         let shared = self.shared(rank)?;
         let ordinal = *shared.index.get(&(relative, number))?;
         let &(_, _, bytes) = shared.arrivals.get(ordinal as usize)?;
@@ -179,7 +179,7 @@ impl Interned {
         for rank in ranks {
             let schedule = schedule(rank)?;
             interned.most_tasks = interned.most_tasks.max(schedule.tasks().len());
-            let (steps, arrivals) = steps(&schedule, |partner| relation.of(rank, partner, members));
+            let (steps, arrivals) = steps(&schedule, |partner| relation.of((rank, partner), members));
             let number = interned.number(steps, arrivals);
             interned.of_rank.push(number);
         }

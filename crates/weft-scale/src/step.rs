@@ -15,8 +15,8 @@ pub enum Step {
         /// The length of the payload.
         bytes: u64,
     },
-    /// Has the device of a rank answer, without its processor: a remote read or an atomic operation. The answer is an
-    /// arrival from that rank with the same number.
+    /// Has a unit of another rank answer, in the order of requests. The answer is an arrival from that rank with the
+    /// same number.
     Ask {
         /// The rank whose device answers.
         to: u32,
@@ -51,13 +51,15 @@ pub enum Step {
     },
 }
 
-/// The part of a device that answers an [`Step::Ask`].
+/// The unit that answers an [`Step::Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
-    /// Reads memory and returns the bytes that the arrival names.
+    /// The device reads memory and returns the bytes that the arrival names.
     Memory,
-    /// Performs atomic operations, one after the other.
+    /// The device performs atomic operations, one after the other.
     Atomic,
+    /// The processor of the rank, which runs a handler for each request, one after the other.
+    Handler,
 }
 
 /// A message that a rank receives.

@@ -78,7 +78,7 @@ impl Devices {
                 *channel = at + path.byte * bytes;
             }
         }
-        at = self.handle(rank, at, u64::from(draw) * 2, false);
+        at = self.handle(at, rank, u64::from(draw) * 2, false);
         let start = at.max(self.sent[card]);
         self.sent[card] = start + path.gap.max(path.byte * bytes);
         start
@@ -90,11 +90,11 @@ impl Devices {
         let duration = path.byte * bytes;
         let start = now.saturating_sub(duration).max(self.received[card]);
         self.received[card] = start + path.gap.max(duration);
-        self.handle(rank, start + duration, u64::from(draw) * 2 + 1, self.fetches_entries)
+        self.handle(start + duration, rank, u64::from(draw) * 2 + 1, self.fetches_entries)
     }
 
     /// The end of an atomic operation.
-    pub(super) fn atomic(&mut self, rank: u32, now: u64, lasts: u64) -> u64 {
+    pub(super) fn atomic(&mut self, now: u64, rank: u32, lasts: u64) -> u64 {
         let card = self.card(rank);
         let unit = &mut self.atomics[card];
         *unit = now.max(*unit) + lasts;
@@ -107,12 +107,12 @@ impl Devices {
     }
 
     /// The card handles a message: its own work, and what it must fetch from the memory of the host.
-    fn handle(&mut self, rank: u32, ready: u64, draw: u64, entry: bool) -> u64 {
+    fn handle(&mut self, ready: u64, rank: u32, draw: u64, entry: bool) -> u64 {
         if self.service == 0 {
             return ready;
         }
         let (held, used) = self.contexts;
-        let misses = used > held && below(used, self.seed, Stream::Miss, rank, draw) >= held;
+        let misses = used > held && below(used, Stream::Miss, self.seed, rank, draw) >= held;
         let fetches = u64::from(misses) + u64::from(entry);
         let card = self.card(rank);
         let engine = &mut self.engine[card];
