@@ -62,6 +62,10 @@ enum Command {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+        /// A host that runs `weft bench serve`: the route, the firewalls and the rates between it and this host are
+        /// examined.
+        #[arg(long, value_name = "HOST[:PORT]")]
+        to: Option<String>,
         /// A launcher and a program, such as `mpiexec -n 2 ./a.out`: its libfabric is examined, and it is started once.
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<OsString>,
@@ -149,8 +153,8 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
     match command {
         Command::Info { params: true, json } => render::print(out, &info::params(), *json)?,
         Command::Info { params: false, json } => render::print(out, &info::gather(), *json)?,
-        Command::Doctor { json, command } => {
-            let report = doctor::examine(command);
+        Command::Doctor { json, to, command } => {
+            let report = doctor::examine(command, to.as_deref());
             render::print(out, &report, *json)?;
             if !report.works() {
                 return Ok(ExitCode::FAILURE);

@@ -13,12 +13,14 @@
 //! - `job`: the messages between parent and child. `launch`: the parent's side. `child`: the child's side.
 //! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements.
 //! - `remote`, `serve`: both ends of the control connection of a measurement between two hosts.
+//! - `flows`: plain connections between two hosts, for `weft doctor --to`.
 //! - `gex`: `weft bench gex`, which runs a program of its own.
 //! - `cleanup`: leftover files and interruptions. `stats`, `rows`: medians, ratios, JSON. `table`, `plot`: the output.
 
 mod child;
 mod cleanup;
 mod cores;
+pub(crate) mod flows;
 mod gex;
 mod job;
 mod kinds;
@@ -29,7 +31,7 @@ mod plan;
 #[cfg(feature = "lab")]
 mod plot;
 mod port;
-mod remote;
+pub(crate) mod remote;
 mod rows;
 mod serve;
 mod stats;

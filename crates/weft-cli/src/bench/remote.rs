@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::flows;
 use super::job::{Job, ToParent};
 use super::launch::{Event, GRACE};
 use crate::foreign::show_all;
 
 /// The version of the control protocol. Changes with every change of [`Job`] or of the messages here.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 /// The port of `weft bench serve`.
 pub(crate) const PORT: u16 = 18717;
 /// Time for the connection, and for the greeting as a whole.
@@ -75,6 +76,8 @@ pub(super) enum FromClient {
     Line(String),
     /// The rank shall end.
     End,
+    /// Connections without a rank.
+    Flows(flows::Wish),
 }
 
 /// A server's messages after the greeting.
@@ -85,6 +88,8 @@ pub(super) enum FromServer {
     Said(ToParent),
     /// The rank has closed its output. The text is the last line of its standard error.
     Closed(String),
+    /// An answer to [`FromClient::Flows`].
+    Flows(flows::Answer),
 }
 
 /// Sends a message as one line.
@@ -205,6 +210,21 @@ impl Control {
         }
     }
 
+    /// The connection itself.
+    pub(super) const fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// The addresses of the connection's ends: this host's, then the server's.
+    pub(crate) fn ends(&self) -> io::Result<[SocketAddr; 2]> {
+        Ok([self.stream.local_addr()?, self.stream.peer_addr()?])
+    }
+
+    /// Uses the receiving side, while no rank runs.
+    pub(super) fn with_reader<R>(&self, receive: impl FnOnce(&mut Reader) -> R) -> R {
+        receive(&mut self.reader.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Starts a rank on the server. Its messages become events.
     pub(super) fn start(
         &self,
@@ -235,6 +255,7 @@ fn listen(reader: &mut impl BufRead, name: &str, rank: usize, events: &Sender<(u
             Ok(FromServer::Said(message)) => {
                 let _ = events.send((rank, Event::Message(message)));
             }
+            Ok(FromServer::Flows(_)) => return format!("is lost: {name} answers out of turn"),
             Ok(FromServer::Closed(words)) if words.is_empty() => return format!("on {name} ended early"),
             Ok(FromServer::Closed(words)) => return format!("on {name} ended early: {words}"),
             Err(error) => return format!("is lost: the connection to {name} broke ({error})"),

@@ -26,7 +26,7 @@ use super::options::{LONGEST, MOST_WINDOW};
 use super::places::Host;
 use super::remote::{self, Answer, FromClient, FromServer, GREETING, Greeting, PROTOCOL, Reader, Timed, Welcome};
 use super::subject::{Floor, Subject};
-use super::{cleanup, cores};
+use super::{cleanup, cores, flows};
 
 /// Time after which a silent client is given up.
 const IDLE: Duration = Duration::from_secs(60);
@@ -205,9 +205,11 @@ impl Server {
         let welcome = Welcome { host: host_name(), libfabric: self.host.version };
         remote::send(stream, &Answer::Welcome(welcome))?;
         loop {
-            // Lines for a rank that has ended are without effect.
-            if let FromClient::Start(job, env) = remote::receive_within(reader, IDLE)? {
-                self.measure(stream, reader, &job, env)?;
+            match remote::receive_within(reader, IDLE)? {
+                FromClient::Start(job, env) => self.measure(stream, reader, &job, env)?,
+                FromClient::Flows(wish) => flows::serve(stream, wish)?,
+                // Lines for a rank that has ended are without effect.
+                FromClient::Line(_) | FromClient::End => {}
             }
         }
     }
@@ -255,7 +257,7 @@ impl Server {
                 }
                 match remote::receive(reader) {
                     Ok(FromClient::Line(line)) => rank.tell(&line),
-                    Ok(FromClient::End | FromClient::Start(..)) => break Ok(()),
+                    Ok(FromClient::End | FromClient::Start(..) | FromClient::Flows(_)) => break Ok(()),
                     Err(error) => break Err(error),
                 }
             };

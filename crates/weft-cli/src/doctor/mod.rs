@@ -5,6 +5,7 @@
 
 mod libfabrics;
 mod loading;
+mod path;
 mod system;
 mod trace;
 mod variables;
@@ -77,8 +78,9 @@ impl Report {
     }
 }
 
-/// Runs all checks. `command`: a launcher with a program, which is started once; empty for none.
-pub(crate) fn examine(command: &[OsString]) -> Report {
+/// Runs all checks. `command`: a launcher with a program, which is started once; empty for none. `to`: a host that runs
+/// `weft bench serve`, to which the path is examined.
+pub(crate) fn examine(command: &[OsString], to: Option<&str>) -> Report {
     let env = |name: &str| std::env::var(name).ok();
     let (params, problems) = Params::of_environment();
     let (mut findings, provider) = loading::examine(&env);
@@ -88,6 +90,7 @@ pub(crate) fn examine(command: &[OsString]) -> Report {
     let processors = processors.lines().filter(|line| line.starts_with("cpu")).count().saturating_sub(1).max(1);
     findings.extend(variables::examine(names, &params, &problems, processors));
     findings.extend(system::examine(&params));
+    findings.extend(to.into_iter().flat_map(|to| path::examine(to, &params)));
     findings.extend(trace::examine(command));
     Report { works: findings.iter().all(|finding| finding.state != Outcome::Bad), findings }
 }
@@ -121,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_problem_has_a_remedy() {
-        let report = examine(&[]);
+        let report = examine(&[], None);
         for finding in &report.findings {
             let wrong = matches!(finding.state, Outcome::Bad | Outcome::Degraded);
             assert_eq!(wrong, !finding.remedy.is_empty(), "{finding:?}");
