@@ -1,13 +1,16 @@
 /* Measures a library with the GASNet-EX API between two ranks of a job: `weft bench gex` runs it.
  *
  * It uses public calls only, so the same source can be compiled against any such library, and the results of several
- * libraries compared. Rank 0 prints one line for each measurement: name, value, unit. A value is the median of batches.
+ * libraries compared. Calls of weft's own are measured where gasnet_weft.h exists. Rank 0 prints one line for each measurement: name, value, unit. A value is the median of batches.
  * An argument limits the time of each measurement, in milliseconds.
  */
 #include <gasnetex.h>
 #include <gasnet_coll.h>
 #include <gasnet_ratomic.h>
 #include <gasnet_vis.h>
+#ifdef WEFT_GEX
+#include <gasnet_weft.h>
+#endif
 
 #include <inttypes.h>
 #include <sched.h>
@@ -78,6 +81,21 @@ static int get_8(void) {
   gex_RMA_GetBlocking(team, block, peer, far, 8, 0);
   return 1;
 }
+
+#ifdef GEXW_SUPPORTS_SEG_OFFSET
+/* The same accesses by an offset in the segment. */
+#define BY_OFFSET (GEX_FLAG_PEER_SEG_OFFSET | GEX_FLAG_SELF_SEG_OFFSET)
+
+static int put_8_offset(void) {
+  gex_RMA_PutBlocking(team, peer, (void *)8192, (void *)64, 8, BY_OFFSET);
+  return 1;
+}
+
+static int get_8_offset(void) {
+  gex_RMA_GetBlocking(team, (void *)64, peer, (void *)8192, 8, BY_OFFSET);
+  return 1;
+}
+#endif
 
 static int put_long(void) {
   gex_RMA_PutBlocking(team, peer, far, block, LONG_BYTES, 0);
@@ -285,6 +303,10 @@ int main(int argc, char **argv) {
 
   run("put-8", put_8);
   run("get-8", get_8);
+#ifdef GEXW_SUPPORTS_SEG_OFFSET
+  run("put-8-offset", put_8_offset);
+  run("get-8-offset", get_8_offset);
+#endif
   run("put-64k", put_long);
   run("fetch-add", fetch_add);
   run("am-short", am_short);

@@ -5,30 +5,53 @@
 #ifndef WEFT_GEX_FAST_H
 #define WEFT_GEX_FAST_H
 
-GEX_WEFT_INLINE void *gex_weft_here(gex_TM_t tm, gex_Rank_t rank, const void *addr, size_t bytes) {
+GEX_WEFT_INLINE void *gex_weft_here(gex_TM_t tm, gex_Rank_t rank, const void *addr, size_t bytes, gex_Flags_t flags) {
   const gex_weft_segment_t *segment;
   uintptr_t at;
   if (tm != gex_weft_world.tm || rank >= gex_weft_world.ranks) return NULL;
   segment = &gex_weft_world.segments[rank];
-  at = (uintptr_t)addr - segment->base;
+  at = (uintptr_t)addr;
+  if (!(flags & GEX_FLAG_PEER_SEG_OFFSET)) at -= segment->base;
   if (at > segment->bytes || bytes > segment->bytes - at) return NULL;
   return (void *)(segment->here + at);
 }
 
+/* Makes an address of an offset in the own segment. Returns 0 if the segment is not known, or does not have it. */
+GEX_WEFT_INLINE int gex_weft_self(void **addr, size_t bytes, gex_Flags_t flags) {
+  void *here;
+  if (!(flags & GEX_FLAG_SELF_SEG_OFFSET)) return 1;
+  here = gex_weft_here(gex_weft_world.tm, gex_weft_world.rank, *addr, bytes, GEX_FLAG_PEER_SEG_OFFSET);
+  if (here == NULL) return 0;
+  *addr = here;
+  return 1;
+}
+
+/* Puts and gets if both sides are memory of this process. Returns whether it did. */
+GEX_WEFT_INLINE int gex_weft_put_here(gex_TM_t tm, gex_Rank_t rank, void *dest, const void *src, size_t bytes,
+                                      gex_Flags_t flags) {
+  void *there = gex_weft_here(tm, rank, dest, bytes, flags), *self = (void *)(uintptr_t)src;
+  if (there == NULL || !gex_weft_self(&self, bytes, flags)) return 0;
+  memcpy(there, self, bytes);
+  return 1;
+}
+GEX_WEFT_INLINE int gex_weft_get_here(gex_TM_t tm, void *dest, gex_Rank_t rank, const void *src, size_t bytes,
+                                      gex_Flags_t flags) {
+  const void *there = gex_weft_here(tm, rank, src, bytes, flags);
+  if (there == NULL || !gex_weft_self(&dest, bytes, flags)) return 0;
+  memcpy(dest, there, bytes);
+  return 1;
+}
+
 GEX_WEFT_INLINE int gex_weft_put(gex_TM_t tm, gex_Rank_t rank, void *dest, const void *src, size_t bytes,
                                  gex_Flags_t flags) {
-  void *here = gex_weft_here(tm, rank, dest, bytes);
-  if (here == NULL) return gex_RMA_PutBlocking(tm, rank, dest, src, bytes, flags);
-  memcpy(here, src, bytes);
-  return 0;
+  if (gex_weft_put_here(tm, rank, dest, src, bytes, flags)) return 0;
+  return gex_RMA_PutBlocking(tm, rank, dest, src, bytes, flags);
 }
 
 GEX_WEFT_INLINE int gex_weft_get(gex_TM_t tm, void *dest, gex_Rank_t rank, const void *src, size_t bytes,
                                  gex_Flags_t flags) {
-  const void *here = gex_weft_here(tm, rank, src, bytes);
-  if (here == NULL) return gex_RMA_GetBlocking(tm, dest, rank, src, bytes, flags);
-  memcpy(dest, here, bytes);
-  return 0;
+  if (gex_weft_get_here(tm, dest, rank, src, bytes, flags)) return 0;
+  return gex_RMA_GetBlocking(tm, dest, rank, src, bytes, flags);
 }
 
 /* The source of a put is free again. */
@@ -38,36 +61,30 @@ GEX_WEFT_INLINE void gex_weft_source_free(gex_Event_t *lc) {
 
 GEX_WEFT_INLINE int gex_weft_put_nbi(gex_TM_t tm, gex_Rank_t rank, void *dest, const void *src, size_t bytes,
                                      gex_Event_t *lc, gex_Flags_t flags) {
-  void *here = gex_weft_here(tm, rank, dest, bytes);
-  if (here == NULL) return gex_RMA_PutNBI(tm, rank, dest, src, bytes, lc, flags);
-  memcpy(here, src, bytes);
+  if (!gex_weft_put_here(tm, rank, dest, src, bytes, flags))
+    return gex_RMA_PutNBI(tm, rank, dest, src, bytes, lc, flags);
   gex_weft_source_free(lc);
   return 0;
 }
 
 GEX_WEFT_INLINE gex_Event_t gex_weft_put_nb(gex_TM_t tm, gex_Rank_t rank, void *dest, const void *src, size_t bytes,
                                             gex_Event_t *lc, gex_Flags_t flags) {
-  void *here = gex_weft_here(tm, rank, dest, bytes);
-  if (here == NULL) return gex_RMA_PutNB(tm, rank, dest, src, bytes, lc, flags);
-  memcpy(here, src, bytes);
+  if (!gex_weft_put_here(tm, rank, dest, src, bytes, flags))
+    return gex_RMA_PutNB(tm, rank, dest, src, bytes, lc, flags);
   gex_weft_source_free(lc);
   return GEX_EVENT_INVALID;
 }
 
 GEX_WEFT_INLINE int gex_weft_get_nbi(gex_TM_t tm, void *dest, gex_Rank_t rank, const void *src, size_t bytes,
                                      gex_Flags_t flags) {
-  const void *here = gex_weft_here(tm, rank, src, bytes);
-  if (here == NULL) return gex_RMA_GetNBI(tm, dest, rank, src, bytes, flags);
-  memcpy(dest, here, bytes);
-  return 0;
+  if (gex_weft_get_here(tm, dest, rank, src, bytes, flags)) return 0;
+  return gex_RMA_GetNBI(tm, dest, rank, src, bytes, flags);
 }
 
 GEX_WEFT_INLINE gex_Event_t gex_weft_get_nb(gex_TM_t tm, void *dest, gex_Rank_t rank, const void *src, size_t bytes,
                                             gex_Flags_t flags) {
-  const void *here = gex_weft_here(tm, rank, src, bytes);
-  if (here == NULL) return gex_RMA_GetNB(tm, dest, rank, src, bytes, flags);
-  memcpy(dest, here, bytes);
-  return GEX_EVENT_INVALID;
+  if (gex_weft_get_here(tm, dest, rank, src, bytes, flags)) return GEX_EVENT_INVALID;
+  return gex_RMA_GetNB(tm, dest, rank, src, bytes, flags);
 }
 
 #define gex_RMA_PutBlocking(tm, rank, dest, src, bytes, flags) gex_weft_put(tm, rank, dest, src, bytes, flags)

@@ -15,8 +15,9 @@ typedef struct {
                                          type operand1, gex_Flags_t flags) {                                           \
     const gex_weft_domain_t *domain = (const gex_weft_domain_t *)(const void *)ad;                                     \
     type *here;                                                                                                        \
-    if (domain == NULL || domain->dt != GEX_DT_##name || (flags & GEX_FLAG_RANK_IS_JOBRANK)) return 0;                 \
-    here = (type *)gex_weft_here(domain->tm, rank, target, sizeof(type));                                              \
+    if (domain == NULL || domain->dt != GEX_DT_##name) return 0;                                                       \
+    if (flags & (GEX_FLAG_RANK_IS_JOBRANK | GEX_FLAG_SELF_SEG_OFFSET)) return 0;                                       \
+    here = (type *)gex_weft_here(domain->tm, rank, target, sizeof(type), flags);                                       \
     if (here == NULL || (uintptr_t)here % sizeof(type) != 0) return 0;                                                 \
     if (op == GEX_OP_FADD) *result = __atomic_fetch_add(here, operand1, __ATOMIC_ACQ_REL);                             \
     else if (op == GEX_OP_ADD) (void)__atomic_fetch_add(here, operand1, __ATOMIC_ACQ_REL);                             \

@@ -29,6 +29,7 @@ typedef struct {
   gex_TM_t tm;
   const gex_weft_segment_t *segments;
   gex_Rank_t ranks;
+  gex_Rank_t rank;
 } gex_weft_world_t;
 extern gex_weft_world_t gex_weft_world;
 

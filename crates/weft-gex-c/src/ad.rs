@@ -13,6 +13,7 @@ use weft_gex::fatal;
 use weft_gex::memory::Piece;
 use weft_gex::table::{Location, Place};
 
+use crate::address;
 use crate::event::{Event, counter};
 use crate::handles::{OK, Tm, export, job, put};
 
@@ -83,7 +84,7 @@ fn operate(ad: *const Domain, ty: Type, call: &Call, result: usize) -> Outcome {
     let Some((op, fetches)) = Op::from_code(call.op).filter(|(op, _)| op.fits(ty) && ty == domain.ty) else {
         fatal!("operation {:#x} is not one of the domain's type; create the domain for it", call.op);
     };
-    let remote = call.target.expose_provenance();
+    let remote = address::at_peer(job, at, call.target, call.flags);
     let here = match job.place(at, Piece { addr: remote, bytes: ty.bytes() }) {
         Place::Here(here) => here,
         Place::Remote if remote.is_multiple_of(ty.bytes()) => {
@@ -113,6 +114,7 @@ macro_rules! operations {
         export! {
             $(
                 fn $nb(ad: *const Domain, result: *mut $ty, rank: u32, target: *mut c_void, op: u32, first: $ty, second: $ty, flags: u32) -> Event {
+                    let result = address::here_mut(job(), get(ad).tm, result, flags);
                     let operands = Operands { first: $to(first), second: $to(second) };
                     let call = Call { rank, target, op, flags, operands };
                     match operate(ad, Type::$kind, &call, result.expose_provenance()) {
@@ -125,6 +127,7 @@ macro_rules! operations {
                 }
 
                 fn $nbi(ad: *const Domain, result: *mut $ty, rank: u32, target: *mut c_void, op: u32, first: $ty, second: $ty, flags: u32) -> c_int {
+                    let result = address::here_mut(job(), get(ad).tm, result, flags);
                     let operands = Operands { first: $to(first), second: $to(second) };
                     let call = Call { rank, target, op, flags, operands };
                     match operate(ad, Type::$kind, &call, result.expose_provenance()) {

@@ -5,7 +5,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use weft_gex::am::{self, Kind, MAX_LONG, Message, Patience, Token};
 use weft_gex::fatal;
 use weft_gex::invoke::{self, Entry, MAX_ARGS};
+use weft_gex::job::Job;
+use weft_gex::table::Location;
 
+use crate::address;
 use crate::event::{Event, done_locally};
 use crate::handles::{EpHandle, FLAG_IMMEDIATE, Tm, export, job, list, put};
 
@@ -60,9 +63,17 @@ pub(crate) fn send(to: To, call: &Call) -> c_int {
     }
     // SAFETY: the header passes an array of that length.
     let args = unsafe { list(call.args, nargs) };
-    let source = call.source.expose_provenance();
-    let message = Message { handler: call.handler, kind: call.kind, source, bytes: call.bytes, args };
     let job = job();
+    let mut message = Message {
+        handler: call.handler,
+        kind: call.kind,
+        source: call.source.expose_provenance(),
+        bytes: call.bytes,
+        args,
+    };
+    if call.flags & (address::SELF_SEG_OFFSET | address::PEER_SEG_OFFSET) != 0 {
+        address_of_offsets(job, to, call, &mut message);
+    }
     let sent = match to {
         To::Rank(tm, rank) => {
             let patience = if call.flags & FLAG_IMMEDIATE != 0 { Patience::Immediate } else { Patience::Wait };
@@ -77,6 +88,19 @@ pub(crate) fn send(to: To, call: &Call) -> c_int {
         done_locally(call.lc);
     }
     c_int::from(!sent)
+}
+
+/// Makes addresses of the offsets that a call has.
+#[cold]
+fn address_of_offsets(job: &'static Job, to: To, call: &Call, message: &mut Message<'_>) {
+    let (tm, at) = match to {
+        To::Rank(tm, rank) => (tm, tm.at(job, rank)),
+        To::Token(token) => (Tm::of(job.world()), Location::new(of(token).source(), 0)),
+    };
+    message.source = address::here(job, tm, call.source, call.flags).expose_provenance();
+    if let Kind::Long { dest } = &mut message.kind {
+        *dest = address::at_peer(job, at, std::ptr::without_provenance(*dest), call.flags);
+    }
 }
 
 /// The token that a handler passes back.

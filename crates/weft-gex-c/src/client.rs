@@ -39,6 +39,7 @@ pub(crate) struct World {
     tm: Tm,
     segments: *const Mapped,
     ranks: c_uint,
+    rank: c_uint,
 }
 
 impl Build {
@@ -86,7 +87,8 @@ fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> 
         let hosts = job.places().host().count;
         print(&format_args!("a job of {} ranks on {hosts} hosts", job.ranks()));
     }
-    let world = World { tm: Tm::of(job.world()), segments: job.segments().primary(), ranks: job.ranks() };
+    let (segments, ranks, rank) = (job.segments().primary(), job.ranks(), job.rank());
+    let world = World { tm: Tm::of(job.world()), segments, ranks, rank };
     // SAFETY: the header passes the address of a variable, or null.
     unsafe { put(build.world, world) };
     // All ranks leave together, so that none calls one that has not started.

@@ -11,6 +11,7 @@
 //! with a message that names the cause and the remedy.
 
 mod ad;
+mod address;
 mod am;
 mod barrier;
 mod client;

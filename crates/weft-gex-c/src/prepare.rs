@@ -9,6 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use weft_gex::am::{Kind, MAX_LONG, max_long_reply, max_medium};
 use weft_gex::fatal;
 
+use crate::address::{PEER_SEG_OFFSET, SELF_SEG_OFFSET};
 use crate::am::{Call, To, long, send};
 use crate::event::Event;
 use crate::handles::{Tm, export, job};
@@ -26,6 +27,7 @@ pub(crate) struct Prepared {
     bytes: usize,
     is_long: bool,
     lc: *mut Event,
+    flags: u32,
 }
 
 thread_local! {
@@ -39,8 +41,18 @@ struct Lengths {
     most: usize,
 }
 
+/// The local completion of a message, and the flags of its preparation.
+struct End {
+    lc: *mut Event,
+    flags: u32,
+}
+
 /// Makes a descriptor.
-fn prepare(to: To, is_long: bool, client: *const c_void, lengths: &Lengths, lc: *mut Event) -> *mut Prepared {
+fn prepare(to: To, is_long: bool, client: *const c_void, lengths: &Lengths, end: End) -> *mut Prepared {
+    let End { lc, flags } = end;
+    if flags & SELF_SEG_OFFSET != 0 {
+        fatal!("a message was prepared with GEX_FLAG_SELF_SEG_OFFSET; pass the address of the buffer");
+    }
     let limit = match (is_long, to) {
         (false, _) => max_medium(),
         (true, To::Rank(..)) => MAX_LONG,
@@ -55,7 +67,7 @@ fn prepare(to: To, is_long: bool, client: *const c_void, lengths: &Lengths, lc: 
     }
     let mut bytes = lengths.most.min(limit);
     let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
-    let new = || Box::new(Prepared { to, client, buffer: Vec::new(), bytes, is_long, lc });
+    let new = || Box::new(Prepared { to, client, buffer: Vec::new(), bytes, is_long, lc, flags });
     let mut prepared = kept.unwrap_or_else(new);
     if client.is_null() {
         bytes = bytes.min(lengths.least.max(BUFFER_BYTES));
@@ -64,7 +76,7 @@ fn prepare(to: To, is_long: bool, client: *const c_void, lengths: &Lengths, lc: 
         }
     }
     let buffer = std::mem::take(&mut prepared.buffer);
-    *prepared = Prepared { to, client, buffer, bytes, is_long, lc };
+    *prepared = Prepared { to, client, buffer, bytes, is_long, lc, flags };
     Box::into_raw(prepared)
 }
 
@@ -106,7 +118,7 @@ fn commit(sd: *mut Prepared, commit: &Commit) -> c_int {
         source: prepared.source(),
         bytes: commit.bytes,
         lc: prepared.lc,
-        flags: commit.flags,
+        flags: (commit.flags & !SELF_SEG_OFFSET) | (prepared.flags & PEER_SEG_OFFSET),
         nargs: commit.nargs,
         args: commit.args,
     };
@@ -141,20 +153,20 @@ fn look<'a>(sd: *mut Prepared) -> &'a mut Prepared {
 }
 
 export! {
-    fn gex_AM_PrepareRequestMedium(tm: Tm, rank: u32, client: *const c_void, least: usize, most: usize, lc: *mut Event, _flags: u32, _nargs: c_uint) -> *mut Prepared {
-        prepare(To::Rank(tm, rank), false, client, &Lengths { least, most }, lc)
+    fn gex_AM_PrepareRequestMedium(tm: Tm, rank: u32, client: *const c_void, least: usize, most: usize, lc: *mut Event, flags: u32, _nargs: c_uint) -> *mut Prepared {
+        prepare(To::Rank(tm, rank), false, client, &Lengths { least, most }, End { lc, flags })
     }
 
-    fn gex_AM_PrepareReplyMedium(token: *const c_void, client: *const c_void, least: usize, most: usize, lc: *mut Event, _flags: u32, _nargs: c_uint) -> *mut Prepared {
-        prepare(To::Token(token), false, client, &Lengths { least, most }, lc)
+    fn gex_AM_PrepareReplyMedium(token: *const c_void, client: *const c_void, least: usize, most: usize, lc: *mut Event, flags: u32, _nargs: c_uint) -> *mut Prepared {
+        prepare(To::Token(token), false, client, &Lengths { least, most }, End { lc, flags })
     }
 
-    fn gex_AM_PrepareRequestLong(tm: Tm, rank: u32, client: *const c_void, least: usize, most: usize, _dest: *mut c_void, lc: *mut Event, _flags: u32, _nargs: c_uint) -> *mut Prepared {
-        prepare(To::Rank(tm, rank), true, client, &Lengths { least, most }, lc)
+    fn gex_AM_PrepareRequestLong(tm: Tm, rank: u32, client: *const c_void, least: usize, most: usize, _dest: *mut c_void, lc: *mut Event, flags: u32, _nargs: c_uint) -> *mut Prepared {
+        prepare(To::Rank(tm, rank), true, client, &Lengths { least, most }, End { lc, flags })
     }
 
-    fn gex_AM_PrepareReplyLong(token: *const c_void, client: *const c_void, least: usize, most: usize, _dest: *mut c_void, lc: *mut Event, _flags: u32, _nargs: c_uint) -> *mut Prepared {
-        prepare(To::Token(token), true, client, &Lengths { least, most }, lc)
+    fn gex_AM_PrepareReplyLong(token: *const c_void, client: *const c_void, least: usize, most: usize, _dest: *mut c_void, lc: *mut Event, flags: u32, _nargs: c_uint) -> *mut Prepared {
+        prepare(To::Token(token), true, client, &Lengths { least, most }, End { lc, flags })
     }
 
     fn gex_AM_SrcDescAddr(sd: *mut Prepared) -> *mut c_void {

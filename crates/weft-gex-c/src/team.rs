@@ -4,14 +4,18 @@ use std::ffi::{c_int, c_void};
 
 use weft_gex::endpoint;
 use weft_gex::fatal;
+use weft_gex::table::Location;
 use weft_gex::team::{Team, Wish};
 
+use crate::address::base;
 use crate::handles::{ClientHandle, EpHandle, Meaning, Tm, export, job, list, put};
 
 /// Flags that ask for the size of memory and make no team.
 const SIZE_QUERIES: u32 = 3;
 /// The client has made sure that no member uses the team.
 const FLAG_QUIESCED: u32 = 1 << 13;
+/// The memory of teams is given by offsets in the segment of the first endpoint.
+const FLAG_SCRATCH_OFFSET: u32 = 1 << 6;
 /// The size that queries answer. Teams need no memory of the client, but clients may expect some.
 const SCRATCH_BYTES: usize = 64;
 
@@ -38,8 +42,13 @@ fn split(parent: Tm, wish: Wish, scratch: Option<[usize; 2]>, flags: u32) -> Opt
     }
 }
 
-fn scratch_of(addr: *mut c_void, bytes: usize) -> Option<[usize; 2]> {
-    (bytes > 0).then(|| [addr.expose_provenance(), bytes])
+fn scratch_of(addr: *mut c_void, bytes: usize, flags: u32) -> Option<[usize; 2]> {
+    (bytes > 0).then(|| [addr.expose_provenance().wrapping_add(scratch_base(flags)), bytes])
+}
+
+/// The address at which offsets of the memory of teams begin; 0: the call has addresses.
+fn scratch_base(flags: u32) -> usize {
+    if flags & FLAG_SCRATCH_OFFSET == 0 { 0 } else { base(job(), Location::new(job().rank(), 0)) }
 }
 
 fn destroy(tm: Tm, flags: u32) -> Option<[usize; 2]> {
@@ -75,7 +84,7 @@ export! {
         // Keys may be negative, and their order is that of signed numbers.
         let key = key.cast_unsigned() ^ (1 << 31);
         let wish = Wish { color: color.cast_unsigned(), key, joins: !new.is_null() };
-        let team = split(parent, wish, scratch_of(scratch, bytes), flags);
+        let team = split(parent, wish, scratch_of(scratch, bytes, flags), flags);
         // SAFETY: the client's pointer is null or writable.
         unsafe { put(new, team.map_or(Tm::INVALID, Tm::of)) };
         0
@@ -93,7 +102,7 @@ export! {
         // SAFETY: the client passes one pointer for each team, or null.
         let first = if scratch.is_null() || teams == 0 { std::ptr::null_mut() } else { unsafe { *scratch } };
         let wish = wish_of(job().rank(), parent.team(), members);
-        let team = split(parent, wish, scratch_of(first, bytes), flags);
+        let team = split(parent, wish, scratch_of(first, bytes, flags), flags);
         if let Some(team) = team {
             // SAFETY: the client's pointer is writable.
             unsafe { put(new, Tm::of(team)) };
@@ -104,7 +113,7 @@ export! {
     fn gex_TM_Destroy(tm: Tm, scratch: *mut Memvec, flags: u32) -> c_int {
         match destroy(tm, flags) {
             Some([addr, bytes]) if !scratch.is_null() => {
-                let addr = std::ptr::with_exposed_provenance_mut(addr);
+                let addr = std::ptr::with_exposed_provenance_mut(addr.wrapping_sub(scratch_base(flags)));
                 // SAFETY: the client's pointer is writable.
                 unsafe { put(scratch, Memvec { addr, bytes }) };
                 1

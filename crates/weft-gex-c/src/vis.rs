@@ -9,6 +9,7 @@ use weft_gex::am::{self, Kind, Message};
 use weft_gex::memory::{Piece, Way};
 use weft_gex::vis::{Strided, copy_lists};
 
+use crate::address;
 use crate::event::Event;
 use crate::handles::{OK, Tm, export, job, list};
 
@@ -22,19 +23,27 @@ struct Memvec {
 
 /// A list of the client: pieces, or blocks of one length.
 #[derive(Clone, Copy)]
-enum Pieces<'a> {
+enum Blocks<'a> {
     Vector(&'a [Memvec]),
     Indexed(&'a [*mut c_void], usize),
 }
 
+/// One side of an access: its list, and the address that its offsets begin at, or 0.
+#[derive(Clone, Copy)]
+struct Pieces<'a> {
+    blocks: Blocks<'a>,
+    base: usize,
+}
+
 impl<'a> Pieces<'a> {
     fn iter(self) -> impl Iterator<Item = Piece> + 'a {
-        let (vector, indexed, bytes) = match self {
-            Self::Vector(vector) => (vector, &[][..], 0),
-            Self::Indexed(indexed, bytes) => (&[][..], indexed, bytes),
+        let (vector, indexed, bytes) = match self.blocks {
+            Blocks::Vector(vector) => (vector, &[][..], 0),
+            Blocks::Indexed(indexed, bytes) => (&[][..], indexed, bytes),
         };
         let vector = vector.iter().map(|piece| Piece::at(piece.addr, piece.bytes));
-        vector.chain(indexed.iter().map(move |block| Piece::at(*block, bytes)))
+        let all = vector.chain(indexed.iter().map(move |block| Piece::at(*block, bytes)));
+        all.map(move |piece| Piece { addr: piece.addr.wrapping_add(self.base), ..piece })
     }
 }
 
@@ -56,13 +65,31 @@ fn tell_peer(tm: Tm, rank: u32) {
     am::notify(job(), tm.at(job(), rank), &message);
 }
 
-fn put_lists(tm: Tm, rank: u32, near: Pieces<'_>, far: Pieces<'_>) {
-    copy_lists(job(), tm.at(job(), rank), Way::Put, near.iter(), far.iter());
-    tell_peer(tm, rank);
+fn copy(way: Way, to: Target, near: Blocks<'_>, far: Blocks<'_>) {
+    let Target { tm, rank, .. } = to;
+    let job = job();
+    let at = tm.at(job, rank);
+    let [near_base, far_base] = bases(to);
+    let (near, far) = (Pieces { blocks: near, base: near_base }, Pieces { blocks: far, base: far_base });
+    copy_lists(job, at, way, near.iter(), far.iter());
+    if way == Way::Put {
+        tell_peer(tm, rank);
+    }
 }
 
-fn get_lists(tm: Tm, rank: u32, near: Pieces<'_>, far: Pieces<'_>) {
-    copy_lists(job(), tm.at(job(), rank), Way::Get, near.iter(), far.iter());
+/// The peer of an access, and the flags of the call.
+#[derive(Clone, Copy)]
+struct Target {
+    tm: Tm,
+    rank: u32,
+    flags: u32,
+}
+
+/// The addresses that offsets begin at: here and at the peer; 0: the call has addresses.
+fn bases(to: Target) -> [usize; 2] {
+    let (job, none) = (job(), std::ptr::null::<c_void>());
+    let far = address::at_peer(job, to.tm.at(job, to.rank), none, to.flags);
+    [address::here(job, to.tm, none, to.flags).expose_provenance(), far]
 }
 
 /// One side of a strided access.
@@ -78,7 +105,9 @@ struct Shape {
     levels: usize,
 }
 
-fn strided(tm: Tm, rank: u32, way: Way, near: &Side, far: &Side, shape: &Shape) {
+fn strided(way: Way, to: Target, near: &Side, far: &Side, shape: &Shape) {
+    let Target { tm, rank, .. } = to;
+    let [near_base, far_base] = bases(to);
     // SAFETY: the client passes lists of that length.
     let near_strides = unsafe { list(near.strides, shape.levels) };
     // SAFETY: as above.
@@ -86,9 +115,9 @@ fn strided(tm: Tm, rank: u32, way: Way, near: &Side, far: &Side, shape: &Shape) 
     // SAFETY: as above.
     let counts = unsafe { list(shape.counts, shape.levels) };
     let access = Strided {
-        near: near.addr.expose_provenance(),
+        near: near.addr.expose_provenance().wrapping_add(near_base),
         near_strides,
-        far: far.addr.expose_provenance(),
+        far: far.addr.expose_provenance().wrapping_add(far_base),
         far_strides,
         bytes: shape.bytes,
         counts,
@@ -101,19 +130,19 @@ fn strided(tm: Tm, rank: u32, way: Way, near: &Side, far: &Side, shape: &Shape) 
 
 /// Defines the three forms of an access.
 macro_rules! access {
-    ($blocking:ident $nb:ident $nbi:ident ($($argument:ident: $ty:ty),*) $body:block) => {
+    ($blocking:ident $nb:ident $nbi:ident ($($argument:ident: $ty:ty),*; $flags:ident) $body:block) => {
         export! {
-            fn $blocking($($argument: $ty),*, _flags: u32) -> c_int {
+            fn $blocking($($argument: $ty),*, $flags: u32) -> c_int {
                 $body
                 OK
             }
 
-            fn $nb($($argument: $ty),*, _flags: u32) -> Event {
+            fn $nb($($argument: $ty),*, $flags: u32) -> Event {
                 $body
                 Event::INVALID
             }
 
-            fn $nbi($($argument: $ty),*, _flags: u32) -> c_int {
+            fn $nbi($($argument: $ty),*, $flags: u32) -> c_int {
                 $body
                 OK
             }
@@ -121,42 +150,42 @@ macro_rules! access {
     };
 }
 
-access!(gex_VIS_VectorPutBlocking gex_VIS_VectorPutNB gex_VIS_VectorPutNBI (tm: Tm, rank: u32, dests: usize, dest: *const Memvec, sources: usize, source: *const Memvec) {
+access!(gex_VIS_VectorPutBlocking gex_VIS_VectorPutNB gex_VIS_VectorPutNBI (tm: Tm, rank: u32, dests: usize, dest: *const Memvec, sources: usize, source: *const Memvec; flags) {
     // SAFETY: the client passes lists of these lengths.
-    let near = Pieces::Vector(unsafe { list(source, sources) });
+    let near = Blocks::Vector(unsafe { list(source, sources) });
     // SAFETY: as above.
-    put_lists(tm, rank, near, Pieces::Vector(unsafe { list(dest, dests) }));
+    copy(Way::Put, Target { tm, rank, flags }, near, Blocks::Vector(unsafe { list(dest, dests) }));
 });
 
-access!(gex_VIS_VectorGetBlocking gex_VIS_VectorGetNB gex_VIS_VectorGetNBI (tm: Tm, dests: usize, dest: *const Memvec, rank: u32, sources: usize, source: *const Memvec) {
+access!(gex_VIS_VectorGetBlocking gex_VIS_VectorGetNB gex_VIS_VectorGetNBI (tm: Tm, dests: usize, dest: *const Memvec, rank: u32, sources: usize, source: *const Memvec; flags) {
     // SAFETY: the client passes lists of these lengths.
-    let near = Pieces::Vector(unsafe { list(dest, dests) });
+    let near = Blocks::Vector(unsafe { list(dest, dests) });
     // SAFETY: as above.
-    get_lists(tm, rank, near, Pieces::Vector(unsafe { list(source, sources) }));
+    copy(Way::Get, Target { tm, rank, flags }, near, Blocks::Vector(unsafe { list(source, sources) }));
 });
 
-access!(gex_VIS_IndexedPutBlocking gex_VIS_IndexedPutNB gex_VIS_IndexedPutNBI (tm: Tm, rank: u32, dests: usize, dest: *const *mut c_void, dest_bytes: usize, sources: usize, source: *const *mut c_void, source_bytes: usize) {
+access!(gex_VIS_IndexedPutBlocking gex_VIS_IndexedPutNB gex_VIS_IndexedPutNBI (tm: Tm, rank: u32, dests: usize, dest: *const *mut c_void, dest_bytes: usize, sources: usize, source: *const *mut c_void, source_bytes: usize; flags) {
     // SAFETY: the client passes lists of these lengths.
-    let near = Pieces::Indexed(unsafe { list(source, sources) }, source_bytes);
+    let near = Blocks::Indexed(unsafe { list(source, sources) }, source_bytes);
     // SAFETY: as above.
-    put_lists(tm, rank, near, Pieces::Indexed(unsafe { list(dest, dests) }, dest_bytes));
+    copy(Way::Put, Target { tm, rank, flags }, near, Blocks::Indexed(unsafe { list(dest, dests) }, dest_bytes));
 });
 
-access!(gex_VIS_IndexedGetBlocking gex_VIS_IndexedGetNB gex_VIS_IndexedGetNBI (tm: Tm, dests: usize, dest: *const *mut c_void, dest_bytes: usize, rank: u32, sources: usize, source: *const *mut c_void, source_bytes: usize) {
+access!(gex_VIS_IndexedGetBlocking gex_VIS_IndexedGetNB gex_VIS_IndexedGetNBI (tm: Tm, dests: usize, dest: *const *mut c_void, dest_bytes: usize, rank: u32, sources: usize, source: *const *mut c_void, source_bytes: usize; flags) {
     // SAFETY: the client passes lists of these lengths.
-    let near = Pieces::Indexed(unsafe { list(dest, dests) }, dest_bytes);
+    let near = Blocks::Indexed(unsafe { list(dest, dests) }, dest_bytes);
     // SAFETY: as above.
-    get_lists(tm, rank, near, Pieces::Indexed(unsafe { list(source, sources) }, source_bytes));
+    copy(Way::Get, Target { tm, rank, flags }, near, Blocks::Indexed(unsafe { list(source, sources) }, source_bytes));
 });
 
-access!(gex_VIS_StridedPutBlocking gex_VIS_StridedPutNB gex_VIS_StridedPutNBI (tm: Tm, rank: u32, dest: *mut c_void, dest_strides: *const isize, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize) {
+access!(gex_VIS_StridedPutBlocking gex_VIS_StridedPutNB gex_VIS_StridedPutNBI (tm: Tm, rank: u32, dest: *mut c_void, dest_strides: *const isize, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize; flags) {
     let near = Side { addr: source, strides: source_strides };
-    strided(tm, rank, Way::Put, &near, &Side { addr: dest, strides: dest_strides }, &Shape { bytes, counts, levels });
+    strided(Way::Put, Target { tm, rank, flags }, &near, &Side { addr: dest, strides: dest_strides }, &Shape { bytes, counts, levels });
 });
 
-access!(gex_VIS_StridedGetBlocking gex_VIS_StridedGetNB gex_VIS_StridedGetNBI (tm: Tm, dest: *mut c_void, dest_strides: *const isize, rank: u32, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize) {
+access!(gex_VIS_StridedGetBlocking gex_VIS_StridedGetNB gex_VIS_StridedGetNBI (tm: Tm, dest: *mut c_void, dest_strides: *const isize, rank: u32, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize; flags) {
     let near = Side { addr: dest, strides: dest_strides };
-    strided(tm, rank, Way::Get, &near, &Side { addr: source, strides: source_strides }, &Shape { bytes, counts, levels });
+    strided(Way::Get, Target { tm, rank, flags }, &near, &Side { addr: source, strides: source_strides }, &Shape { bytes, counts, levels });
 });
 
 export! {

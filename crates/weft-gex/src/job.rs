@@ -370,6 +370,12 @@ impl Job {
         Some([segment.addr, here, segment.bytes])
     }
 
+    /// The address of an endpoint's segment in its process.
+    #[must_use]
+    pub fn segment_base(&self, at: Location) -> Option<usize> {
+        self.segments.base(at).or_else(|| self.published(at).map(|[base, ..]| base))
+    }
+
     /// The place of a rank's memory.
     #[inline(always)]
     #[must_use]

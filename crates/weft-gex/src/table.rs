@@ -149,6 +149,14 @@ impl Segments {
         }
     }
 
+    /// The address of a segment that is mapped here, in the process of its owner.
+    #[inline]
+    #[must_use]
+    pub fn base(&self, at: Location) -> Option<usize> {
+        let row = self.row(at)?;
+        (row.bytes.load(Ordering::Acquire) > 0).then(|| row.base.load(Ordering::Relaxed))
+    }
+
     /// The place of memory in a segment that is not known here yet.
     #[cold]
     #[inline(never)]
