@@ -23,7 +23,7 @@ SOURCES = Path(__file__).resolve().parent / "gex"
 EXAMPLES = jobs.ROOT / "docs/examples/gex"
 # Programs of calls, tests/gex/abi_NAME.
 CORE = ["job", "am", "prepare", "rma", "barrier", "teams", "endpoints"]
-PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx", "offset"]
+PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx", "offset", "after"]
 # Situations of abi_exit.c, with the status of the job when the program is given 37.
 ENDS = {
     "all": 37,

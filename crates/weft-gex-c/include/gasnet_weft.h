@@ -8,6 +8,8 @@
 
 #include "gasnetex.h"
 
+#include "weft_gex_x_after.h"
 #include "weft_gex_x_memory.h"
+#include "weft_gex_x_signal.h"
 
 #endif

@@ -4,17 +4,19 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicPtr;
 
+use weft_gex::after::Wait;
 use weft_gex::atomic::{Op, Operands, perform};
 use weft_gex::combine::Type;
 use weft_gex::endpoint;
-use weft_gex::event::{Category, Slot};
+use weft_gex::event::Category;
 use weft_gex::far::Update;
 use weft_gex::fatal;
 use weft_gex::memory::Piece;
 use weft_gex::table::{Location, Place};
 
 use crate::address;
-use crate::event::{Event, counter};
+use crate::after::{self, By};
+use crate::event::Event;
 use crate::handles::{OK, Tm, export, job, put};
 
 /// The rank of an operation is one of the job.
@@ -54,26 +56,41 @@ enum Outcome {
     Done(Option<u64>),
     /// The engine is to perform it.
     Remote(Update),
+    /// It is to be performed later.
+    Later(Wait, Update),
 }
 
-/// Starts an operation that the thread counts.
-#[cold]
-fn start_implicit(update: &Update) {
-    let counter = counter(match update.op {
+/// The category in which the thread counts an operation.
+fn category(update: &Update) -> Category {
+    match update.op {
         Op::Get => Category::Get,
         Op::Set if update.result == 0 => Category::Put,
         _ => Category::Update,
-    });
-    counter.add();
-    job().start_update(update, counter);
+    }
 }
 
-/// Starts an operation. Returns its event.
+/// Starts an operation of the engine.
 #[cold]
-fn start_event(update: &Update) -> Event {
-    let event = Slot::take();
-    job().start_update(update, event);
-    Event::of(Some(event))
+fn start(update: &Update, by: By) -> Event {
+    let (slot, event) = by.slot(category(update));
+    job().start_update(update, slot);
+    if by == By::Event && update.result == 0 {
+        slot.set_turn(update.at.rank());
+    }
+    event
+}
+
+/// Starts an operation when others are complete.
+#[cold]
+fn start_after(wait: Wait, update: &Update, by: By) -> Event {
+    let place = job().place(update.at, Piece { addr: update.remote, bytes: update.ty.bytes() });
+    if place == Place::Remote && wait.is_in_turn(update.at.rank()) {
+        let _ = wait.end();
+        let event = start(update, by);
+        job().flush();
+        return event;
+    }
+    after::leave_update(wait, update, category(update), by)
 }
 
 /// Performs an operation, unless the engine has to. `result`: the address for the earlier value.
@@ -85,11 +102,14 @@ fn operate(ad: *const Domain, ty: Type, call: &Call, result: usize) -> Outcome {
         fatal!("operation {:#x} is not one of the domain's type; create the domain for it", call.op);
     };
     let remote = address::at_peer(job, at, call.target, call.flags);
+    let update = || {
+        let result = if fetches { result } else { 0 };
+        Update { at, remote, ty, op, operands: call.operands, result }
+    };
     let here = match job.place(at, Piece { addr: remote, bytes: ty.bytes() }) {
         Place::Here(here) => here,
         Place::Remote if remote.is_multiple_of(ty.bytes()) => {
-            let result = if fetches { result } else { 0 };
-            return Outcome::Remote(Update { at, remote, ty, op, operands: call.operands, result });
+            return after::take().map_or_else(|| Outcome::Remote(update()), |wait| Outcome::Later(wait, update()));
         }
         Place::Remote => not_aligned(call.target),
         Place::Far(_) | Place::Nowhere => fatal!(
@@ -98,6 +118,12 @@ fn operate(ad: *const Domain, ty: Type, call: &Call, result: usize) -> Outcome {
             at.rank()
         ),
     };
+    if let Some(wait) = after::take() {
+        if !here.is_multiple_of(ty.bytes()) {
+            not_aligned(call.target);
+        }
+        return Outcome::Later(wait, update());
+    }
     match perform(here, ty, op, call.operands) {
         Some(old) => Outcome::Done(fetches.then_some(old)),
         None => not_aligned(call.target),
@@ -121,7 +147,8 @@ macro_rules! operations {
                         // SAFETY: the client's pointer is writable if the operation fetches.
                         Outcome::Done(Some(old)) => unsafe { put(result, $from(old)) },
                         Outcome::Done(None) => {}
-                        Outcome::Remote(update) => return start_event(&update),
+                        Outcome::Remote(update) => return start(&update, By::Event),
+                        Outcome::Later(wait, update) => return start_after(wait, &update, By::Event),
                     }
                     Event::INVALID
                 }
@@ -134,7 +161,8 @@ macro_rules! operations {
                         // SAFETY: as above.
                         Outcome::Done(Some(old)) => unsafe { put(result, $from(old)) },
                         Outcome::Done(None) => {}
-                        Outcome::Remote(update) => start_implicit(&update),
+                        Outcome::Remote(update) => _ = start(&update, By::Count),
+                        Outcome::Later(wait, update) => _ = start_after(wait, &update, By::Count),
                     }
                     OK
                 }

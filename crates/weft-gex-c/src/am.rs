@@ -2,15 +2,18 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use weft_gex::after::Wait;
 use weft_gex::am::{self, Kind, MAX_LONG, Message, Patience, Token};
 use weft_gex::fatal;
 use weft_gex::invoke::{self, Entry, MAX_ARGS};
 use weft_gex::job::Job;
-use weft_gex::table::Location;
+use weft_gex::memory::Piece;
+use weft_gex::table::{Location, Place};
 
 use crate::address;
+use crate::after;
 use crate::event::{Event, done_locally};
-use crate::handles::{EpHandle, FLAG_IMMEDIATE, Tm, export, job, list, put};
+use crate::handles::{ERR_RESOURCE, EpHandle, FLAG_IMMEDIATE, Tm, export, job, list, put};
 
 /// `gex_Token_Info_t`.
 #[repr(C)]
@@ -77,7 +80,11 @@ pub(crate) fn send(to: To, call: &Call) -> c_int {
     let sent = match to {
         To::Rank(tm, rank) => {
             let patience = if call.flags & FLAG_IMMEDIATE != 0 { Patience::Immediate } else { Patience::Wait };
-            am::request(job, tm.at(job, rank), &message, patience)
+            let at = tm.at(job, rank);
+            match after::take() {
+                None => am::request(job, at, &message, patience),
+                Some(wait) => return request_after(wait, at, &message, call.lc),
+            }
         }
         To::Token(token) => {
             of(token).reply(job, &message);
@@ -88,6 +95,23 @@ pub(crate) fn send(to: To, call: &Call) -> c_int {
         done_locally(call.lc);
     }
     c_int::from(!sent)
+}
+
+/// Sends a request when others are complete.
+#[cold]
+fn request_after(wait: Wait, at: Location, message: &Message<'_>, lc: *mut Event) -> c_int {
+    let job = job();
+    if let Kind::Long { dest } = message.kind {
+        let place = job.place(at, Piece { addr: dest, bytes: message.bytes });
+        if place == Place::Nowhere || (place == Place::Remote && message.bytes > am::max_medium()) {
+            // A long payload is a put of its own, which the call waits for.
+            let sent = after::pass_now(wait) && am::request(job, at, message, Patience::Wait);
+            done_locally(lc);
+            return if sent { 0 } else { ERR_RESOURCE };
+        }
+    }
+    after::leave_message(wait, at, message, lc);
+    0
 }
 
 /// Makes addresses of the offsets that a call has.

@@ -1,6 +1,7 @@
 //! `gex_Client_…`: the start of the job.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
 use weft_gex::attend::Hidden;
@@ -40,6 +41,22 @@ pub(crate) struct World {
     segments: *const Mapped,
     ranks: c_uint,
     rank: c_uint,
+}
+
+/// The variable that inline functions read.
+static WORLD: AtomicPtr<World> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Lets inline functions access memory, or makes them call the library.
+pub(crate) fn set_inline(allowed: bool) {
+    let world = WORLD.load(Ordering::Relaxed);
+    if world.is_null() {
+        return;
+    }
+    // SAFETY: the header's variable lives as long as the program.
+    let ranks = unsafe { &raw mut (*world).ranks };
+    // SAFETY: as above. After the start, only this function writes to it.
+    let ranks = unsafe { AtomicU32::from_ptr(ranks) };
+    ranks.store(if allowed { job().ranks() } else { 0 }, Ordering::Relaxed);
 }
 
 impl Build {
@@ -91,6 +108,7 @@ fn start(name: &CStr, flags: u32, build: &Build) -> Result<&'static Job, c_int> 
     let world = World { tm: Tm::of(job.world()), segments, ranks, rank };
     // SAFETY: the header passes the address of a variable, or null.
     unsafe { put(build.world, world) };
+    WORLD.store(build.world, Ordering::Relaxed);
     // All ranks leave together, so that none calls one that has not started.
     job.world().pass_barrier(job);
     Ok(job)

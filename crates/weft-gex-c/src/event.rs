@@ -40,6 +40,18 @@ impl Event {
         self == Self::INVALID || self.slot().test()
     }
 
+    /// The event of an operation that was cancelled.
+    pub(crate) fn cancelled() -> Self {
+        let slot = Slot::take();
+        slot.fail();
+        Self::of(Some(slot))
+    }
+
+    /// The slot of the event; `None`: the operation was complete when its call returned.
+    pub(crate) fn known(self) -> Option<&'static Slot> {
+        (self != Self::INVALID).then(|| self.slot())
+    }
+
     fn slot(self) -> &'static Slot {
         if self == Self::NO_OP {
             fatal!("a test or wait got GEX_EVENT_NO_OP; repeat the refused call instead");
@@ -53,13 +65,44 @@ impl Event {
 #[inline(always)]
 pub(crate) fn done_locally(lc: *mut Event) {
     if lc.addr() > LC_KINDS {
-        // SAFETY: the pointer is none of the special values, so it is the client's, and writable.
-        unsafe { lc.write(Event::INVALID) };
+        tell(lc, Event::INVALID);
     }
 }
 
-/// The source is free when the call returns.
+/// Gives the client the event of a local completion.
+#[inline(always)]
+pub(crate) fn tell(lc: *mut Event, event: Event) {
+    debug_assert!(lc.addr() > LC_KINDS);
+    // SAFETY: the pointer is none of the special values, so it is the client's, and writable.
+    unsafe { lc.write(event) };
+}
+
+/// The wish of a call for local completion.
+pub(crate) enum LcKind {
+    /// The source is free when the call returns.
+    Now,
+    /// The thread counts it.
+    Group,
+    /// The client gets an event.
+    Event,
+    /// None of its own.
+    Other,
+}
+
+impl LcKind {
+    pub(crate) fn of(lc: *mut Event) -> Self {
+        match lc.addr() {
+            LC_NOW => Self::Now,
+            LC_GROUP => Self::Group,
+            0 | LC_DEFER => Self::Other,
+            _ => Self::Event,
+        }
+    }
+}
+
 const LC_NOW: usize = 1;
+const LC_DEFER: usize = 2;
+const LC_GROUP: usize = 3;
 /// A call without local completion.
 pub(crate) const NO_LC: *mut Event = std::ptr::null_mut();
 
@@ -68,6 +111,9 @@ pub(crate) const NO_LC: *mut Event = std::ptr::null_mut();
 pub(crate) fn start_event(access: &Access, lc: *mut Event) -> Event {
     let event = Slot::take();
     start_access(access, event, lc);
+    if access.way == Way::Put && access.has_turn() {
+        event.set_turn(access.at.rank());
+    }
     if event.is_complete() && event.test() { Event::INVALID } else { Event::of(Some(event)) }
 }
 
@@ -80,16 +126,13 @@ pub(crate) fn start_implicit(access: &Access, lc: *mut Event) {
     start_access(access, counter, lc);
 }
 
-fn start_access(access: &Access, event: &'static Slot, lc: *mut Event) {
+pub(crate) fn start_access(access: &Access, event: &'static Slot, lc: *mut Event) {
     let waits = access.way == Way::Put && !access.is_copied() && (lc.addr() == LC_NOW || lc.addr() > LC_KINDS);
     let leaf = waits.then(Slot::take);
     job().start_access(access, event, leaf);
     match leaf {
         Some(leaf) if lc.addr() == LC_NOW => wait::until(job(), || leaf.test()),
-        Some(leaf) => {
-            // SAFETY: as in `done_locally`.
-            unsafe { lc.write(Event::of(Some(leaf))) };
-        }
+        Some(leaf) => tell(lc, Event::of(Some(leaf))),
         None => done_locally(lc),
     }
 }

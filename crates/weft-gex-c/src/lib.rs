@@ -12,6 +12,7 @@
 
 mod ad;
 mod address;
+mod after;
 mod am;
 mod barrier;
 mod client;
@@ -24,6 +25,7 @@ mod kinds;
 mod prepare;
 mod rma;
 mod segment;
+mod signal;
 mod system;
 mod team;
 pub mod tools;

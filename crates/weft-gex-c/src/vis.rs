@@ -10,8 +10,9 @@ use weft_gex::memory::{Piece, Way};
 use weft_gex::vis::{Strided, copy_lists};
 
 use crate::address;
+use crate::after;
 use crate::event::Event;
-use crate::handles::{OK, Tm, export, job, list};
+use crate::handles::{ERR_RESOURCE, OK, Tm, export, job, list};
 
 /// `gex_Memvec_t`.
 #[repr(C)]
@@ -133,16 +134,25 @@ macro_rules! access {
     ($blocking:ident $nb:ident $nbi:ident ($($argument:ident: $ty:ty),*; $flags:ident) $body:block) => {
         export! {
             fn $blocking($($argument: $ty),*, $flags: u32) -> c_int {
+                if !after::pass() {
+                    return ERR_RESOURCE;
+                }
                 $body
                 OK
             }
 
             fn $nb($($argument: $ty),*, $flags: u32) -> Event {
+                if !after::pass() {
+                    return Event::cancelled();
+                }
                 $body
                 Event::INVALID
             }
 
             fn $nbi($($argument: $ty),*, $flags: u32) -> c_int {
+                if !after::pass() {
+                    return ERR_RESOURCE;
+                }
                 $body
                 OK
             }

@@ -12,6 +12,9 @@
 use weft_engine::amo::{self, Amo, Form};
 use weft_engine::api::{self, Addr, AtomicOp, Completion, Context, Error, OpFlags, Region, RmaIov, RmaOp};
 use weft_engine::mem::Iov;
+use weft_engine::nic::Nic as _;
+use weft_engine::ordered_rma_bytes;
+use weft_nic::{Device as _, Devices};
 
 use crate::atomic::{Op, Operands};
 use crate::combine::Type;
@@ -20,7 +23,7 @@ use crate::invoke::message_piece;
 use crate::job::Job;
 use crate::meet::{COPIED_BYTES, RankEngine};
 use crate::memory::{self, Piece, Way};
-use crate::table::Location;
+use crate::table::{Location, Place};
 use crate::wait::{self, Pause};
 
 /// An access to remote memory.
@@ -39,6 +42,12 @@ pub struct Access {
 }
 
 impl Access {
+    /// Whether the target performs the access in its turn among those of the same kind.
+    #[must_use]
+    pub fn has_turn(&self) -> bool {
+        self.bytes <= ordered_rma_bytes(Devices::least_mailbox_bytes())
+    }
+
     /// Whether the source of a put is free when the call that starts it returns.
     #[must_use]
     pub fn is_copied(&self) -> bool {
@@ -143,6 +152,14 @@ impl Job {
     ///
     /// The local memory belongs to the access until then, unless it [is copied](Access::is_copied).
     pub fn start_access(&self, access: &Access, event: &'static Slot, leaf: Option<&'static Slot>) {
+        let mut pause = Pause::new();
+        while !self.try_access(access, event, leaf) {
+            pause.step(self);
+        }
+    }
+
+    /// As [`Self::start_access`], if there is a place for the access now.
+    pub(crate) fn try_access(&self, access: &Access, event: &'static Slot, leaf: Option<&'static Slot>) -> bool {
         let Access { at, way, local, remote, bytes } = *access;
         let iov = [piece(local, bytes)];
         let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
@@ -154,10 +171,15 @@ impl Job {
             ctx: context(event, leaf),
             flags: if access.is_copied() { OpFlags::INJECT.union(OpFlags::DELIVERY) } else { OpFlags::DELIVERY },
         };
-        self.start_far(at, |engine| match way {
+        self.try_far(at, |engine| match way {
             Way::Put => engine.write(&op),
             Way::Get => engine.read(&RmaOp { flags: OpFlags::empty(), ..op }),
-        });
+        })
+    }
+
+    /// Lets operations leave that a device has gathered. The caller may compute for long before the next poll.
+    pub fn flush(&self) {
+        let _ = self.with_engine(|engine| engine.nic_mut().flush());
     }
 
     /// Performs an access, and waits for its end.
@@ -169,6 +191,14 @@ impl Job {
 
     /// Starts an atomic operation. `event` has been told of it.
     pub fn start_update(&self, update: &Update, event: &'static Slot) {
+        let mut pause = Pause::new();
+        while !self.try_update(update, event) {
+            pause.step(self);
+        }
+    }
+
+    /// As [`Self::start_update`], if there is a place for the operation now.
+    pub(crate) fn try_update(&self, update: &Update, event: &'static Slot) -> bool {
         let Update { at, remote, ty, op, operands, result } = *update;
         let bytes = ty.bytes();
         let (code, operand) = translate(op, ty);
@@ -204,20 +234,30 @@ impl Job {
             ctx: context(event, None),
             flags: OpFlags::INJECT.union(OpFlags::DELIVERY),
         };
-        self.start_far(at, |engine| engine.atomic(&atomic));
+        self.try_far(at, |engine| engine.atomic(&atomic))
     }
 
-    /// Starts an operation of the engine, as soon as there is a place for it.
-    fn start_far(&self, at: Location, start: impl Fn(&mut RankEngine) -> Result<(), Error>) {
-        let mut pause = Pause::new();
-        loop {
-            match self.with_engine(&start) {
-                Some(Ok(())) => return,
-                Some(Err(Error::Again)) => pause.step(self),
-                None => crate::fatal!("a handler has accessed remote memory; handlers may only reply"),
-                Some(Err(error)) => {
-                    crate::fatal!("an access to memory of rank {} was refused: {error}; report this error", at.rank())
-                }
+    /// Performs an atomic operation on memory that is mapped here.
+    pub fn update_here(&self, update: &Update) {
+        let Update { at, remote, ty, op, operands, result } = *update;
+        let place = self.place(at, Piece { addr: remote, bytes: ty.bytes() });
+        let Place::Here(here) = place else {
+            crate::fatal!("the target of an atomic operation has moved; report this error")
+        };
+        let old = crate::atomic::perform(here, ty, op, operands);
+        if let Some(old) = old.filter(|_| result != 0) {
+            memory::store_at(result, old, ty.bytes());
+        }
+    }
+
+    /// Starts an operation of the engine if there is a place for it now.
+    fn try_far(&self, at: Location, start: impl Fn(&mut RankEngine) -> Result<(), Error>) -> bool {
+        match self.with_engine(&start) {
+            Some(Ok(())) => true,
+            Some(Err(Error::Again)) => false,
+            None => crate::fatal!("a handler has accessed remote memory; handlers may only reply"),
+            Some(Err(error)) => {
+                crate::fatal!("an access to memory of rank {} was refused: {error}; report this error", at.rank())
             }
         }
     }

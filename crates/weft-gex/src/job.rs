@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use weft_engine::api::Addr;
 use weft_nic::Device as _;
 
+use crate::after;
 use crate::area::Area;
 use crate::attend::{self, Attendant, Bell, Hidden, Next, Record, Sleeps};
 use crate::barrier::{Named, Outcome};
@@ -65,7 +66,7 @@ pub struct Job {
     wait_mode: AtomicU32,
     /// Teams whose collectives are under way.
     busy_teams: Mutex<Vec<&'static Team>>,
-    /// Their number, and one more for a named barrier by letters.
+    /// Their number, one more for a named barrier by letters, and one more while operations wait for others.
     busy: AtomicUsize,
     /// Whether a named barrier by letters is under way.
     busy_named: AtomicBool,
@@ -441,22 +442,30 @@ impl Job {
         if self.busy.load(Ordering::Relaxed) == 0 { events } else { events + self.poll_teams() }
     }
 
-    /// Moves collectives on.
+    /// Moves collectives on, and starts operations that have waited for others.
     #[cold]
     #[inline(never)]
     fn poll_teams(&self) -> usize {
-        let Some(mut teams) = self.busy_teams.try_lock() else { return 0 };
-        let complete = teams.iter().map(|team| team.run(self)).sum();
+        let started = after::run(self);
+        let Some(mut teams) = self.busy_teams.try_lock() else { return started };
+        let complete: usize = teams.iter().map(|team| team.run(self)).sum();
         teams.retain(|team| team.is_busy());
         if self.busy_named.load(Ordering::Relaxed) && self.named.run(&self.world.mail(self)) {
             self.busy_named.store(false, Ordering::Relaxed);
         }
         self.note_busy(teams.len());
-        complete
+        started + complete
     }
 
     fn note_busy(&self, teams: usize) {
-        self.busy.store(teams + usize::from(self.busy_named.load(Ordering::Relaxed)), Ordering::Relaxed);
+        let others = usize::from(self.busy_named.load(Ordering::Relaxed)) + usize::from(after::any());
+        self.busy.store(teams + others, Ordering::Relaxed);
+    }
+
+    /// Notes that operations wait for others.
+    pub(crate) fn note_dependents(&self) {
+        let teams = self.busy_teams.lock();
+        self.note_busy(teams.len());
     }
 
     /// Notes that collectives of a team are under way.

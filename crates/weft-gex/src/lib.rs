@@ -8,6 +8,7 @@
 //! gex_RMA_Put… ─► weft-gex-c ─► rma: segment table ─► copy into the target's mapped segment
 //!                 └─► far: a segment of another neighbourhood ─► Engine::write, read, atomic
 //! gex_AM_Request… ─► weft-gex-c ─► am ─► Engine::send_active ─► Devices ═══► peer: Engine::progress ─► handler
+//! gexw_AfterNext ─► after: an operation that starts when others are complete
 //! barrier, collectives ─► barrier, coll ─► counters in the job's memory file (board)
 //!                     └─► spread: letters, where members share no memory
 //! ```
@@ -24,6 +25,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod after;
 pub mod am;
 pub mod area;
 pub mod atomic;

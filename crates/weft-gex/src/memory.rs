@@ -262,6 +262,12 @@ pub unsafe fn put_value(to: *mut u8, value: u64, bytes: usize) {
     }
 }
 
+/// Writes the low bytes of a result to an address that a call has been given.
+pub(crate) fn store_at(to: usize, value: u64, bytes: usize) {
+    // SAFETY: the client promises that the place of a result is writable until the operation is complete.
+    unsafe { put_value(std::ptr::with_exposed_provenance_mut(to), value, bytes) };
+}
+
 /// Reads a value of 1 to 8 bytes, extended with zeros.
 ///
 /// # Safety
