@@ -1,7 +1,8 @@
 /* Measures a library with the GASNet-EX API between two ranks of a job: `weft bench gex` runs it.
  *
  * It uses public calls only, so the same source can be compiled against any such library, and the results of several
- * libraries compared. Calls of weft's own are measured where gasnet_weft.h exists. Rank 0 prints one line for each measurement: name, value, unit. A value is the median of batches.
+ * libraries compared. Calls of weft's own are measured where gasnet_weft.h exists. Rank 0 prints one line for each
+ * measurement: name, value, unit. A value is the median of batches.
  * An argument limits the time of each measurement, in milliseconds.
  */
 #include <gasnetex.h>
@@ -93,6 +94,47 @@ static int put_8_offset(void) {
 
 static int get_8_offset(void) {
   gex_RMA_GetBlocking(team, (void *)64, peer, (void *)8192, 8, BY_OFFSET);
+  return 1;
+}
+#endif
+
+#ifdef GEXW_SUPPORTS_AFTER_NEXT
+enum { CHAIN = 8, WORK = 400000 };
+static gex_Event_t chain[CHAIN];
+
+/* Puts that follow one another. */
+static void start_chain(void) {
+  for (int at = 0; at < CHAIN; at++) {
+    if (at > 0) gexw_AfterNext(&chain[at - 1], 1, 0);
+    chain[at] = gex_RMA_PutNB(team, peer, far + 8 * at, block, 8, GEX_EVENT_NOW, 0);
+  }
+}
+
+static int chain_8(void) {
+  start_chain();
+  gex_Event_WaitAll(chain, CHAIN, 0);
+  return 1;
+}
+
+/* Work of about a millisecond without a call of the library. */
+static int work(void) {
+  static volatile double sum;
+  for (int at = 1; at < WORK; at++) sum += 1.0 / at;
+  return 1;
+}
+
+/* The same work while a chain is under way. The share of the work in the time is the availability of the processor. */
+static int work_chain_8(void) {
+  start_chain();
+  work();
+  gex_Event_WaitAll(chain, CHAIN, 0);
+  return 1;
+}
+#endif
+
+#ifdef GEXW_SUPPORTS_PUT_SIGNAL
+static int put_8_signal(void) {
+  gexw_RMA_PutSignalBlocking(team, peer, far, block, 8, (uint64_t *)(void *)(far + 4096), 1, GEX_OP_ADD, 0);
   return 1;
 }
 #endif
@@ -306,6 +348,14 @@ int main(int argc, char **argv) {
 #ifdef GEXW_SUPPORTS_SEG_OFFSET
   run("put-8-offset", put_8_offset);
   run("get-8-offset", get_8_offset);
+#endif
+#ifdef GEXW_SUPPORTS_PUT_SIGNAL
+  run("put-8-signal", put_8_signal);
+#endif
+#ifdef GEXW_SUPPORTS_AFTER_NEXT
+  run("chain-8", chain_8);
+  run("work", work);
+  run("work-chain-8", work_chain_8);
 #endif
   run("put-64k", put_long);
   run("fetch-add", fetch_add);
