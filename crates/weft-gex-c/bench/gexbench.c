@@ -99,7 +99,7 @@ static int get_8_offset(void) {
 #endif
 
 #ifdef GEXW_SUPPORTS_AFTER_NEXT
-enum { CHAIN = 8, WORK = 400000 };
+enum { CHAIN = 8, WORK = 1000000 };
 static gex_Event_t chain[CHAIN];
 
 /* Puts that follow one another. */
@@ -116,7 +116,7 @@ static int chain_8(void) {
   return 1;
 }
 
-/* Work of about a millisecond without a call of the library. */
+/* Work of some milliseconds without a call of the library. */
 static int work(void) {
   static volatile double sum;
   for (int at = 1; at < WORK; at++) sum += 1.0 / at;

@@ -126,7 +126,14 @@ impl Pair {
         let (slot, event) = by.slot(Category::Put);
         if self.data.bytes > 0 {
             slot.add();
-            start_access(&self.data, slot, lc);
+        }
+        match self.data.bytes {
+            0 => done_locally(lc),
+            _ if self.data.is_copied() => {
+                job().start_followed(&self.data, slot);
+                done_locally(lc);
+            }
+            _ => start_access(&self.data, slot, lc),
         }
         job().start_update(&self.signal, slot);
         job().flush();

@@ -123,9 +123,9 @@ fn piece(addr: usize, bytes: usize) -> Iov {
 }
 
 /// The context of an operation, from which its completion finds the events.
-fn context(event: &'static Slot, leaf: Option<&'static Slot>) -> Context {
-    let addr = |slot: &'static Slot| std::ptr::from_ref(slot).expose_provenance();
-    Context { ptr: addr(event), user: leaf.map_or(0, addr) as u64 }
+fn context(ends: [Option<&'static Slot>; 2]) -> Context {
+    let [event, leaf] = ends.map(|slot| slot.map_or(0, |slot| std::ptr::from_ref(slot).expose_provenance()));
+    Context { ptr: event, user: leaf as u64 }
 }
 
 impl Job {
@@ -160,6 +160,20 @@ impl Job {
 
     /// As [`Self::start_access`], if there is a place for the access now.
     pub(crate) fn try_access(&self, access: &Access, event: &'static Slot, leaf: Option<&'static Slot>) -> bool {
+        self.try_access_until(OpFlags::DELIVERY, access, [Some(event), leaf])
+    }
+
+    /// Starts a put whose source is copied, and which another operation follows in its turn. `event` has been told of
+    /// it. The put is complete when it has left, because the other operation is complete after it.
+    pub fn start_followed(&self, access: &Access, event: &'static Slot) {
+        debug_assert!(access.is_copied() && access.has_turn());
+        let mut pause = Pause::new();
+        while !self.try_access_until(OpFlags::FREED, access, [Some(event), None]) {
+            pause.step(self);
+        }
+    }
+
+    fn try_access_until(&self, level: OpFlags, access: &Access, ends: [Option<&'static Slot>; 2]) -> bool {
         let Access { at, way, local, remote, bytes } = *access;
         let iov = [piece(local, bytes)];
         let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
@@ -168,8 +182,8 @@ impl Job {
             iov: &iov,
             remote: &remote,
             data: 0,
-            ctx: context(event, leaf),
-            flags: if access.is_copied() { OpFlags::INJECT.union(OpFlags::DELIVERY) } else { OpFlags::DELIVERY },
+            ctx: context(ends),
+            flags: if access.is_copied() { OpFlags::INJECT.union(level) } else { level },
         };
         self.try_far(at, |engine| match way {
             Way::Put => engine.write(&op),
@@ -231,7 +245,7 @@ impl Job {
             result: &result,
             remote: &remote,
             data: 0,
-            ctx: context(event, None),
+            ctx: context([Some(event), None]),
             flags: OpFlags::INJECT.union(OpFlags::DELIVERY),
         };
         self.try_far(at, |engine| engine.atomic(&atomic))

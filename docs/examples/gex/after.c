@@ -1,7 +1,7 @@
 /* A chain of accesses that starts before a computation, and goes on by itself.
  *
- * Each rank updates a record of its neighbour in steps that must not overtake each other: the content, the length, and the
- * number of the version. gexw_AfterNext() says which accesses must be complete before the next one starts. The rank
+ * Each rank updates a record of its neighbour in steps that must not overtake each other: the content, the length, and
+ * the number of the version. gexw_AfterNext() says which accesses must be complete before the next one starts. The rank
  * computes meanwhile, and calls the library again when it needs the result. */
 #include <gasnetex.h>
 #include <stdio.h>

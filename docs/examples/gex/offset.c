@@ -1,8 +1,8 @@
 /* A symmetric heap: the same offset names an object in every rank.
  *
  * Segments begin at different addresses in different ranks. A program with addresses needs a table of all ranks'
- * segments, and an addition for each access. With offsets it needs neither: GEX_FLAG_PEER_SEG_OFFSET makes the library take an
- * address at the peer as an offset in its segment.
+ * segments, and an addition for each access. With offsets it needs neither: GEX_FLAG_PEER_SEG_OFFSET makes the library
+ * take an address at the peer as an offset in its segment.
  *
  * The flags are those of the document, which reserves them. GEXW_SUPPORTS_SEG_OFFSET tells that they have an effect. */
 #include <gasnetex.h>

@@ -1,7 +1,7 @@
 /* Halo exchange by puts that tell the target.
  *
- * Each rank owns a row, and needs the border cells of both neighbours in each step. A put with a signal stores the cells
- * and then counts at the target. A rank waits for two counts; it needs no message, no barrier, and no flush. */
+ * Each rank owns a row, and needs the border cells of both neighbours in each step. A put with a signal stores the
+ * cells and then counts at the target. A rank waits for two counts; it needs no message, no barrier, and no flush. */
 #include <gasnetex.h>
 #include <stdio.h>
 #ifdef WEFT_GEX
