@@ -1,7 +1,8 @@
 /* Halo exchange by puts that tell the target.
  *
  * Each rank owns a row, and needs the border cells of both neighbours in each step. A put with a signal stores the
- * cells and then counts at the target. A rank waits for two counts; it needs no message, no barrier, and no flush. */
+ * cells and then the number of the step at the target. A rank waits for two numbers. It needs no message, no barrier,
+ * and no flush. */
 #include <gasnetex.h>
 #include <stdio.h>
 #ifdef WEFT_GEX
@@ -15,11 +16,17 @@ enum { CELLS = 256, STEPS = 20, LEFT = 0, RIGHT = 1 };
 
 /* Halos have a place for each parity, because a neighbour may be one step ahead. */
 typedef struct {
-  uint64_t arrived;
+  uint64_t steps[2];
   int64_t halo[2][2];
 } shared_t;
 
-#define AT(member) ((void *)offsetof(shared_t, member))
+/* Offsets in every rank's segment. */
+static void *halo_of(int parity, int side) {
+  return (void *)(offsetof(shared_t, halo) + (size_t)(2 * parity + side) * sizeof(int64_t));
+}
+static uint64_t *steps_of(int side) {
+  return (uint64_t *)(offsetof(shared_t, steps) + (size_t)side * sizeof(uint64_t));
+}
 
 int main(int argc, char **argv) {
   gex_Client_t client;
@@ -44,11 +51,11 @@ int main(int argc, char **argv) {
   for (step = 0; step < STEPS; step++) {
     const int parity = step % 2;
     /* My first cell is the right halo of the left neighbour, and the last one the left halo of the right neighbour. */
-    gexw_RMA_PutSignalNBI(team, left, AT(halo[parity][RIGHT]), &row[0], 8, (uint64_t *)AT(arrived), 1, GEX_OP_ADD,
-                          GEX_EVENT_NOW, GEX_FLAG_PEER_SEG_OFFSET);
-    gexw_RMA_PutSignalNBI(team, right, AT(halo[parity][LEFT]), &row[CELLS - 1], 8, (uint64_t *)AT(arrived), 1,
-                          GEX_OP_ADD, GEX_EVENT_NOW, GEX_FLAG_PEER_SEG_OFFSET);
-    GASNET_BLOCKUNTIL(__atomic_load_n(&shared->arrived, __ATOMIC_ACQUIRE) >= 2 * (uint64_t)(step + 1));
+    gexw_RMA_PutSignalNBI(team, left, halo_of(parity, RIGHT), &row[0], 8, steps_of(RIGHT), (uint64_t)step + 1,
+                          GEX_OP_SET, GEX_EVENT_NOW, GEX_FLAG_PEER_SEG_OFFSET);
+    gexw_RMA_PutSignalNBI(team, right, halo_of(parity, LEFT), &row[CELLS - 1], 8, steps_of(LEFT), (uint64_t)step + 1,
+                          GEX_OP_SET, GEX_EVENT_NOW, GEX_FLAG_PEER_SEG_OFFSET);
+    for (at = 0; at < 2; at++) GASNET_BLOCKUNTIL(__atomic_load_n(&shared->steps[at], __ATOMIC_ACQUIRE) > (uint64_t)step);
     /* Every cell gets what its right neighbour had. */
     for (at = 0; at < CELLS - 1; at++) next[at] = row[at + 1];
     next[CELLS - 1] = shared->halo[parity][RIGHT];
