@@ -23,7 +23,7 @@ SOURCES = Path(__file__).resolve().parent / "gex"
 EXAMPLES = jobs.ROOT / "docs/examples/gex"
 # Programs of calls, tests/gex/abi_NAME.
 CORE = ["job", "am", "prepare", "rma", "barrier", "teams", "endpoints"]
-PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx", "offset", "after"]
+PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx", "offset", "after", "outside"]
 # Situations of abi_exit.c, with the status of the job when the program is given 37.
 ENDS = {
     "all": 37,
@@ -127,6 +127,15 @@ def test_examples(runner: harness.Runner, prefix: Path, name: str) -> None:
     outcome = runner.run(["sh", "-c", script, str(prefix / "bin/gasnetrun_ofi"), seq, par], clean_environment(), 60)
     outcome.check()
     assert outcome.left is None or outcome.left.nothing(), outcome.left
+
+
+@pytest.mark.parametrize("most", ["0", "1"])
+def test_grants(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path], most: str) -> None:
+    """Ranks that have not opened their memory refuse accesses to it, by the kernel and by messages, and live on."""
+    command = [str(prefix / "bin/gasnetrun_smp"), "-n", "3", str(built["outside", "seq"]), "without"]
+    outcome = runner.run(command, clean_environment(GASNET_SUPERNODE_MAXSIZE=most), 60)
+    each_rank_succeeds(outcome, 3)
+    assert "start all ranks with GEXW_FLAG_OPEN_ADDRESS_SPACE" in outcome.output, outcome.output
 
 
 def test_hydra_starts_jobs(runner: harness.Runner, built: dict[tuple[str, str], Path]) -> None:

@@ -16,11 +16,16 @@ pub(crate) const SELF_SEG_OFFSET: u32 = 1 << 6;
 /// Addresses at the peer are offsets in the segment of its endpoint.
 pub(crate) const PEER_SEG_OFFSET: u32 = 1 << 10;
 
+/// Addresses at the peer may be anywhere in its process (`GEX_FLAG_PEER_SEG_UNKNOWN`, `…_SOME`).
+pub(crate) const ANYWHERE: u32 = 1 << 7 | 1 << 8;
+/// Addresses at the peer are in its segment, as without a flag.
+const PEER_SEG_BOUND: u32 = 1 << 9;
+
 /// An address in the process of a peer.
 #[inline(always)]
 pub(crate) fn at_peer(job: &Job, at: Location, addr: *const c_void, flags: u32) -> usize {
     let addr = addr.expose_provenance();
-    if flags & PEER_SEG_OFFSET == 0 { addr } else { addr.wrapping_add(base(job, at)) }
+    if flags & PEER_SEG_OFFSET == 0 { addr } else { addr.wrapping_add(base_of_peer(job, at, flags)) }
 }
 
 /// An address in this process, for a call with a team.
@@ -33,6 +38,13 @@ pub(crate) fn here<T>(job: &Job, tm: Tm, addr: *const T, flags: u32) -> *const T
 #[inline(always)]
 pub(crate) fn here_mut<T>(job: &Job, tm: Tm, addr: *mut T, flags: u32) -> *mut T {
     here(job, tm, addr, flags).cast_mut()
+}
+
+fn base_of_peer(job: &Job, at: Location, flags: u32) -> usize {
+    if flags & (ANYWHERE | PEER_SEG_BOUND) != 0 {
+        fatal!("a call has GEX_FLAG_PEER_SEG_OFFSET and another flag for the peer's address; pass one of them");
+    }
+    base(job, at)
 }
 
 /// The own endpoint of a team or pair.

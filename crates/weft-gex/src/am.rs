@@ -23,6 +23,7 @@ use weft_nic::{Device as _, Devices};
 use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
 use crate::job::Job;
 use crate::memory::{self, Piece};
+use crate::outside;
 use crate::post::Tag;
 use crate::table::{Location, Place};
 use crate::wait::Pause;
@@ -510,7 +511,7 @@ impl ActiveHandler for Handlers {
         let Some(job) = Job::get() else { return };
         let Ok(source) = u32::try_from(source) else { return };
         let Some(arrived) = Arrived::parse(head) else {
-            if take_own(job, source, head, body) {
+            if take_own(job, source, head, body) || outside::take(job, head, body, answer) {
                 return;
             }
             crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");
@@ -543,6 +544,7 @@ impl ActiveHandler for Handlers {
     }
 
     fn lost(&mut self, source: Addr, why: LinkError) {
+        u32::try_from(source).into_iter().for_each(outside::lose);
         // The supervisor or the launcher ends the job when a rank dies. Links that cannot be made are no deaths.
         let is_hopeless = matches!(
             why,

@@ -49,6 +49,7 @@ const PROCESS: usize = 0;
 const STAGE: usize = 1;
 const BLOB_LEN: usize = 2;
 const ASLEEP: usize = 3;
+const OPEN: usize = 4;
 
 /// The bit of the exit word that says that the job ends.
 const EXIT_SET: u64 = 1 << 63;
@@ -243,6 +244,17 @@ impl Board {
     #[must_use]
     pub fn is_asleep(&self, rank: u32) -> bool {
         self.rank_line(rank, 0).word(ASLEEP).load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes that other ranks may access all memory of a rank.
+    pub fn set_open(&self, rank: u32) {
+        self.rank_line(rank, 0).word(OPEN).store(1, Ordering::Release);
+    }
+
+    /// Whether other ranks may access all memory of a rank.
+    #[must_use]
+    pub fn is_open(&self, rank: u32) -> bool {
+        self.rank_line(rank, 0).word(OPEN).load(Ordering::Acquire) != 0
     }
 
     /// Whether a rank has published its blob.

@@ -28,6 +28,7 @@ use crate::links::Links;
 use crate::meet::{Met, RankEngine, meet};
 use crate::memory::{self, Piece};
 use crate::os;
+use crate::outside;
 use crate::places::Places;
 use crate::post::Inbox;
 use crate::spawn::{self, Conduit, Launcher};
@@ -96,6 +97,9 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
     let Met { board, places, engine, launcher } = meet(spawned, conduit)?;
     let pid = std::process::id();
     board.set_up(rank, pid);
+    if flags & outside::FLAG_OPEN != 0 {
+        board.set_open(rank);
+    }
     let world = match places.all_near() {
         true => Team::new(rank, None, Area::map(&board, board.world(), ranks)?, 0),
         false => Team::of_all(rank, ranks),

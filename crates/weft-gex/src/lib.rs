@@ -51,6 +51,7 @@ mod meet;
 pub mod memory;
 #[allow(unsafe_code)]
 pub mod os;
+pub mod outside;
 pub mod places;
 pub mod post;
 mod rendezvous;
