@@ -129,6 +129,13 @@ def test_examples(runner: harness.Runner, prefix: Path, name: str) -> None:
     assert outcome.left is None or outcome.left.nothing(), outcome.left
 
 
+def test_chains_go_on_by_a_thread(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path]) -> None:
+    """With a progress thread, long puts that follow one another need no call of a rank that computes."""
+    command = [str(prefix / "bin/gasnetrun_smp"), "-n", "2", str(built["after", "par"])]
+    env = clean_environment(GASNET_SUPERNODE_MAXSIZE="1", FI_WEFT_SHM="0", GASNET_RCV_THREAD="1")
+    each_rank_succeeds(runner.run(command, env, 60), 2)
+
+
 @pytest.mark.parametrize("most", ["0", "1"])
 def test_grants(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path], most: str) -> None:
     """Ranks that have not opened their memory refuse accesses to it, by the kernel and by messages, and live on."""

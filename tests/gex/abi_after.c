@@ -136,20 +136,22 @@ static void check_kinds(void) {
   gex_AD_Destroy(ad);
 }
 
-/* Short puts to one rank leave at once: a rank that computes needs no call for the rest of a chain. */
-static void check_busy(void) {
+/* Short puts to one rank leave at once, and a progress thread goes on with others: a rank that computes needs no call for
+ * the rest of a chain. */
+static void check_busy(size_t bytes) {
   volatile int64_t *here = (volatile int64_t *)(void *)(mine + BYTES - 128);
   int64_t *there = (int64_t *)(void *)(theirs + BYTES - 128), seen;
   gex_Event_t events[LINKS];
   int at;
-  if (size < 2) return;
-  *here = 0;
+  *here = 0, here[1] = 0;
   barrier();
   if (rank == 0) {
-    for (at = 0; at < LINKS; at++) {
+    for (at = 0; at < LINKS - 1; at++) {
       if (at > 0) gexw_AfterNext(&events[at - 1], 1, 0);
-      events[at] = gex_RMA_PutNBVal(tm, right, there, (gex_RMA_Value_t)at + 1, 8, 0);
+      events[at] = gex_RMA_PutNB(tm, right, theirs, block, bytes, GEX_EVENT_DEFER, 0);
     }
+    gexw_AfterNext(&events[at - 1], 1, 0);
+    events[at] = gex_RMA_PutNBVal(tm, right, there, LINKS, 8, 0);
     gasnett_nsleep(300000000);
     seen = (int64_t)(gasnett_ticks_to_ns(gasnett_ticks_now()) / 1000);
     finish_all(events, LINKS);
@@ -177,6 +179,59 @@ static void check_pending(void) {
   CHECK(gexw_Event_Wait(last) == GASNET_OK);
   CHECK(gexw_Event_Status(put) == GASNET_OK && gexw_Event_Status(next) == GASNET_OK);
   CHECK(gexw_Event_Wait(put) == GASNET_OK && gexw_Event_Wait(next) == GASNET_OK);
+}
+
+/* The flags decide whether a source is copied, and the bytes arrive either way. */
+static void check_copies(void) {
+  const gex_Flags_t flags[] = {GEX_FLAG_LC_COPY_YES, GEX_FLAG_LC_COPY_NO};
+  const size_t sizes[] = {64, LONG_BYTES};
+  int at;
+  for (at = 0; at < 8; at++) {
+    const gex_Flags_t flag = flags[at % 2];
+    const size_t bytes = sizes[at / 2 % 2];
+    gex_Event_t event = GEX_EVENT_INVALID, lc = GEX_EVENT_INVALID, before = GEX_EVENT_INVALID;
+    fill((char)('A' + at));
+    if (at >= 4) {
+      before = long_put();
+      gexw_AfterNext(&before, 1, 0);
+    }
+    event = gex_RMA_PutNB(tm, right, theirs + LONG_BYTES, block, bytes, &lc, flag);
+    if (flag == GEX_FLAG_LC_COPY_YES) CHECK(lc == GEX_EVENT_INVALID);
+    gex_Event_Wait(lc);
+    if (at < 4) fill('z');
+    gex_Event_Wait(event);
+    gex_Event_Wait(before);
+    OK(gex_RMA_GetBlocking(tm, back, right, theirs + LONG_BYTES, bytes, 0));
+    CHECK(back[0] == 'A' + at && back[bytes - 1] == 'A' + at);
+    fill('y');
+    OK(gex_RMA_PutNBI(tm, right, theirs, block, bytes, GEX_EVENT_NOW, flag));
+    fill('z');
+    gex_NBI_Wait(GEX_EC_ALL, 0);
+    OK(gex_RMA_GetBlocking(tm, back, right, theirs, bytes, 0));
+    CHECK(back[0] == 'y' && back[bytes - 1] == 'y');
+  }
+}
+
+/* Long requests do not wait for their payload, unless their source is to be free. */
+static void check_long_requests(void) {
+  const int before = longs;
+  gex_Event_t put, lc = GEX_EVENT_INVALID;
+  barrier();
+  fill(5);
+  OK(gasnet_AMRequestLongAsync0(right, H_LONG, block, LONG_BYTES, theirs));
+  OK(gex_AM_RequestLong0(tm, right, H_LONG, block, LONG_BYTES, theirs + LONG_BYTES, &lc, 0));
+  OK(gex_AM_RequestLong0(tm, right, H_LONG, block, LONG_BYTES, theirs + 2 * LONG_BYTES, GEX_EVENT_GROUP, 0));
+  gex_Event_Wait(lc);
+  gex_NBI_Wait(GEX_EC_AM, 0);
+  put = gex_RMA_PutNB(tm, right, theirs + 3 * LONG_BYTES, block, LONG_BYTES, GEX_EVENT_DEFER, 0);
+  gexw_AfterNext(&put, 1, 0);
+  OK(gex_AM_RequestLong0(tm, right, H_LONG, block, LONG_BYTES, theirs + 4 * LONG_BYTES, &lc, 0));
+  gexw_AfterNext(&put, 1, 0);
+  OK(gex_AM_RequestLong0(tm, right, H_LONG, block, LONG_BYTES, theirs + 5 * LONG_BYTES, GEX_EVENT_NOW, 0));
+  gex_Event_Wait(lc);
+  GASNET_BLOCKUNTIL(longs == before + 5);
+  gex_Event_Wait(put);
+  barrier();
 }
 
 /* An access region, and the barrier of a team, are events as others. */
@@ -273,9 +328,12 @@ int main(int argc, char **argv) {
   check_relay();
   check_pending();
   barrier();
-  check_busy();
+  if (size > 1) check_busy(8);
+  if (size > 1 && gex_System_QueryHiddenAMConcurrencyLevel() > 0) check_busy(LONG_BYTES);
   check_kinds();
   check_other_events();
+  check_copies();
+  check_long_requests();
   check_signals(0);
   check_signals(8);
   check_signals(LONG_BYTES);

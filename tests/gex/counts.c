@@ -31,7 +31,8 @@ static int arrived(int same, gex_AM_Index_t handler, gex_Flags_t flags, gex_Flag
 }
 
 static gex_Flags_t flags_given;
-#define LC_OK (lc == GEX_EVENT_NOW)
+/* An asynchronous request has no local completion. */
+#define LC_OK (lc == GEX_EVENT_NOW || lc == GEX_EVENT_DEFER)
 #define DATA_OK (src == source && bytes == 6 && LC_OK)
 
 GEX_WEFT_BEGIN_C

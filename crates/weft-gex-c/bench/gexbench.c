@@ -98,6 +98,27 @@ static int get_8_offset(void) {
 }
 #endif
 
+#ifdef GEXW_SUPPORTS_OPEN_ADDRESS_SPACE
+#define INIT_FLAGS GEXW_FLAG_OPEN_ADDRESS_SPACE
+static void *outside;
+
+/* Tells the peer where memory outside of the segment is. */
+static void exchange_outside(void) {
+  void *mine = block;
+  gex_RMA_PutBlocking(team, peer, far + 8192, &mine, sizeof mine, 0);
+  gex_Event_Wait(gex_Coll_BarrierNB(team, 0));
+  memcpy(&outside, near + 8192, sizeof outside);
+}
+
+static int get_8_outside(void) {
+  static char result[8];
+  gex_RMA_GetBlocking(team, result, peer, outside, 8, GEX_FLAG_PEER_SEG_UNKNOWN);
+  return 1;
+}
+#else
+#define INIT_FLAGS 0
+#endif
+
 #ifdef GEXW_SUPPORTS_AFTER_NEXT
 enum { CHAIN = 8, WORK = 1000000 };
 static gex_Event_t chain[CHAIN];
@@ -312,7 +333,7 @@ int main(int argc, char **argv) {
   pin(0);
   const double line_ns = CPU_COUNT(&all) > 1 ? hand_over_ns(&all) : 0;
   sched_setaffinity(0, sizeof all, &all);
-  gex_Client_Init(&client, &endpoint, &team, "GEXBENCH", &argc, &argv, 0);
+  gex_Client_Init(&client, &endpoint, &team, "GEXBENCH", &argc, &argv, INIT_FLAGS);
   if (argc > 1) limit_ns = atof(argv[1]) * 1e6;
   me = gex_TM_QueryRank(team);
   pin((int)me);
@@ -348,6 +369,10 @@ int main(int argc, char **argv) {
 #ifdef GEXW_SUPPORTS_SEG_OFFSET
   run("put-8-offset", put_8_offset);
   run("get-8-offset", get_8_offset);
+#endif
+#ifdef GEXW_SUPPORTS_OPEN_ADDRESS_SPACE
+  exchange_outside();
+  run("get-8-outside", get_8_outside);
 #endif
 #ifdef GEXW_SUPPORTS_PUT_SIGNAL
   run("put-8-signal", put_8_signal);

@@ -19,7 +19,7 @@ GEX_WEFT_INLINE int gasnet_AMGetMsgSource(gasnet_token_t token, gasnet_node_t *s
   return GASNET_OK;
 }
 
-/* The source of each message may be written again when the call returns. */
+/* The source of each message may be written again when the call returns, except where the name says Async. */
 #define GEX_WEFT_ONE_REQUEST_SHORT(n, name)                                                                            \
   GEX_WEFT_INLINE int name##n(gasnet_node_t node, gasnet_handler_t handler GEX_WEFT_PARAMS_##n) {                      \
     GEX_WEFT_ARRAY_##n;                                                                                                \
@@ -36,6 +36,13 @@ GEX_WEFT_INLINE int gasnet_AMGetMsgSource(gasnet_token_t token, gasnet_node_t *s
                               void *dest GEX_WEFT_PARAMS_##n) {                                                        \
     GEX_WEFT_ARRAY_##n;                                                                                                \
     return gex_weft_AM_RequestLong(gex_weft_tm0(), node, handler, src, bytes, dest, GEX_EVENT_NOW, 0, n, args);        \
+  }
+/* The source may be written again when a handler of the target has replied. */
+#define GEX_WEFT_ONE_REQUEST_ASYNC(n, name)                                                                            \
+  GEX_WEFT_INLINE int name##n(gasnet_node_t node, gasnet_handler_t handler, const void *src, size_t bytes,             \
+                              void *dest GEX_WEFT_PARAMS_##n) {                                                        \
+    GEX_WEFT_ARRAY_##n;                                                                                                \
+    return gex_weft_AM_RequestLong(gex_weft_tm0(), node, handler, src, bytes, dest, GEX_EVENT_DEFER, 0, n, args);      \
   }
 #define GEX_WEFT_ONE_REPLY_SHORT(n, name)                                                                              \
   GEX_WEFT_INLINE int name##n(gasnet_token_t token, gasnet_handler_t handler GEX_WEFT_PARAMS_##n) {                    \
@@ -58,8 +65,7 @@ GEX_WEFT_INLINE int gasnet_AMGetMsgSource(gasnet_token_t token, gasnet_node_t *s
 GEX_WEFT_EACH(GEX_WEFT_ONE_REQUEST_SHORT, gasnet_AMRequestShort)
 GEX_WEFT_EACH(GEX_WEFT_ONE_REQUEST_MEDIUM, gasnet_AMRequestMedium)
 GEX_WEFT_EACH(GEX_WEFT_ONE_REQUEST_LONG, gasnet_AMRequestLong)
-/* The interface allows the source to be taken at once. */
-GEX_WEFT_EACH(GEX_WEFT_ONE_REQUEST_LONG, gasnet_AMRequestLongAsync)
+GEX_WEFT_EACH(GEX_WEFT_ONE_REQUEST_ASYNC, gasnet_AMRequestLongAsync)
 GEX_WEFT_EACH(GEX_WEFT_ONE_REPLY_SHORT, gasnet_AMReplyShort)
 GEX_WEFT_EACH(GEX_WEFT_ONE_REPLY_MEDIUM, gasnet_AMReplyMedium)
 GEX_WEFT_EACH(GEX_WEFT_ONE_REPLY_LONG, gasnet_AMReplyLong)

@@ -113,6 +113,26 @@ pub(crate) fn act(access: &Access, lc: *mut Event) -> Act {
     }
 }
 
+/// Starts a put from a copy of its source, which is free when the call returns.
+#[cold]
+pub(crate) fn start_from_copy(put: &Access, lc: *mut Event, by: By) -> Event {
+    let (slot, event) = by.slot(Category::Put);
+    Wait::new().leave(job(), Act::from_copy(put, None), Some(slot));
+    weft_gex::after::run(job());
+    event::done_locally(lc);
+    event
+}
+
+/// Starts a put from where its source is.
+#[cold]
+pub(crate) fn start_in_place(put: &Access, lc: *mut Event, by: By) -> Event {
+    let (slot, event) = by.slot(Category::Put);
+    let leaf = matches!(LcKind::of(lc), LcKind::Now | LcKind::Event).then(Slot::take);
+    job().start_in_place(put, slot, leaf);
+    event::finish_locally(leaf, lc);
+    event
+}
+
 /// Leaves an access with its wait.
 pub(crate) fn leave_access(wait: Wait, access: &Access, lc: *mut Event, by: By) -> Event {
     let category = if access.way == Way::Put { Category::Put } else { Category::Get };
@@ -140,6 +160,28 @@ pub(crate) fn leave_message(wait: Wait, at: Location, message: &Message<'_>, lc:
         LcKind::Now | LcKind::Other => None,
     };
     wait.leave(job(), Act::Letter(Box::new(Letter::new(at, message))), slot);
+}
+
+/// Leaves the put of a long payload, with its wait if it has one, and the message, which follows the put.
+pub(crate) fn leave_long(wait: Option<Wait>, put: &Access, message: &Message<'_>, lc: *mut Event) {
+    let stored = Slot::take();
+    // The wait of the message knows the slot before anything can complete it.
+    let sent = Wait::for_own(stored);
+    let leaf = match LcKind::of(lc) {
+        LcKind::Event => {
+            let leaf = Slot::take();
+            event::tell(lc, Event::of(Some(leaf)));
+            Some(leaf)
+        }
+        LcKind::Group => Some(By::Count.slot(Category::Put).0),
+        LcKind::Now | LcKind::Other => None,
+    };
+    match (wait, LcKind::of(lc)) {
+        (Some(wait), LcKind::Now) => wait.leave(job(), Act::from_copy(put, None), Some(stored)),
+        (Some(wait), _) => wait.leave(job(), Act::Access { access: *put, leaf, copy: None }, Some(stored)),
+        (None, _) => job().start_access(put, stored, leaf),
+    }
+    sent.leave(job(), Act::Letter(Box::new(Letter::placed(put.at, message))), None);
 }
 
 fn status_of(event: Event) -> c_int {

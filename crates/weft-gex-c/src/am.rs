@@ -4,16 +4,17 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use weft_gex::after::Wait;
 use weft_gex::am::{self, Kind, MAX_LONG, Message, Patience, Token};
+use weft_gex::far::Access;
 use weft_gex::fatal;
 use weft_gex::invoke::{self, Entry, MAX_ARGS};
 use weft_gex::job::Job;
-use weft_gex::memory::Piece;
+use weft_gex::memory::{Piece, Way};
 use weft_gex::table::{Location, Place};
 
 use crate::address;
 use crate::after;
-use crate::event::{Event, done_locally};
-use crate::handles::{ERR_RESOURCE, EpHandle, FLAG_IMMEDIATE, Tm, export, job, list, put};
+use crate::event::{Event, LcKind, done_locally};
+use crate::handles::{EpHandle, FLAG_IMMEDIATE, Tm, export, job, list, put};
 
 /// `gex_Token_Info_t`.
 #[repr(C)]
@@ -79,39 +80,56 @@ pub(crate) fn send(to: To, call: &Call) -> c_int {
     }
     let sent = match to {
         To::Rank(tm, rank) => {
-            let patience = if call.flags & FLAG_IMMEDIATE != 0 { Patience::Immediate } else { Patience::Wait };
             let at = tm.at(job, rank);
             match after::take() {
-                None => am::request(job, at, &message, patience),
+                None => request(at, &message, call),
                 Some(wait) => return request_after(wait, at, &message, call.lc),
             }
         }
         To::Token(token) => {
             of(token).reply(job, &message);
+            done_locally(call.lc);
             true
         }
     };
-    if sent {
-        done_locally(call.lc);
-    }
     c_int::from(!sent)
 }
 
 /// Sends a request when others are complete.
 #[cold]
 fn request_after(wait: Wait, at: Location, message: &Message<'_>, lc: *mut Event) -> c_int {
-    let job = job();
-    if let Kind::Long { dest } = message.kind {
-        let place = job.place(at, Piece { addr: dest, bytes: message.bytes });
-        if place == Place::Nowhere || (place == Place::Remote && message.bytes > am::max_medium()) {
-            // A long payload is a put of its own, which the call waits for.
-            let sent = after::pass_now(wait) && am::request(job, at, message, Patience::Wait);
-            done_locally(lc);
-            return if sent { 0 } else { ERR_RESOURCE };
-        }
+    match remote_payload(at, message) {
+        Some(put) => after::leave_long(Some(wait), &put, message, lc),
+        None => after::leave_message(wait, at, message, lc),
     }
-    after::leave_message(wait, at, message, lc);
     0
+}
+
+/// The put of a long payload that does not fit its message; `None`: the call places the payload, or the message has it.
+fn remote_payload(at: Location, message: &Message<'_>) -> Option<Access> {
+    let Kind::Long { dest: remote } = message.kind else { return None };
+    let Message { source: local, bytes, .. } = *message;
+    let is_remote = bytes > am::max_medium() && job().place(at, Piece { addr: remote, bytes }) == Place::Remote;
+    is_remote.then_some(Access { at, way: Way::Put, local, remote, bytes })
+}
+
+/// Sends a request. One with a long payload does not wait for its put, unless the source is to be free at once.
+#[inline(always)]
+fn request(at: Location, message: &Message<'_>, call: &Call) -> bool {
+    let is_long = matches!(message.kind, Kind::Long { .. }) && message.bytes > am::max_medium();
+    if is_long
+        && !matches!(LcKind::of(call.lc), LcKind::Now)
+        && let Some(put) = remote_payload(at, message)
+    {
+        after::leave_long(None, &put, message, call.lc);
+        return true;
+    }
+    let patience = if call.flags & FLAG_IMMEDIATE != 0 { Patience::Immediate } else { Patience::Wait };
+    let sent = am::request(job(), at, message, patience);
+    if sent {
+        done_locally(call.lc);
+    }
+    sent
 }
 
 /// Makes addresses of the offsets that a call has.

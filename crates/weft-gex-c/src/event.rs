@@ -130,6 +130,11 @@ pub(crate) fn start_access(access: &Access, event: &'static Slot, lc: *mut Event
     let waits = access.way == Way::Put && !access.is_copied() && (lc.addr() == LC_NOW || lc.addr() > LC_KINDS);
     let leaf = waits.then(Slot::take);
     job().start_access(access, event, leaf);
+    finish_locally(leaf, lc);
+}
+
+/// Waits for the local completion of a put, or gives the client its event.
+pub(crate) fn finish_locally(leaf: Option<&'static Slot>, lc: *mut Event) {
     match leaf {
         Some(leaf) if lc.addr() == LC_NOW => wait::until(job(), || leaf.test()),
         Some(leaf) => tell(lc, Event::of(Some(leaf))),

@@ -145,10 +145,23 @@ impl Sides {
     fn start_now(&self, way: Way, lc: *mut Event, by: By) -> Event {
         match (self.begin(way), by) {
             (None, _) => done_locally(lc),
+            (Some(put), _) if self.flags & (LC_COPY_YES | LC_COPY_NO) != 0 && way == Way::Put => {
+                return self.start_as_flagged(&put, lc, by);
+            }
             (Some(access), By::Event) => return start_event(&access, lc),
             (Some(access), By::Count) => start_implicit(&access, lc),
         }
         Event::INVALID
+    }
+
+    /// Starts a put whose flags say whether the source is copied.
+    #[cold]
+    fn start_as_flagged(&self, put: &Access, lc: *mut Event, by: By) -> Event {
+        if self.flags & LC_COPY_NO != 0 {
+            after::start_in_place(put, lc, by)
+        } else {
+            after::start_from_copy(put, lc, by)
+        }
     }
 
     /// Starts the access when others are complete.
@@ -165,6 +178,10 @@ impl Sides {
             let event = self.start_now(way, lc, by);
             job().flush();
             return event;
+        }
+        if way == Way::Put && self.flags & LC_COPY_YES != 0 {
+            done_locally(lc);
+            return after::leave_access(wait, &access, NOW, by);
         }
         after::leave_access(wait, &access, lc, by)
     }
@@ -230,6 +247,10 @@ fn start_one(tm: Tm, rank: u32, dest: Remote, value: &u64, by: By) -> Started {
     Started { event, code: OK }
 }
 
+/// The source of a put is copied, so that it is free when the call returns.
+const LC_COPY_YES: u32 = 1 << 16;
+/// The source of a put is not copied.
+const LC_COPY_NO: u32 = 1 << 17;
 /// The source is free when the call returns.
 const NOW: *mut Event = std::ptr::without_provenance_mut(1);
 

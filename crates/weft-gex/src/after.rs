@@ -34,7 +34,9 @@ pub struct Letter {
     at: Location,
     handler: u8,
     kind: Kind,
-    payload: Vec<u8>,
+    /// `None`: the payload is at its destination.
+    payload: Option<Vec<u8>>,
+    bytes: usize,
     args: [i32; MAX_ARGS],
     count: usize,
 }
@@ -47,18 +49,28 @@ impl Letter {
             Kind::Short => Vec::new(),
             _ => memory::bytes_at(Piece { addr: message.source, bytes: message.bytes }).to_vec(),
         };
+        Self { payload: Some(payload), ..Self::placed(at, message) }
+    }
+
+    /// A long message to an endpoint, whose payload will be at its destination.
+    #[must_use]
+    pub fn placed(at: Location, message: &Message<'_>) -> Self {
         let mut args = [0; MAX_ARGS];
         let count = message.args.len();
         args[..count].copy_from_slice(message.args);
-        Self { at, handler: message.handler, kind: message.kind, payload, args, count }
+        let Message { handler, kind, bytes, .. } = *message;
+        Self { at, handler, kind, payload: None, bytes, args, count }
     }
 
     /// Sends the message if it can leave now.
     fn send(&self, job: &Job) -> bool {
-        let (source, bytes) = (self.payload.as_ptr().expose_provenance(), self.payload.len());
-        let Self { handler, kind, .. } = *self;
+        let Self { at, handler, kind, bytes, .. } = *self;
+        let source = self.payload.as_ref().map_or(0, |payload| payload.as_ptr().expose_provenance());
         let message = Message { handler, kind, source, bytes, args: &self.args[..self.count] };
-        am::request(job, self.at, &message, Patience::Immediate)
+        match self.payload {
+            Some(_) => am::request(job, at, &message, Patience::Immediate),
+            None => am::request_placed(job, at, &message),
+        }
     }
 }
 
@@ -350,7 +362,7 @@ pub(crate) fn any() -> bool {
 }
 
 /// Starts what waits for nothing more. Returns the number of operations.
-pub(crate) fn run(job: &Job) -> usize {
+pub fn run(job: &Job) -> usize {
     let mut count = 0;
     while let Some(mut waiting) = with_table(|table| table.ready.pop_front()) {
         if !waiting.start(job) {

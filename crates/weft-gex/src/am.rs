@@ -317,6 +317,13 @@ pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patienc
     send(job, at, &Header::new(message, cargo), body, Sending { reply: false, patience })
 }
 
+/// Sends a long request whose payload is in place, if it can leave now. It carries no payload.
+pub(crate) fn request_placed(job: &Job, at: Location, message: &Message<'_>) -> bool {
+    let nothing = Piece { addr: 0, bytes: 0 };
+    let sending = Sending { reply: false, patience: Patience::Immediate };
+    send(job, at, &Header::new(message, Cargo::Placed), nothing, sending)
+}
+
 /// Sends a short or medium message whose handler is that of a reply, without a request.
 pub fn notify(job: &Job, at: Location, message: &Message<'_>) {
     if at.rank() == job.rank() {

@@ -160,7 +160,16 @@ impl Job {
 
     /// As [`Self::start_access`], if there is a place for the access now.
     pub(crate) fn try_access(&self, access: &Access, event: &'static Slot, leaf: Option<&'static Slot>) -> bool {
-        self.try_access_until(OpFlags::DELIVERY, access, [Some(event), leaf])
+        let copies = if access.is_copied() { OpFlags::INJECT } else { OpFlags::empty() };
+        self.try_access_by(OpFlags::DELIVERY.union(copies), access, [Some(event), leaf])
+    }
+
+    /// As [`Self::start_access`], but the source is not copied.
+    pub fn start_in_place(&self, access: &Access, event: &'static Slot, leaf: Option<&'static Slot>) {
+        let mut pause = Pause::new();
+        while !self.try_access_by(OpFlags::DELIVERY, access, [Some(event), leaf]) {
+            pause.step(self);
+        }
     }
 
     /// Starts a put whose source is copied, and which another operation follows in its turn. `event` has been told of
@@ -168,23 +177,16 @@ impl Job {
     pub fn start_followed(&self, access: &Access, event: &'static Slot) {
         debug_assert!(access.is_copied() && access.has_turn());
         let mut pause = Pause::new();
-        while !self.try_access_until(OpFlags::FREED, access, [Some(event), None]) {
+        while !self.try_access_by(OpFlags::FREED.union(OpFlags::INJECT), access, [Some(event), None]) {
             pause.step(self);
         }
     }
 
-    fn try_access_until(&self, level: OpFlags, access: &Access, ends: [Option<&'static Slot>; 2]) -> bool {
+    fn try_access_by(&self, flags: OpFlags, access: &Access, ends: [Option<&'static Slot>; 2]) -> bool {
         let Access { at, way, local, remote, bytes } = *access;
         let iov = [piece(local, bytes)];
         let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
-        let op = RmaOp {
-            dest: Addr::from(at.rank()),
-            iov: &iov,
-            remote: &remote,
-            data: 0,
-            ctx: context(ends),
-            flags: if access.is_copied() { OpFlags::INJECT.union(level) } else { level },
-        };
+        let op = RmaOp { dest: Addr::from(at.rank()), iov: &iov, remote: &remote, data: 0, ctx: context(ends), flags };
         self.try_far(at, |engine| match way {
             Way::Put => engine.write(&op),
             Way::Get => engine.read(&RmaOp { flags: OpFlags::empty(), ..op }),
