@@ -1,7 +1,7 @@
 //! Operations that start when others are complete.
 //!
 //! Place in the data flow: `gexw_AfterNext` makes a [`Wait`] for events, and the next operation of the thread is left
-//! with it ([`Wait::leave`]). A slot that becomes complete tells the waits that know it ([`release`]). Operations that
+//! with it ([`Wait::leave`]). A slot that becomes complete tells the waits that know it (`release`). Operations that
 //! wait for nothing more are started by the next poll of any thread ([`run`]).
 //!
 //! ```text

@@ -1,8 +1,8 @@
 //! Accesses to the memory of ranks outside the neighbourhood, by the engine.
 //!
 //! Place in the data flow: weft-gex-c starts an [`Access`] where the table says that memory is remote
-//! ([`Place::Remote`](crate::table::Place::Remote)). The engine's completion ends the operation in its event ([`Slot`])
-//! while a rank polls. The blocking calls wait for that.
+//! ([`Place::Remote`]). The engine's completion ends the operation in its event ([`Slot`]) while a rank polls. The
+//! blocking calls wait for that.
 //!
 //! A segment is a region of the engine. Its key is the number of its endpoint, and its addresses are those of the
 //! owner.

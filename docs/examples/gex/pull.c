@@ -1,8 +1,8 @@
 /* Buffers of the heap are pulled from where they are.
  *
- * A segment holds what a program has planned to share. Here the senders have ordinary buffers, of malloc(), and announce
- * their address and length by a message. The receiver gets the bytes from there. All ranks have allowed that at their
- * start, by GEXW_FLAG_OPEN_ADDRESS_SPACE. Accesses to an address that is not valid fail with a code; no rank ends. */
+ * A segment holds what a program has planned to share. Here the senders have ordinary buffers, of malloc(), and
+ * announce their address and length by a message. The receiver gets the bytes from there. All ranks have allowed that
+ * at their start, by GEXW_FLAG_OPEN_ADDRESS_SPACE. Accesses to an address that is not valid fail with a code. */
 #include <gasnetex.h>
 #include <stdio.h>
 #include <stdlib.h>
