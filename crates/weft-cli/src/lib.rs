@@ -1,7 +1,7 @@
 //! The `weft` command: start of jobs, diagnosis, observation and measurement of the provider.
 //!
-//! With the feature `lab` it is the command `weft-lab`, which has more kinds of measurements, drawings, and the
-//! simulation.
+//! With the feature `lab` it is the command `weft-lab`, which has more kinds of measurements, drawings, and simulated
+//! faults.
 //!
 //! Place in the data flow: `weft bench` is a client of libfabric; the other commands are outside of the data flow. They
 //! query the same code as an endpoint does (host identity, choice of address, the devices' probes, the table of
@@ -24,7 +24,6 @@ mod library;
 mod man;
 mod render;
 mod run;
-#[cfg(feature = "lab")]
 mod sim;
 mod stat;
 
@@ -97,8 +96,7 @@ enum Command {
         #[arg(value_enum)]
         shell: Shell,
     },
-    /// Runs the engine on a simulated fabric in virtual time.
-    #[cfg(feature = "lab")]
+    /// Predicts the time of jobs on machines that are described by profiles.
     #[command(subcommand)]
     Sim(sim::Command),
     /// A process that ends the launcher of `weft run` if that command is killed.
@@ -173,7 +171,6 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
             out.write_all(&text)?;
         }
         Command::Run(options) => return run::run(options, out),
-        #[cfg(feature = "lab")]
         Command::Sim(command) => return sim::run(command, out),
         Command::RunGuard { launcher } => return run::run_guard(*launcher),
         Command::BenchChild { task } => return Ok(bench::run_child(task)),

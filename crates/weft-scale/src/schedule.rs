@@ -115,6 +115,15 @@ impl Collective {
         self.most_tasks
     }
 
+    /// How many messages all ranks send together.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        let sends =
+            |shared: &Shared| shared.steps.iter().filter(|step| matches!(step, Step::Send { .. })).count() as u64;
+        let of_shared: Vec<u64> = self.shared.iter().map(sends).collect();
+        self.of_rank.iter().map(|&number| of_shared[number as usize]).sum()
+    }
+
     fn shared(&self, rank: u32) -> Option<&Shared> {
         self.shared.get(*self.of_rank.get(rank as usize)? as usize)
     }
