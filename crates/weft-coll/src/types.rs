@@ -117,8 +117,8 @@ impl Types {
     pub(crate) fn of(pmpi: &Pmpi) -> Self {
         let basic = |(named, class): &(Named, Class)| {
             let handle = pmpi.mpi.constant(named)?;
-            // MPICH's handles contain the size. MPICH, also behind the standard interface, has an error for the size of a
-            // type that it lacks.
+            // MPICH's handles contain the size. To ask MPICH for the size of a type that it lacks is an error, in its
+            // standard interface as well.
             let size = if pmpi.mpi.abi() == Abi::OpenMpi { pmpi.type_size(handle)? } else { named.mpich() >> 8 & 0xff };
             (size > 0).then_some((handle, Basic { class: *class, size }))
         };
