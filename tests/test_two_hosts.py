@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import harness
 import jobs
@@ -127,6 +128,38 @@ kill %1
     assert all(row["p50"] <= row["p99"] <= row["p99_9"] for row in rows if row["kind"] == "pingpong"), rows
     floors = {row["provider"] for row in found if row["floor"] and row["status"] == "ok"}
     assert floors == {"floor tcp"}, found
+
+
+def test_doctor_examines_the_path(runner: harness.Runner) -> None:
+    """`weft doctor --to` finds an open path good, and names the firewall of each side."""
+    harness.need_sandbox()
+    if harness.PROVIDER != "weft":
+        pytest.skip("a command of weft")
+    weft = str(jobs.DIST / "weft")
+    script = f"""
+ip netns exec h2 {weft} bench serve --libfabric {LIBFABRIC} &
+for try in $(seq 100); do ip netns exec h2 ss -ltn | grep -q ":18717 " && break; sleep 0.1; done
+ip netns exec h1 {weft} doctor --json --to 10.77.0.2 || true
+echo ====
+ip netns exec h2 iptables -A INPUT -p tcp --dport 18717 -j ACCEPT
+ip netns exec h2 iptables -A INPUT -p tcp --syn -j REJECT
+ip netns exec h1 iptables -A INPUT -p tcp --syn -j REJECT
+ip netns exec h1 {weft} doctor --json --to 10.77.0.2 || true
+echo ====
+ip netns exec h1 {weft} doctor --json --to 10.77.0.2:99 || true
+kill %1
+"""
+    outcome = runner.run([str(harness.SUPPORT / "two-hosts.sh"), "bash", "-c", script], jobs.environment("weft"), timeout_s=90)
+    documents = [text[text.index("{") : text.rindex("}") + 1] for text in outcome.check().output.split("====")]
+    opened, closed, absent = ({row["what"]: row for row in json.loads(text)["findings"]} for text in documents)
+    ports = [next(what for what in opened if what.startswith("ports of ") and "this" not in what), "ports of this host"]
+    assert opened["route"]["state"] == "good" and "(eth0" in opened["route"]["detail"], opened
+    assert all(opened[what]["state"] == "good" for what in ports) and "Mbit/s" in opened["rate"]["detail"], opened
+    if shutil.which("iptables"):
+        assert [closed[what]["state"] for what in ports] == ["bad", "degraded"], closed
+        assert all("firewall" in closed[what]["remedy"] for what in ports), closed
+    row = absent["path to 10.77.0.2:99"]
+    assert row["state"] == "bad" and "weft bench serve" in row["remedy"], absent
 
 
 RATE = re.compile(r"^(?:\[\d+\] )?(send|put|get): ([\d.]+) MB/s", re.MULTILINE)
