@@ -373,3 +373,63 @@ pub fn run(job: &Job) -> usize {
     }
     count
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pending() -> &'static Slot {
+        Slot::take()
+    }
+
+    #[test]
+    fn a_wait_is_over_when_all_its_events_are_complete() {
+        let (one, two) = (pending(), pending());
+        let mut wait = Wait::new();
+        assert!(wait.is_over());
+        wait.add(one);
+        wait.add(two);
+        one.complete();
+        assert!(!wait.is_over() && one.is_complete() && one.test());
+        two.complete();
+        assert!(wait.is_over() && !wait.is_cancelled() && !wait.end());
+        assert!(two.test());
+    }
+
+    #[test]
+    fn a_failed_event_cancels_before_and_after_the_wait() {
+        let (early, late) = (pending(), pending());
+        early.fail();
+        let mut wait = Wait::new();
+        wait.add(early);
+        assert!(wait.is_over() && wait.is_cancelled() && wait.end());
+        let mut wait = Wait::new();
+        wait.add(late);
+        assert!(!wait.is_cancelled());
+        late.fail();
+        assert!(wait.is_over() && wait.end());
+    }
+
+    #[test]
+    fn only_operations_of_one_rank_keep_their_order() {
+        let (one, same, other, none) = (pending(), pending(), pending(), pending());
+        one.set_turn(3);
+        same.set_turn(3);
+        other.set_turn(4);
+        let mut wait = Wait::new();
+        assert!(!wait.is_in_turn(3), "nothing is waited for");
+        wait.add(one);
+        wait.add(same);
+        assert!(wait.is_in_turn(3) && !wait.is_in_turn(4));
+        wait.add(other);
+        assert!(!wait.is_in_turn(3) && !wait.is_in_turn(4));
+        assert!(!wait.end());
+        let mut wait = Wait::new();
+        wait.add(none);
+        assert!(!wait.is_in_turn(3) && !wait.end());
+        // A slot that has forgotten waits still ends.
+        [one, same, other, none].iter().for_each(|slot| slot.complete());
+        assert!([one, same, other, none].into_iter().all(Slot::test));
+        assert!(!pending().has_failed());
+    }
+}
