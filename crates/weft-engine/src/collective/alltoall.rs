@@ -6,7 +6,7 @@ use super::Algorithm;
 use super::builder::Builder;
 
 /// Pairs of messages under way at a time, so that a member does not flood the others.
-const WINDOW: usize = 32;
+pub(super) const WINDOW: usize = 32;
 
 /// The schedule of an alltoall.
 pub(super) fn emit(builder: &mut Builder, algorithm: Algorithm) {

@@ -29,14 +29,19 @@ mod broadcast;
 mod builder;
 mod chain;
 mod gather;
+mod ordered;
 mod reduce;
 mod run;
 #[cfg(test)]
 mod tests;
 pub mod tree;
+mod uneven;
 
+use crate::mem::Iov;
 pub use chain::{Link, chain};
+pub use ordered::{Prefix, compile_ordered, compile_scan};
 pub use run::{Next, Run};
+pub use uneven::{Extent, compile_uneven};
 
 /// The most tasks of one schedule, about what the paper's hardware holds (16 Ki entries).
 pub const MAX_TASKS: usize = 16 * 1024;
@@ -104,6 +109,22 @@ pub enum Overlap {
     Same,
     /// They overlap in another way.
     Partial,
+}
+
+impl Overlap {
+    /// The relation of two buffers.
+    #[must_use]
+    pub fn of(input: &Iov, result: &Iov) -> Self {
+        let (first, second) = (input.addr(), result.addr());
+        let (first_end, second_end) = (first + input.len() as u64, second + result.len() as u64);
+        if input.is_empty() || result.is_empty() || first_end <= second || second_end <= first {
+            Self::None
+        } else if first == second {
+            Self::Same
+        } else {
+            Self::Partial
+        }
+    }
 }
 
 /// One member's part in a collective: all that its schedule depends on.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::tree::fold;
 use super::{
-    Algorithm, Buffer, MAX_TASKS, Next, Operation, Order, Overlap, Refusal, Request, Run, Span, Task, compile,
-    compile_as,
+    Algorithm, Buffer, Extent, MAX_TASKS, Next, Operation, Order, Overlap, Prefix, Refusal, Request, Run, Schedule,
+    Span, Task, compile, compile_as, compile_ordered, compile_scan, compile_uneven,
 };
 
 const ELEMENT: usize = 8;
@@ -56,6 +56,7 @@ struct Member {
     result: Vec<u64>,
     scratch: Vec<u64>,
     in_place: bool,
+    combine: fn(u64, u64) -> u64,
     /// Receives that have been started, by sender and number.
     expected: HashMap<(u32, u32), (u32, Span)>,
 }
@@ -102,6 +103,10 @@ fn sizes(operation: Operation, members: usize) -> (usize, usize) {
 
 fn member(request: Request, algorithm: Option<Algorithm>) -> Member {
     let schedule = algorithm.map_or_else(|| compile(&request), |algorithm| compile_as(&request, algorithm)).unwrap();
+    member_with(request, schedule, combine)
+}
+
+fn member_with(request: Request, schedule: Schedule, combine: fn(u64, u64) -> u64) -> Member {
     let (inputs, results) = sizes(request.operation, request.members as usize);
     let in_place = request.overlap == Overlap::Same;
     let mut memory: Vec<u64> = (0..inputs * request.count).map(|element| input(request.rank, element)).collect();
@@ -117,7 +122,7 @@ fn member(request: Request, algorithm: Option<Algorithm>) -> Member {
     let mut scratch = vec![0; schedule.scratch() / ELEMENT];
     scratch.push(CANARY);
     let run = Run::new(Arc::new(schedule));
-    Member { run, input: memory, result, scratch, in_place, expected: HashMap::new() }
+    Member { run, input: memory, result, scratch, in_place, combine, expected: HashMap::new() }
 }
 
 /// Performs tasks of one member until it blocks. Returns whether it is done.
@@ -139,8 +144,8 @@ fn step(members: &mut [Member], rank: usize, under_way: &mut Vec<Message>) -> bo
                 let (other, own) = (one.read(from), one.read(into));
                 let both = own.iter().zip(&other);
                 let sum: Vec<u64> = match order {
-                    Order::IntoFirst => both.map(|(&own, &other)| combine(own, other)).collect(),
-                    Order::FromFirst => both.map(|(&own, &other)| combine(other, own)).collect(),
+                    Order::IntoFirst => both.map(|(&own, &other)| (one.combine)(own, other)).collect(),
+                    Order::FromFirst => both.map(|(&own, &other)| (one.combine)(other, own)).collect(),
                 };
                 one.write(into, &sum);
                 one.run.performed();
@@ -157,14 +162,18 @@ fn step(members: &mut [Member], rank: usize, under_way: &mut Vec<Message>) -> bo
 
 /// Runs one collective at all members to its end.
 fn run(requests: &[Request], algorithm: Option<Algorithm>, seed: u64) -> Vec<Member> {
-    let mut members: Vec<Member> = requests.iter().map(|&request| member(request, algorithm)).collect();
+    run_members(requests.iter().map(|&request| member(request, algorithm)).collect(), seed)
+}
+
+/// Runs the schedules of all members to their ends.
+fn run_members(mut members: Vec<Member>, seed: u64) -> Vec<Member> {
     let mut numbers = Numbers(seed | 1);
     let mut under_way: Vec<Message> = Vec::new();
     let mut waiting: Vec<usize> = (0..members.len()).collect();
     let mut idle = 0;
     while !waiting.is_empty() || !under_way.is_empty() {
         idle += 1;
-        assert!(idle < 1_000_000, "{:?}: the members wait for each other", requests[0]);
+        assert!(idle < 1_000_000, "the members wait for each other");
         if !waiting.is_empty() {
             let chosen = numbers.below(waiting.len());
             if step(&mut members, waiting[chosen], &mut under_way) {
@@ -383,4 +392,106 @@ fn a_run_can_be_restarted() {
     run.restart();
     assert_eq!(run.next_task(), Next::Done);
     assert_eq!(run.under_way(), 0);
+}
+
+/// The composition of two functions x ↦ a·x + b: it associates, and does not commute.
+fn compose(first: u64, second: u64) -> u64 {
+    let parts = |word: u64| [word as u32, (word >> 32) as u32];
+    let ([a, b], [c, d]) = (parts(first), parts(second));
+    u64::from(a.wrapping_mul(c)) | u64::from(a.wrapping_mul(d).wrapping_add(b)) << 32
+}
+
+/// The sequential reduction of the inputs of some members.
+fn sequential(ranks: std::ops::Range<u32>, element: usize) -> u64 {
+    ranks.map(|rank| odd(rank, element)).reduce(compose).unwrap_or(0)
+}
+
+/// An input whose multiplier is odd, so that no part of the result is lost.
+fn odd(rank: u32, element: usize) -> u64 {
+    input(rank, element).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
+}
+
+#[test]
+fn operations_that_do_not_commute_have_the_sequential_result() {
+    for members in (1..=9).chain([13, 16]) {
+        for (overlap, count) in [(Overlap::None, 1), (Overlap::None, 40), (Overlap::Same, 7)] {
+            for (operation, prefix) in [
+                (Operation::AllReduce, None),
+                (Operation::Reduce, None),
+                (Operation::ReduceScatter, None),
+                (Operation::AllReduce, Some(Prefix::Inclusive)),
+                (Operation::AllReduce, Some(Prefix::Exclusive)),
+            ] {
+                for root in roots(operation, members) {
+                    let requests = requests(operation, members, root, count, overlap);
+                    let make = |request: &Request| {
+                        let schedule = prefix
+                            .map_or_else(|| compile_ordered(request), |prefix| compile_scan(request, prefix))
+                            .unwrap();
+                        let mut one = member_with(*request, schedule, compose);
+                        let len = one.input.len() - 1;
+                        let filled =
+                            if overlap == Overlap::Same { sizes(operation, members as usize).0 * count } else { len };
+                        (0..filled).for_each(|at| one.input[at] = odd(request.rank, at));
+                        one
+                    };
+                    let mut all = run_members(requests.iter().map(make).collect(), u64::from(members) << 8 | 77);
+                    for (one, request) in all.iter_mut().zip(&requests) {
+                        let (first, end) = match (operation, prefix) {
+                            (Operation::Reduce, _) if request.rank != root => continue,
+                            (_, Some(Prefix::Inclusive)) => (0, request.rank + 1),
+                            (_, Some(Prefix::Exclusive)) if request.rank == 0 => continue,
+                            (_, Some(Prefix::Exclusive)) => (0, request.rank),
+                            _ => (0, members),
+                        };
+                        let own = if operation == Operation::ReduceScatter { request.rank as usize * count } else { 0 };
+                        let wanted: Vec<u64> = (0..count).map(|at| sequential(first..end, own + at)).collect();
+                        assert_eq!(one.memory(Buffer::Result)[..count], wanted, "{request:?} {prefix:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_different_lengths_reach_their_members() {
+    let elements = |from: u32, to: u32| ((from * 3 + to * 5) % 4) as usize;
+    for members in [1_u32, 2, 3, 9, 40] {
+        let list = |len: &dyn Fn(u32) -> usize| -> Vec<Extent> {
+            let mut at = 0;
+            let one = (0..members).map(|other| {
+                let len = len(other) * ELEMENT;
+                at += len + ELEMENT;
+                Extent { offset: at - len, len }
+            });
+            one.collect()
+        };
+        let lists: Vec<_> =
+            (0..members).map(|me| (list(&|other| elements(me, other)), list(&|other| elements(other, me)))).collect();
+        let make = |me: u32| {
+            let (given, taken) = &lists[me as usize];
+            let count = 5 * members as usize;
+            let overlap = Overlap::None;
+            let request =
+                Request { operation: Operation::Barrier, rank: me, members, root: 0, count, element: 8, overlap };
+            let mut one = member_with(request, compile_uneven(me, given, taken, overlap).unwrap(), combine);
+            one.input = (0..count).map(|at| input(me, at)).chain([CANARY]).collect();
+            one.result = (0..count).map(|_| 0).chain([CANARY]).collect();
+            one
+        };
+        for (me, mut one) in (0..members).zip(run_members((0..members).map(make).collect(), 5)) {
+            for (from, at) in (0..members).zip(&lists[me as usize].1) {
+                let given = lists[from as usize].0[me as usize];
+                let wanted: Vec<u64> = (0..at.len / ELEMENT).map(|e| input(from, given.offset / ELEMENT + e)).collect();
+                assert_eq!(one.read(Span { buffer: Buffer::Result, offset: at.offset, len: at.len }), wanted);
+            }
+        }
+    }
+    let short = [Extent { offset: 0, len: 8 }];
+    assert_eq!(compile_uneven(0, &short, &[Extent::default()], Overlap::None), Err(Refusal::NoSuchRank));
+    assert_eq!(
+        compile_uneven(0, &[Extent { offset: usize::MAX, len: 8 }], &short, Overlap::None),
+        Err(Refusal::TooLong)
+    );
 }

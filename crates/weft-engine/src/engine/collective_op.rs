@@ -3,9 +3,11 @@
 //! Place in the data flow: weft-fi builds a [`CollectiveOp`] from a call of the client and passes it to
 //! `Engine::start_collective`.
 
+use std::sync::Arc;
+
 use crate::amo::Reduction;
 use crate::api::{Context, OpFlags};
-use crate::collective::Operation;
+use crate::collective::{Operation, Order, Schedule};
 use crate::ids;
 use crate::mem::Iov;
 use crate::table::Id;
@@ -38,13 +40,27 @@ impl Id for GroupId {
     }
 }
 
+/// An operation of the client on elements of a length of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Custom {
+    /// Bytes of one element.
+    pub bytes: usize,
+    /// Combines the elements of two ranges of one length: `into` becomes the result, and `from` is only read. It runs
+    /// while the engine makes progress.
+    pub combine: fn(operation: &Self, from: &Iov, into: &Iov, order: Order),
+    /// Two words of the client.
+    pub words: [usize; 2],
+}
+
 /// The elements of a collective's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub enum Elements {
     /// Elements of this many bytes that are only moved.
     Bytes(usize),
     /// Numbers that are combined.
     Numbers(Reduction),
+    /// Elements that the client combines.
+    Custom(Custom),
 }
 
 impl Elements {
@@ -54,6 +70,21 @@ impl Elements {
         match self {
             Self::Bytes(size) => size,
             Self::Numbers(reduction) => reduction.element_bytes(),
+            Self::Custom(custom) => custom.bytes,
+        }
+    }
+
+    /// Whether elements are combined.
+    pub(crate) const fn reduces(&self) -> bool {
+        matches!(self, Self::Numbers(_) | Self::Custom(_))
+    }
+
+    /// Combines two ranges of one length.
+    pub(crate) fn combine(&self, from: &Iov, into: &Iov, order: Order) {
+        match self {
+            Self::Numbers(reduction) => reduction.combine(from, into, order),
+            Self::Custom(custom) => (custom.combine)(custom, from, into, order),
+            Self::Bytes(_) => debug_assert!(false, "a schedule of bytes has no reductions"),
         }
     }
 }
@@ -69,6 +100,25 @@ pub struct CollectiveOp {
     pub root: u32,
     /// Elements in one block.
     pub count: usize,
+    /// The elements.
+    pub elements: Elements,
+    /// The client's input.
+    pub input: Iov,
+    /// The client's result.
+    pub result: Iov,
+    /// Returned with the completion.
+    pub ctx: Context,
+    /// Options.
+    pub flags: OpFlags,
+}
+
+/// A collective by a schedule of the client. Those of all members fit one another.
+#[derive(Clone, Debug)]
+pub struct ScheduleOp {
+    /// The group.
+    pub group: GroupId,
+    /// The schedule of this member.
+    pub schedule: Arc<Schedule>,
     /// The elements.
     pub elements: Elements,
     /// The client's input.

@@ -27,6 +27,7 @@ mod hosts;
 mod join;
 mod messages;
 mod report;
+mod schedules;
 mod tag;
 
 use std::collections::VecDeque;
@@ -53,6 +54,7 @@ use hosts::Host;
 use join::Joined;
 pub(crate) use messages::Reception;
 pub use report::GroupReport;
+use schedules::Postponed;
 use tag::{StepId, Tag};
 
 /// The sequence number of the vote that ends a join. Operations have later ones.
@@ -81,7 +83,7 @@ pub(crate) struct Collectives {
     chained: Vec<GroupId>,
     runs: Table<RunId, ActiveRun>,
     /// Operations that wait for the joins of their groups.
-    postponed: Vec<CollectiveOp>,
+    postponed: Vec<Postponed>,
     /// Runs that may be able to continue.
     ready: VecDeque<RunId>,
     /// Transfers that have ended and that their runs have not taken into account.
@@ -145,7 +147,8 @@ enum Purpose {
 struct ActiveRun {
     group: GroupId,
     purpose: Purpose,
-    request: Request,
+    /// `None`: the schedule is the client's.
+    request: Option<Request>,
     elements: Elements,
     run: Run,
     scratch: Owned,
@@ -251,7 +254,7 @@ impl<N: Nic> Engine<N> {
         }
         group.request(op)?;
         group.runs += 1;
-        collectives.postponed.push(*op);
+        collectives.postponed.push(Postponed::Call(*op));
         Ok(())
     }
 
@@ -259,19 +262,22 @@ impl<N: Nic> Engine<N> {
     #[cold]
     fn start_early(&mut self) -> bool {
         let Some(collectives) = self.state.collectives.as_deref_mut() else { return false };
-        let due = |op: &CollectiveOp| collectives.groups[op.group].may_begin();
+        let due = |op: &Postponed| collectives.groups[op.group()].may_begin();
         let (due, early): (Vec<_>, Vec<_>) = collectives.postponed.drain(..).partition(due);
         collectives.postponed = early;
         for op in &due {
-            let group = &mut self.state.collectives().groups[op.group];
+            let group = &mut self.state.collectives().groups[op.group()];
             group.runs -= 1;
-            let fault = match group.failed {
-                None => self.begin_collective(op).err().map(Fault::Refused),
-                failed => failed,
+            let fault = match (group.failed, op) {
+                (None, Postponed::Call(op)) => self.begin_collective(op).err().map(Fault::Refused),
+                (None, Postponed::Schedule(op)) => self.begin_schedule(op).err().map(Fault::Refused),
+                (failed, _) => failed,
             };
             if fault.is_some() {
-                let completion = Completion::new(Kind::Collective, op.ctx, op.flags.into());
-                self.state.completions.push(Completion { fault, ..completion });
+                let (ctx, flags) = op.options();
+                self.state
+                    .completions
+                    .push(Completion { fault, ..Completion::new(Kind::Collective, ctx, flags.into()) });
             }
         }
         !due.is_empty()
@@ -281,21 +287,18 @@ impl<N: Nic> Engine<N> {
         let collectives = self.state.collectives();
         let group = &mut collectives.groups[op.group];
         let request = group.request(op)?;
-        if group.fits_board(&request) {
+        if group.fits_board(&request) && !matches!(op.elements, Elements::Custom(_)) {
             let run = group.start_on_board(op, &request);
             collectives.on_boards.push(run);
             self.run_boards();
             return Ok(());
         }
         let (run, scratch) = group.run_of(&request)?;
-        let lacks_members = !group.lost.is_empty();
-        let sequence = group.next_sequence;
-        group.next_sequence += 1;
-        group.runs += 1;
-        collectives.start(ActiveRun {
+        let sequence = group.take_sequence();
+        self.start_run(ActiveRun {
             group: op.group,
             purpose: Purpose::Operation { sequence },
-            request,
+            request: Some(request),
             elements: op.elements,
             run,
             scratch,
@@ -306,12 +309,21 @@ impl<N: Nic> Engine<N> {
             fault: None,
             ready: false,
         });
+        Ok(())
+    }
+
+    /// Starts the run of an operation of the client.
+    fn start_run(&mut self, run: ActiveRun) {
+        let (id, collectives) = (run.group, self.state.collectives());
+        let group = &mut collectives.groups[id];
+        group.runs += 1;
+        let lacks_members = !group.lost.is_empty();
+        collectives.start(run);
         self.run_collectives();
         if lacks_members {
-            self.state.check_losses(op.group);
+            self.state.check_losses(id);
             self.run_collectives();
         }
-        Ok(())
     }
 
     /// Bytes of this member's input and result in an operation, whatever buffers it names.
@@ -375,9 +387,10 @@ impl<N: Nic> Engine<N> {
                 }
                 Next::Perform(_, Task::Reduce { from, into, order }) => {
                     let (from, into) = (active.memory(from), active.memory(into));
-                    if let (Elements::Numbers(reduction), None) = (active.elements, active.fault) {
-                        reduction.combine(&from, &into, planted!(Bug::OperandsSwapped, order, order.swapped()));
-                        planted!(Bug::ReducedTwice, reduction.combine(&from, &into, order));
+                    if active.fault.is_none() {
+                        let elements = active.elements;
+                        elements.combine(&from, &into, planted!(Bug::OperandsSwapped, order, order.swapped()));
+                        planted!(Bug::ReducedTwice, elements.combine(&from, &into, order));
                     }
                     active.run.performed();
                 }
@@ -499,14 +512,14 @@ impl Group {
         if root >= members {
             return Err(Error::NoSuchAddress);
         }
-        if op.operation.reduces() != matches!(op.elements, Elements::Numbers(_)) {
+        if op.operation.reduces() != op.elements.reduces() {
             return Err(Error::Invalid);
         }
         let (input, result) = self.buffer_bytes(op)?;
         if op.input.len() < input || op.result.len() < result {
             return Err(Error::Invalid);
         }
-        let overlap = overlap(&op.input.slice(0, input), &op.result.slice(0, result));
+        let overlap = Overlap::of(&op.input.slice(0, input), &op.result.slice(0, result));
         let (operation, element) = (op.operation, op.elements.size());
         Ok(Request { operation, rank: self.rank, members, root, count: op.count, element, overlap })
     }
@@ -545,9 +558,15 @@ impl Group {
         }))
     }
 
+    /// The sequence number of a new operation.
+    fn take_sequence(&mut self) -> u64 {
+        self.next_sequence += 1;
+        self.next_sequence - 1
+    }
+
     /// Keeps a run's memory for the next one.
-    fn keep(&mut self, request: &Request, mut run: Run, scratch: Owned) {
-        if let Some(template) = self.templates.get_mut(request)
+    fn keep(&mut self, request: Option<Request>, mut run: Run, scratch: Owned) {
+        if let Some(template) = request.and_then(|request| self.templates.get_mut(&request))
             && template.idle.len() < IDLE_RUN_LIMIT
         {
             if planted!(Bug::RunNotRestarted, true, false) {
@@ -565,7 +584,7 @@ impl State {
         else {
             return false;
         };
-        collectives.postponed.iter().any(|op| collectives.groups[op.group].may_begin())
+        collectives.postponed.iter().any(|op| collectives.groups[op.group()].may_begin())
     }
 
     /// The next run that may be able to continue.
@@ -600,12 +619,12 @@ impl State {
             }
             Purpose::Exchange { turn, .. } => {
                 collectives.exchanged(active.group, turn, fault);
-                return collectives.groups[active.group].keep(&request, run, scratch);
+                return collectives.groups[active.group].keep(request, run, scratch);
             }
             Purpose::Operation { .. } => {
                 let group = &mut collectives.groups[active.group];
                 group.runs -= 1;
-                group.keep(&request, run, scratch);
+                group.keep(request, run, scratch);
                 Kind::Collective
             }
         };
@@ -614,17 +633,5 @@ impl State {
         }
         let data = fault.map_or(0, |_| self.group(active.group).first_lost());
         self.completions.push(Completion { fault, data, ..Completion::new(kind, ctx, flags.into()) });
-    }
-}
-
-fn overlap(input: &Iov, result: &Iov) -> Overlap {
-    let (first, second) = (input.addr(), result.addr());
-    let (first_end, second_end) = (first + input.len() as u64, second + result.len() as u64);
-    if input.is_empty() || result.is_empty() || first_end <= second || second_end <= first {
-        Overlap::None
-    } else if first == second {
-        Overlap::Same
-    } else {
-        Overlap::Partial
     }
 }

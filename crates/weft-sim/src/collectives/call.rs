@@ -132,7 +132,7 @@ impl Call {
         for at in 0..self.count {
             let seed = self.salt ^ mix((from as u64) << 48 | (to as u64) << 32 | at as u64);
             match self.elements {
-                Elements::Bytes(_) => push_bits(&mut bytes, mix(seed), size),
+                Elements::Bytes(_) | Elements::Custom(_) => push_bits(&mut bytes, mix(seed), size),
                 Elements::Numbers(_) => push_number(&mut bytes, self.row, seed),
             }
         }

@@ -123,7 +123,7 @@ impl BoardRun {
     fn reduction(&self) -> Option<Reduction> {
         match self.elements {
             Elements::Numbers(reduction) => Some(reduction),
-            Elements::Bytes(_) => None,
+            Elements::Bytes(_) | Elements::Custom(_) => None,
         }
     }
 
@@ -403,7 +403,7 @@ impl Collectives {
         self.start(ActiveRun {
             group: run.group,
             purpose: Purpose::Exchange { turn: run.turn, sequence: run.sequence },
-            request,
+            request: Some(request),
             elements: Elements::Bytes(1),
             run: inner,
             scratch,

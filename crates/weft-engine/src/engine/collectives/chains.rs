@@ -390,7 +390,8 @@ impl Collectives {
 impl ActiveRun {
     fn is_barrier_of(&self, members: u32) -> bool {
         let is_client = matches!(self.purpose, Purpose::Operation { .. } | Purpose::Exchange { .. });
-        is_client && self.request.operation == Operation::Barrier && self.request.members == members
+        let is_barrier = |of: &Request| of.operation == Operation::Barrier && of.members == members;
+        is_client && self.request.as_ref().is_some_and(is_barrier)
     }
 }
 

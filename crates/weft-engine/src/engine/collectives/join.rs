@@ -124,7 +124,7 @@ impl<N: Nic> Engine<N> {
         collectives.start(ActiveRun {
             group,
             purpose: Purpose::Join { announcements, digest },
-            request,
+            request: Some(request),
             elements: Elements::Bytes(ANNOUNCEMENT_BYTES),
             scratch: Owned::new(vec![0; schedule.scratch()]),
             run: Run::new(schedule),
@@ -330,7 +330,7 @@ impl Collectives {
         self.start(ActiveRun {
             group: id,
             purpose: Purpose::Vote { votes },
-            request,
+            request: Some(request),
             elements: Elements::Bytes(1),
             scratch: Owned::new(vec![0; schedule.scratch()]),
             run: Run::new(schedule),

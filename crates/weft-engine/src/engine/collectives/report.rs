@@ -21,7 +21,7 @@ pub struct GroupReport {
     pub members: u32,
     /// Operations under way, a join included.
     pub under_way: u64,
-    /// The oldest of these operations. `None`: the group is being joined.
+    /// The oldest of these operations. `None`: the group is being joined (sequence 0), or the schedule is the client's.
     pub operation: Option<Operation>,
     /// The number of that operation in its group, in the order of the calls.
     pub sequence: u64,
@@ -84,8 +84,9 @@ impl Collectives {
             }
             (None, Some(run)) => {
                 if let Purpose::Operation { sequence } = run.purpose {
-                    report.operation = Some(run.request.operation);
-                    (report.sequence, report.block_bytes) = (sequence, run.request.block() as u64);
+                    report.operation = run.request.map(|request| request.operation);
+                    report.sequence = sequence;
+                    report.block_bytes = run.request.map_or(0, |request| request.block() as u64);
                 }
                 group.awaited_on_chain(run, arrivals).into_iter().for_each(|rank| report.awaits(rank));
                 run.run.awaited().for_each(|rank| report.awaits(rank));

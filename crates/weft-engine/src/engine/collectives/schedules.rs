@@ -1,0 +1,104 @@
+//! Collectives by schedules of the client.
+//!
+//! Place in the data flow: a client that needs an operation which [`Operation`](crate::collective::Operation) does not
+//! have compiles its schedule itself ([`compile_ordered`](crate::collective::compile_ordered) and others). It
+//! runs like those of the engine.
+
+use std::sync::Arc;
+
+use super::{ActiveRun, Group, GroupId, Purpose, RUN_LIMIT};
+use crate::api::{Context, Error, OpFlags};
+use crate::collective::{Buffer, Run, Span, Task};
+use crate::engine::Engine;
+use crate::engine::collective_op::{CollectiveOp, ScheduleOp};
+use crate::mem::Owned;
+use crate::nic::Nic;
+
+/// An operation that waits for the join of its group.
+pub(super) enum Postponed {
+    Call(CollectiveOp),
+    Schedule(ScheduleOp),
+}
+
+impl Postponed {
+    pub(super) const fn group(&self) -> GroupId {
+        match self {
+            Self::Call(op) => op.group,
+            Self::Schedule(op) => op.group,
+        }
+    }
+
+    pub(super) const fn options(&self) -> (Context, OpFlags) {
+        match self {
+            Self::Call(op) => (op.ctx, op.flags),
+            Self::Schedule(op) => (op.ctx, op.flags),
+        }
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Starts a collective by a schedule of the client. Its completion has kind `Collective`.
+    ///
+    /// Errors: those of [`Engine::start_collective`]; `Invalid` also if the schedule uses members that the group does
+    /// not have, or memory outside of the buffers.
+    pub fn start_schedule(&mut self, op: &ScheduleOp) -> Result<(), Error> {
+        let collectives = self.state.collectives();
+        if collectives.under_way() >= RUN_LIMIT {
+            return Err(Error::Again);
+        }
+        let group = collectives.groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
+        if !group.admits(op) {
+            return Err(Error::Invalid);
+        }
+        if group.joined {
+            return self.begin_schedule(op);
+        }
+        if !group.is_keyed || group.failed.is_some() {
+            return Err(Error::NotConnected);
+        }
+        group.runs += 1;
+        collectives.postponed.push(Postponed::Schedule(op.clone()));
+        Ok(())
+    }
+
+    pub(super) fn begin_schedule(&mut self, op: &ScheduleOp) -> Result<(), Error> {
+        let group = self.state.collectives().groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
+        let sequence = group.take_sequence();
+        self.start_run(ActiveRun {
+            group: op.group,
+            purpose: Purpose::Operation { sequence },
+            request: None,
+            elements: op.elements,
+            run: Run::new(Arc::clone(&op.schedule)),
+            scratch: Owned::new(vec![0; op.schedule.scratch()]),
+            input: op.input,
+            result: op.result,
+            ctx: op.ctx,
+            flags: op.flags,
+            fault: None,
+            ready: false,
+        });
+        Ok(())
+    }
+}
+
+impl Group {
+    /// Whether all tasks of a schedule have members of this group, and memory of the operation.
+    fn admits(&self, op: &ScheduleOp) -> bool {
+        let fits = |at: &Span| {
+            let len = match at.buffer {
+                Buffer::Input => op.input.len(),
+                Buffer::Result => op.result.len(),
+                Buffer::Scratch => op.schedule.scratch(),
+            };
+            at.offset.checked_add(at.len).is_some_and(|end| end <= len)
+        };
+        let knows = |rank: u32| (rank as usize) < self.members.len() && rank != self.rank;
+        op.schedule.tasks().iter().all(|task| match task {
+            Task::Send { to: other, at, .. } | Task::Receive { from: other, at, .. } => knows(*other) && fits(at),
+            Task::Reduce { from, into, .. } => op.elements.reduces() && fits(from) && fits(into),
+            Task::Copy { from, into } => fits(from) && fits(into),
+            Task::Wait { .. } => true,
+        })
+    }
+}
