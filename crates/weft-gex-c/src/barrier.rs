@@ -69,7 +69,7 @@ export! {
     }
 
     fn gex_Coll_BarrierNB(tm: Tm, _flags: u32) -> Event {
-        start(tm, Collective::Barrier)
+        start(tm, &Collective::Barrier)
     }
 
     fn gex_Coll_BarrierBlocking(tm: Tm, _flags: u32) {

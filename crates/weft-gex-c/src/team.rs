@@ -59,7 +59,7 @@ fn destroy(tm: Tm, flags: u32) -> Option<[usize; 2]> {
     if flags & FLAG_QUIESCED == 0 {
         team.pass_barrier(job);
     }
-    job.unwatch(team);
+    team.leave(job);
     let scratch = team.scratch();
     // SAFETY: the team was leaked by `split`, and the client uses it no more. No list of the job has it.
     drop(unsafe { Box::from_raw(tm.as_ptr().cast_mut()) });

@@ -9,7 +9,7 @@
 //! mapped here. Elsewhere a short payload travels in the message, and the target copies it; a request waits until the
 //! engine has written a longer one. The handler therefore finds it in place.
 //!
-//! Some messages are the library's own: a wake, a letter ([`crate::post`]), and the end of the job.
+//! Some messages are the library's own: a wake, and the end of the job.
 //!
 //! Invariant: a handler sends at most one reply, and none to a reply.
 
@@ -24,7 +24,6 @@ use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
 use crate::job::Job;
 use crate::memory::{self, Piece};
 use crate::outside;
-use crate::post::Tag;
 use crate::table::{Location, Place};
 use crate::wait::Pause;
 
@@ -395,28 +394,8 @@ pub(crate) fn wake(job: &Job, rank: u32) {
     let _ = job.with_engine(|engine| engine.send_active(&message));
 }
 
-/// The begin of a letter's header. Its tag and four free bytes follow, so that its text is aligned.
-const LETTER: [u8; 4] = [1, 3, 0, 0];
 /// The begin of the header of a message that ends the job. The code follows.
 const END: [u8; 4] = [2, 3, 0, 0];
-const LETTER_BYTES: usize = 4 + Tag::BYTES + 4;
-
-/// Sends a letter to a rank. False: it cannot leave now.
-pub(crate) fn send_letter(job: &Job, rank: u32, tag: Tag, bytes: &[u8]) -> bool {
-    debug_assert!(bytes.len() <= max_medium());
-    let mut head = [0; LETTER_BYTES];
-    head[..4].copy_from_slice(&LETTER);
-    head[4..4 + Tag::BYTES].copy_from_slice(&tag.to_bytes());
-    let body = [invoke::message_piece(Piece { addr: bytes.as_ptr().expose_provenance(), bytes: bytes.len() })];
-    let message = ActiveMessage { dest: Addr::from(rank), reply: false, head: &head, body: &body };
-    match job.try_with_engine(|engine| engine.send_active(&message)) {
-        Some(Ok(())) => true,
-        Some(Err(Error::Again)) | None => false,
-        Some(Err(error)) => {
-            crate::fatal!("a message to rank {rank} was refused: {error}; check that it has started the same library")
-        }
-    }
-}
 
 /// Tells a rank that the job ends, if a message can leave now.
 pub(crate) fn send_end(job: &Job, rank: u32, code: i32) {
@@ -430,14 +409,9 @@ pub(crate) fn send_end(job: &Job, rank: u32, code: i32) {
 /// Takes a message of the library. Returns whether it was one.
 #[cold]
 #[inline(never)]
-fn take_own(job: &Job, source: u32, head: &[u8], body: &[u8]) -> bool {
+fn take_own(job: &Job, head: &[u8]) -> bool {
     match head.split_first_chunk::<4>() {
         Some((&WAKE, [])) => true,
-        Some((&LETTER, rest)) if head.len() == LETTER_BYTES => {
-            let tag = Tag::from_bytes(rest);
-            tag.into_iter().for_each(|tag| job.inbox().put(source, tag, body));
-            true
-        }
         Some((&END, rest)) => {
             let code = rest.first_chunk().map_or(1, |bytes| i32::from_ne_bytes(*bytes));
             job.board().end_job(code);
@@ -518,7 +492,7 @@ impl ActiveHandler for Handlers {
         let Some(job) = Job::get() else { return };
         let Ok(source) = u32::try_from(source) else { return };
         let Some(arrived) = Arrived::parse(head) else {
-            if take_own(job, source, head, body) || outside::take(job, head, body, answer) {
+            if take_own(job, head) || outside::take(job, head, body, answer) {
                 return;
             }
             crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");

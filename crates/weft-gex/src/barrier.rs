@@ -10,9 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use weft_engine::Custom;
+use weft_engine::collective::Order;
+use weft_engine::mem::Iov;
+
 use crate::area::{Area, Part};
-use crate::post::Mail;
-use crate::spread::Dissemination;
+use crate::coll::{Collective, To};
+use crate::combine::Combine;
+use crate::event::Slot;
+use crate::job::Job;
 
 /// The barriers of one member of a team.
 #[derive(Default)]
@@ -119,10 +125,31 @@ struct State {
     wave: Option<Wave>,
 }
 
-/// A named barrier by letters.
+/// A named barrier by the engine: a reduction of the ids.
 struct Wave {
-    dissemination: Dissemination,
-    is_over: bool,
+    /// The event; `None`: it is complete.
+    event: Option<&'static Slot>,
+    /// The own id, and that of all ranks. Their place does not change.
+    ids: Box<[u64; 2]>,
+}
+
+impl Wave {
+    fn is_over(&mut self) -> bool {
+        if self.event.is_some_and(Slot::test) {
+            self.event = None;
+        }
+        self.event.is_none()
+    }
+}
+
+/// Combines the ids of ranks, in the reduction of a named barrier.
+pub(crate) fn join_ids(_: &Custom, from: &Iov, into: &Iov, _: Order) {
+    let id = |memory: &Iov| {
+        let mut word = [0; 8];
+        memory.read(&mut word);
+        Id::from_word(u64::from_ne_bytes(word))
+    };
+    into.write(&id(from).join(id(into)).to_word().to_ne_bytes());
 }
 
 impl State {
@@ -155,41 +182,32 @@ impl Named {
         Outcome::Matched
     }
 
-    /// Begins a barrier in a team whose members share no memory. [`Self::run`] moves it on.
-    pub fn notify_by_letters(&self, number: i32, flag_bits: u32) -> Outcome {
+    /// Begins a barrier of ranks that share no memory.
+    pub fn notify_by_engine(&self, job: &Job, number: i32, flag_bits: u32) -> Outcome {
         let mut state = self.0.lock();
         if state.begun.is_some() {
             return Outcome::Begun;
         }
         let id = Id::new(number, flag_bits);
-        state.number += 1;
         state.begun = Some(id);
-        let dissemination = Dissemination::named(state.number, id.to_word());
-        state.wave = Some(Wave { dissemination, is_over: false });
+        let mut ids = Box::new([id.to_word(), 0]);
+        let [source, result] = [0, 1].map(|at| (&raw mut ids[at]).expose_provenance());
+        let reduction = Collective::Reduce { to: To::All, source, result, count: 1, combine: Combine::Ids };
+        let event = job.world().start_by_engine(job, &reduction);
+        state.wave = Some(Wave { event, ids });
         Outcome::Matched
     }
 
-    /// Moves a barrier by letters on. Returns whether none is under way.
-    pub fn run(&self, mail: &impl Mail) -> bool {
-        let Some(mut state) = self.0.try_lock() else { return false };
-        let Some(wave) = &mut state.wave else { return true };
-        let join = |one, two| Id::from_word(one).join(Id::from_word(two)).to_word();
-        wave.is_over = wave.is_over || wave.dissemination.run(mail, join);
-        wave.is_over
-    }
-
-    /// Ends a barrier by letters if it is over.
-    pub fn try_end_by_letters(&self, number: i32, flag_bits: u32) -> Outcome {
+    /// Ends a barrier by the engine if it is over.
+    pub fn try_end_by_engine(&self, number: i32, flag_bits: u32) -> Outcome {
         let mut state = self.0.lock();
-        match &state.wave {
-            None => Outcome::NotBegun,
-            Some(wave) if !wave.is_over => Outcome::NotReady,
-            Some(wave) => {
-                let joined = Id::from_word(wave.dissemination.value());
-                state.wave = None;
-                state.end(joined, Id::new(number, flag_bits))
-            }
+        let Some(wave) = &mut state.wave else { return Outcome::NotBegun };
+        if !wave.is_over() {
+            return Outcome::NotReady;
         }
+        let joined = Id::from_word(wave.ids[1]);
+        state.wave = None;
+        state.end(joined, Id::new(number, flag_bits))
     }
 
     /// Whether all ranks have begun the barrier that this rank has begun last.

@@ -1,8 +1,9 @@
-//! Collectives of a team, in the shared memory of a neighbourhood or by letters ([`crate::spread`]).
+//! Collectives of a team, and those that shared memory performs.
 //!
-//! Place in the data flow: weft-gex-c starts a [`Task`], and polls of the rank move it on ([`Queue::run`]) until its
-//! event is complete. The collectives of a team run one after the other, in the order of their starts, which is the
-//! same for all members.
+//! Place in the data flow: weft-gex-c makes a [`Collective`] of a call, and `team` starts it. Teams within a
+//! neighbourhood perform barriers, broadcasts and short reductions as a [`Task`]: polls of the rank move it on
+//! ([`Queue::run`]) until its event is complete. All others are collectives of the engine ([`crate::group`]). The tasks
+//! of a team run one after the other, in the order of their starts, which is the same for all members.
 //!
 //! Data passes through the members' chunks (`area`), one piece after the other. Pieces are numbered through the life of
 //! the team. A member writes piece n only when all members have consumed piece n − 2, which used the same chunk.
@@ -11,54 +12,87 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+pub use weft_engine::collective::{Extent, Prefix};
 
 use crate::area::{Area, CHUNK_BYTES, Part};
 use crate::barrier::TeamBarrier;
-use crate::combine::{Op, Type, combine};
+use crate::combine::Combine;
 use crate::event::Slot;
-use crate::invoke;
 use crate::memory::{Piece, bytes_at, bytes_at_mut};
-use crate::post::Mail;
-use crate::spread::{self, Dissemination};
 
 /// The word of a member's data line that counts consumed pieces. Word 0 counts written ones.
 const CONSUMED: usize = 1;
 
-/// The operation of a reduction.
-#[derive(Clone, Copy)]
-pub enum Combine {
-    /// One of the API, on elements of a type.
-    Known(Type, Op),
-    /// The client's function, on elements of a size.
-    User {
-        /// The function.
-        function: invoke::ReduceFn,
-        /// The address of the client's data, which is only passed back.
-        cdata: usize,
-        /// Bytes of an element.
+/// A collective that moves blocks of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// The root's block reaches all members.
+    Broadcast(u32),
+    /// Block m of the root reaches member m.
+    Scatter(u32),
+    /// The root receives the blocks of all members, in their order.
+    Gather(u32),
+    /// All members receive the blocks of all members, in their order.
+    GatherAll,
+    /// Block m of each member reaches member m.
+    Exchange,
+}
+
+/// The results of a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// One member has the result.
+    One(u32),
+    /// All members have the result.
+    All,
+    /// Member m has block m of the result.
+    Each,
+    /// Member m has the reduction of the members up to it, or before it.
+    Prefix(Prefix),
+}
+
+/// A collective as a client asks for it. Memory is named by addresses; 0: none.
+pub enum Collective {
+    /// A barrier.
+    Barrier,
+    /// Moves blocks of one length.
+    Move {
+        /// The operation.
+        what: Move,
+        /// The address of the block or the blocks that this member gives.
+        source: usize,
+        /// The address for the result.
+        result: usize,
+        /// The length of a block.
         bytes: usize,
+    },
+    /// A reduction.
+    Reduce {
+        /// The destinations of the result.
+        to: To,
+        /// The address of this member's operand.
+        source: usize,
+        /// The address for the result.
+        result: usize,
+        /// The number of elements in a block.
+        count: usize,
+        /// The operation.
+        combine: Combine,
+    },
+    /// Moves blocks of different lengths.
+    Uneven {
+        /// The address of the blocks that this member gives.
+        source: usize,
+        /// The address for those that it takes.
+        result: usize,
+        /// The blocks for each member.
+        given: Vec<Extent>,
+        /// The blocks of each member.
+        taken: Vec<Extent>,
     },
 }
 
-impl Combine {
-    pub(crate) fn element_bytes(&self) -> usize {
-        match self {
-            Self::Known(ty, _) => ty.bytes(),
-            Self::User { bytes, .. } => *bytes,
-        }
-    }
-
-    pub(crate) fn apply(&self, left: &[u8], right: &mut [u8]) {
-        match self {
-            Self::Known(ty, op) => combine(*ty, *op, left, right),
-            Self::User { function, cdata, bytes } => {
-                invoke::reduce(*function, left, right, right.len() / bytes, *cdata);
-            }
-        }
-    }
-}
-
-/// A collective.
+/// A collective in shared memory.
 pub enum Task {
     /// A barrier of a number. The member has arrived.
     Barrier {
@@ -69,59 +103,6 @@ pub enum Task {
     },
     /// Moves data through the chunks.
     Data(Transfer),
-    /// Is performed by letters.
-    Letters(Letters),
-}
-
-/// A collective of a team whose members share no memory.
-pub enum Letters {
-    /// A barrier.
-    Barrier(Dissemination),
-    /// A broadcast.
-    Broadcast(spread::Broadcast),
-    /// A reduction.
-    Reduction(Box<spread::Reduction>),
-}
-
-impl Letters {
-    /// Moves on. Returns whether the collective is complete here.
-    pub fn run(&mut self, mail: &impl Mail) -> bool {
-        match self {
-            Self::Barrier(barrier) => barrier.run(mail, |_, _| 0),
-            Self::Broadcast(broadcast) => broadcast.run(mail),
-            Self::Reduction(reduction) => reduction.run(mail),
-        }
-    }
-}
-
-/// A collective as a client asks for it.
-pub enum Collective {
-    /// A barrier.
-    Barrier,
-    /// A broadcast.
-    Broadcast {
-        /// The member with the data.
-        root: u32,
-        /// The address of the data, at the root.
-        source: usize,
-        /// The address for the data.
-        result: usize,
-        /// Its length.
-        bytes: usize,
-    },
-    /// A reduction.
-    Reduce {
-        /// Where the result goes.
-        to: spread::To,
-        /// The address of this member's operand.
-        source: usize,
-        /// The address for the result; 0: none.
-        result: usize,
-        /// The number of elements.
-        count: usize,
-        /// The operation.
-        combine: Combine,
-    },
 }
 
 /// A broadcast or reduction.
@@ -159,16 +140,13 @@ impl Task {
         })
     }
 
-    /// A reduction of `count` elements. A member without a result has the address 0. `None`: an element is too long.
+    /// A reduction of `count` elements, which fit a chunk. A member without a result has the address 0.
     #[must_use]
-    pub fn reduce(source: usize, result: usize, count: usize, combine: Combine) -> Option<Self> {
-        let element = combine.element_bytes();
-        let piece = (CHUNK_BYTES / element.max(1)).saturating_mul(element);
-        let bytes = count.checked_mul(element)?;
-        (piece > 0 || bytes == 0).then(|| {
-            let combine = Some(combine);
-            Self::Data(Transfer { source, result, bytes, piece, root: None, combine, given: 0, taken: 0 })
-        })
+    pub fn reduce(source: usize, result: usize, count: usize, combine: Combine) -> Self {
+        let element = combine.element_bytes().max(1);
+        let (piece, bytes) = (CHUNK_BYTES / element * element, count * element);
+        let combine = Some(combine);
+        Self::Data(Transfer { source, result, bytes, piece, root: None, combine, given: 0, taken: 0 })
     }
 
     /// Moves on. Returns whether the collective is complete here. `pieces`: the number of pieces of the team's
@@ -177,10 +155,6 @@ impl Task {
         match self {
             Self::Barrier { number, seen } => TeamBarrier::is_over(area, *number, seen),
             Self::Data(transfer) => transfer.run(area, me, pieces),
-            Self::Letters(_) => {
-                debug_assert!(false, "letters need no area");
-                true
-            }
         }
     }
 }
@@ -321,6 +295,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::board::Board;
+    use crate::combine::Type;
 
     fn area(members: u32) -> Area {
         let board = Board::create(1).unwrap();
@@ -375,8 +350,7 @@ mod tests {
                 let source = sources[me as usize].as_ptr().expose_provenance();
                 let result = results[(round * members + me) as usize].as_ptr().expose_provenance();
                 let result = if round == 1 && me != 0 { 0 } else { result };
-                Task::reduce(source, result, usize::try_from(count).unwrap(), Combine::Known(Type::U64, Op::Add))
-                    .unwrap()
+                Task::reduce(source, result, usize::try_from(count).unwrap(), Combine::known(Type::U64, 3).unwrap())
             });
             let base: u64 = (0..members).map(|me| u64::from(me) * 1000).sum();
             let expected: Vec<u64> = (0..count).map(|at| base + at * u64::from(members)).collect();

@@ -1,9 +1,17 @@
-//! Element-wise operations on bytes, for reductions.
+//! The operations of reductions.
 //!
-//! Place in the data flow: `coll` combines the contributions of members. The left operand comes first; the right one is
-//! replaced by the result.
+//! Place in the data flow: weft-gex-c makes a [`Combine`] of a call's arguments. `coll` combines the contributions of
+//! members in shared memory by it; `group` passes it to the engine. The arithmetic is the engine's.
 
-/// The types of elements, by the bit of the API.
+use weft_engine::amo::{self, Reduction};
+use weft_engine::collective::Order;
+use weft_engine::{Custom, Elements};
+
+use crate::barrier;
+use crate::invoke::{self, ReduceFn};
+use crate::memory;
+
+/// The types of numbers, by the bit of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     /// Signed, 32 bits.
@@ -27,7 +35,7 @@ impl Type {
         [Self::I32, Self::U32, Self::I64, Self::U64, Self::Float, Self::Double].get(bit as usize).copied()
     }
 
-    /// Bytes of an element.
+    /// Bytes of a number.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -35,96 +43,93 @@ impl Type {
             Self::I64 | Self::U64 | Self::Double => 8,
         }
     }
-}
 
-/// The operations, by the bit of the API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// Bits of both.
-    And,
-    /// Bits of either.
-    Or,
-    /// Bits of one.
-    Xor,
-    /// The sum.
-    Add,
-    /// The difference.
-    Sub,
-    /// The product.
-    Mult,
-    /// The lesser one.
-    Min,
-    /// The greater one.
-    Max,
-}
-
-impl Op {
-    /// The operation with a bit number.
-    #[must_use]
-    pub fn from_bit(bit: u32) -> Option<Self> {
-        let all = [Self::And, Self::Or, Self::Xor, Self::Add, Self::Sub, Self::Mult, Self::Min, Self::Max];
-        all.get(bit as usize).copied()
-    }
-
-    /// Whether the operation is defined for a type.
-    #[must_use]
-    pub fn fits(self, ty: Type) -> bool {
-        !(matches!(ty, Type::Float | Type::Double) && matches!(self, Self::And | Self::Or | Self::Xor))
-    }
-}
-
-fn each<const N: usize>(left: &[u8], right: &mut [u8], combine: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
-    let (left, _) = left.as_chunks::<N>();
-    let (right, _) = right.as_chunks_mut::<N>();
-    for (left, right) in left.iter().zip(right) {
-        *right = combine(*left, *right);
-    }
-}
-
-macro_rules! integers {
-    ($ty:ty, $op:expr, $left:expr, $right:expr) => {{
-        let mut with = |combine: fn($ty, $ty) -> $ty| {
-            each($left, $right, |a, b| combine(<$ty>::from_ne_bytes(a), <$ty>::from_ne_bytes(b)).to_ne_bytes());
-        };
-        match $op {
-            Op::And => with(|a, b| a & b),
-            Op::Or => with(|a, b| a | b),
-            Op::Xor => with(|a, b| a ^ b),
-            Op::Add => with(<$ty>::wrapping_add),
-            Op::Sub => with(<$ty>::wrapping_sub),
-            Op::Mult => with(<$ty>::wrapping_mul),
-            Op::Min => with(Ord::min),
-            Op::Max => with(Ord::max),
+    /// The type as the engine knows it.
+    pub(crate) fn engine(self) -> amo::Type {
+        match self {
+            Self::I32 => amo::Type::Int32,
+            Self::U32 => amo::Type::Uint32,
+            Self::I64 => amo::Type::Int64,
+            Self::U64 => amo::Type::Uint64,
+            Self::Float => amo::Type::Float,
+            Self::Double => amo::Type::Double,
         }
-    }};
+    }
 }
 
-macro_rules! floats {
-    ($ty:ty, $op:expr, $left:expr, $right:expr) => {{
-        let mut with = |combine: fn($ty, $ty) -> $ty| {
-            each($left, $right, |a, b| combine(<$ty>::from_ne_bytes(a), <$ty>::from_ne_bytes(b)).to_ne_bytes());
-        };
-        match $op {
-            Op::Add => with(|a, b| a + b),
-            Op::Sub => with(|a, b| a - b),
-            Op::Mult => with(|a, b| a * b),
-            Op::Min => with(<$ty>::min),
-            Op::Max => with(<$ty>::max),
-            Op::And | Op::Or | Op::Xor => debug_assert!(false, "{:?} of floating point", $op),
+/// The function of a client that combines elements.
+#[derive(Clone, Copy, Debug)]
+pub struct User {
+    /// The function.
+    pub function: ReduceFn,
+    /// The address of the client's data, which is only passed back.
+    pub cdata: usize,
+    /// Bytes of an element.
+    pub bytes: usize,
+    /// Whether operands may be combined in any order.
+    pub commutes: bool,
+}
+
+/// The operation of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub enum Combine {
+    /// One of the API.
+    Known(Reduction),
+    /// The client's function.
+    User(User),
+    /// The ids of named barriers.
+    Ids,
+}
+
+impl Combine {
+    /// The operation with the bit number of the API. `None`: it is no reduction of that type.
+    #[must_use]
+    pub fn known(ty: Type, bit: u32) -> Option<Self> {
+        use amo::Op;
+        let all: [Option<Op>; 8] = [
+            Some(Op::Band),
+            Some(Op::Bor),
+            Some(Op::Bxor),
+            Some(Op::Sum),
+            // A difference has no order of operands in which all members agree.
+            None,
+            Some(Op::Prod),
+            Some(Op::Min),
+            Some(Op::Max),
+        ];
+        let op = all.get(bit as usize).copied().flatten()?;
+        Reduction::new(ty.engine(), op).map(Self::Known)
+    }
+
+    /// Bytes of an element.
+    #[must_use]
+    pub fn element_bytes(&self) -> usize {
+        self.elements().size()
+    }
+
+    /// Whether operands may be combined in any order.
+    pub(crate) fn commutes(&self) -> bool {
+        !matches!(self, Self::User(User { commutes: false, .. }))
+    }
+
+    /// The elements as the engine combines them.
+    pub(crate) fn elements(&self) -> Elements {
+        match self {
+            Self::Known(reduction) => Elements::Numbers(*reduction),
+            Self::User(user) => Elements::Custom(invoke::custom(user)),
+            Self::Ids => Elements::Custom(Custom { bytes: 8, combine: barrier::join_ids, words: [0; 2] }),
         }
-    }};
-}
+    }
 
-/// Combines the elements of two operands of the same length. The right one becomes the result.
-pub fn combine(ty: Type, op: Op, left: &[u8], right: &mut [u8]) {
-    debug_assert_eq!(left.len(), right.len());
-    match ty {
-        Type::I32 => integers!(i32, op, left, right),
-        Type::U32 => integers!(u32, op, left, right),
-        Type::I64 => integers!(i64, op, left, right),
-        Type::U64 => integers!(u64, op, left, right),
-        Type::Float => floats!(f32, op, left, right),
-        Type::Double => floats!(f64, op, left, right),
+    /// Combines two operands of one length. The right one becomes the result.
+    pub(crate) fn apply(&self, left: &[u8], right: &mut [u8]) {
+        debug_assert_eq!(left.len(), right.len());
+        let (left, right) = (memory::iov_of(left), memory::iov_of_mut(right));
+        match self.elements() {
+            Elements::Numbers(reduction) => reduction.combine(&left, &right, Order::FromFirst),
+            Elements::Custom(custom) => (custom.combine)(&custom, &left, &right, Order::FromFirst),
+            Elements::Bytes(_) => debug_assert!(false, "operations have elements"),
+        }
     }
 }
 
@@ -132,23 +137,21 @@ pub fn combine(ty: Type, op: Op, left: &[u8], right: &mut [u8]) {
 mod tests {
     use super::*;
 
-    fn of<const N: usize>(ty: Type, op: Op, left: [u8; N], right: [u8; N]) -> [u8; N] {
+    fn of<const N: usize>(ty: Type, op: u32, left: [u8; N], right: [u8; N]) -> [u8; N] {
         let mut result = right;
-        combine(ty, op, &left, &mut result);
+        Combine::known(ty, op).expect("an operation").apply(&left, &mut result);
         result
     }
 
     #[test]
     fn each_type_has_its_own_order() {
         let (small, large) = ((-1_i32).to_ne_bytes(), 5_i32.to_ne_bytes());
-        assert_eq!(of(Type::I32, Op::Max, small, large), large);
-        assert_eq!(of(Type::U32, Op::Max, small, large), small);
-        assert_eq!(of(Type::I32, Op::Sub, small, large), (-6_i32).to_ne_bytes());
-        let pair = |a: f32, b: f32| -> Vec<u8> { [a, b].iter().flat_map(|v| v.to_ne_bytes()).collect() };
-        let mut right = pair(2.0, -3.0);
-        combine(Type::Float, Op::Mult, &pair(1.5, 2.0), &mut right);
-        assert_eq!(right, pair(3.0, -6.0));
-        assert_eq!(of(Type::U64, Op::Add, u64::MAX.to_ne_bytes(), 2_u64.to_ne_bytes()), 1_u64.to_ne_bytes());
-        assert!(!Op::Or.fits(Type::Double) && Op::Or.fits(Type::U32));
+        assert_eq!(of(Type::I32, 7, small, large), large);
+        assert_eq!(of(Type::U32, 7, small, large), small);
+        assert_eq!(of(Type::I32, 6, small, large), small);
+        assert_eq!(of(Type::Float, 5, 1.5_f32.to_ne_bytes(), 2_f32.to_ne_bytes()), 3_f32.to_ne_bytes());
+        assert_eq!(of(Type::U64, 3, u64::MAX.to_ne_bytes(), 2_u64.to_ne_bytes()), 1_u64.to_ne_bytes());
+        assert!(Combine::known(Type::Double, 1).is_none() && Combine::known(Type::U32, 1).is_some());
+        assert!((8..32).chain([4]).all(|bit| Combine::known(Type::I32, bit).is_none()));
     }
 }

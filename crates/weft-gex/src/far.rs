@@ -109,12 +109,9 @@ fn one(ty: Type) -> u64 {
 /// The type as the engine knows it. Floating-point numbers are swapped by their bits.
 fn engine_type(ty: Type, op: Op) -> amo::Type {
     match (ty, op) {
-        (Type::I32, _) => amo::Type::Int32,
-        (Type::U32, _) | (Type::Float, Op::Cas | Op::Set | Op::Get) => amo::Type::Uint32,
-        (Type::I64, _) => amo::Type::Int64,
-        (Type::U64, _) | (Type::Double, Op::Cas | Op::Set | Op::Get) => amo::Type::Uint64,
-        (Type::Float, _) => amo::Type::Float,
-        (Type::Double, _) => amo::Type::Double,
+        (Type::Float, Op::Cas | Op::Set | Op::Get) => amo::Type::Uint32,
+        (Type::Double, Op::Cas | Op::Set | Op::Get) => amo::Type::Uint64,
+        (ty, _) => ty.engine(),
     }
 }
 
@@ -289,6 +286,10 @@ pub(crate) fn finish(completions: &mut Vec<Completion>) {
             if Job::get().is_some_and(|job| job.board().exit_code().is_none()) {
                 crate::fatal!("an access to memory of another host failed: {fault}");
             }
+            continue;
+        }
+        if completion.ctx.ptr == 0 {
+            // The join of a group.
             continue;
         }
         memory::slot(completion.ctx.ptr).complete();

@@ -5,10 +5,14 @@
 
 use std::ffi::{c_char, c_void};
 
+use weft_engine::Custom;
 use weft_engine::am::Answer;
+use weft_engine::collective::Order;
+use weft_engine::mem::Iov;
 
 use crate::am::Token;
-use crate::memory::Piece;
+use crate::combine::User;
+use crate::memory::{self, Piece};
 
 /// The most arguments of a handler.
 pub const MAX_ARGS: usize = 16;
@@ -41,11 +45,31 @@ unsafe impl Sync for Entry {}
 /// The function of a reduction. It combines elements; the second operand becomes the result.
 pub type ReduceFn = unsafe extern "C" fn(*const c_void, *mut c_void, usize, *const c_void);
 
-/// Combines two operands of `count` elements by the client's function.
-pub(crate) fn reduce(function: ReduceFn, left: &[u8], right: &mut [u8], count: usize, cdata: usize) {
-    let cdata = std::ptr::with_exposed_provenance(cdata);
-    // SAFETY: the client has given the function for operands of this type and length.
-    unsafe { function(left.as_ptr().cast(), right.as_mut_ptr().cast(), count, cdata) };
+/// The operation of the client's function, for the engine.
+pub(crate) fn custom(user: &User) -> Custom {
+    let function = (user.function as *const ()).expose_provenance();
+    Custom { bytes: user.bytes, combine: combine_user, words: [function, user.cdata] }
+}
+
+/// Combines two operands by the client's function, whose second operand becomes the result.
+fn combine_user(operation: &Custom, from: &Iov, into: &Iov, order: Order) {
+    let count = into.len().checked_div(operation.bytes).unwrap_or(0);
+    let [function, cdata] = operation.words.map(std::ptr::with_exposed_provenance::<c_void>);
+    // SAFETY: `custom`, which alone makes such operations, has put the address of a function of this type there.
+    let function = unsafe { std::mem::transmute::<*const c_void, ReduceFn>(function) };
+    match order {
+        // SAFETY: the client has given the function for operands of this type and length.
+        Order::FromFirst => unsafe { function(from.as_ptr().cast(), into.as_ptr().cast(), count, cdata) },
+        Order::IntoFirst => {
+            // Words keep the copy aligned.
+            let mut right = vec![0_u128; from.len().div_ceil(16)];
+            let copy = memory::iov_at(Piece::at(right.as_mut_ptr(), from.len()));
+            copy.copy_from(from);
+            // SAFETY: as above.
+            unsafe { function(into.as_ptr().cast(), copy.as_ptr().cast(), count, cdata) };
+            into.copy_from(&copy);
+        }
+    }
 }
 
 macro_rules! argument {

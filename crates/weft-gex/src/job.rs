@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,7 +30,6 @@ use crate::memory::{self, Piece};
 use crate::os;
 use crate::outside;
 use crate::places::Places;
-use crate::post::Inbox;
 use crate::spawn::{self, Conduit, Launcher};
 use crate::table::{Location, Place, Segments};
 use crate::team::Team;
@@ -49,7 +48,6 @@ pub struct Job {
     sleeps: AtomicU32,
     board: Board,
     places: Places,
-    inbox: Inbox,
     segments: Segments,
     /// `None`: the job has one rank.
     engine: Gate<Option<Links>>,
@@ -65,12 +63,10 @@ pub struct Job {
     /// The limits of pauses, by [`Mode`].
     limits: [Limits; 3],
     wait_mode: AtomicU32,
-    /// Teams whose collectives are under way.
+    /// Teams whose collectives in shared memory are under way.
     busy_teams: Mutex<Vec<&'static Team>>,
-    /// Their number, one more for a named barrier by letters, and one more while operations wait for others.
+    /// Their number, and one more while operations wait for others.
     busy: AtomicUsize,
-    /// Whether a named barrier by letters is under way.
-    busy_named: AtomicBool,
     /// Teams that this rank has numbered.
     numbered_teams: AtomicU32,
 }
@@ -100,9 +96,9 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
     if flags & outside::FLAG_OPEN != 0 {
         board.set_open(rank);
     }
-    let world = match places.all_near() {
-        true => Team::new(rank, None, Area::map(&board, board.world(), ranks)?, 0),
-        false => Team::of_all(rank, ranks),
+    let area = match places.all_near() {
+        true => Some(Area::map(&board, board.world(), ranks)?),
+        false => None,
     };
     let on_host = u32::try_from(places.host().members.len()).unwrap_or(ranks);
     let wait_fd = engine.as_ref().map(|engine| engine.nic().wait_fd().as_raw_fd());
@@ -125,7 +121,7 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         segments: Segments::new(rank, ranks),
         engine: Gate::new(attendant.threads(threads), links),
         wait_fd,
-        world,
+        world: Team::new(0, rank, ranks, None, area, 0),
         named: Named::default(),
         client: Client::new(name, flags),
         endpoints: std::array::from_fn(|_| OnceLock::new()),
@@ -136,9 +132,7 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         wait_mode: AtomicU32::new(Mode::SpinBlock as u32),
         busy_teams: Mutex::new(Vec::new()),
         busy: AtomicUsize::new(0),
-        busy_named: AtomicBool::new(false),
         numbered_teams: AtomicU32::new(0),
-        inbox: Inbox::default(),
         board,
         places,
     };
@@ -211,11 +205,6 @@ impl Job {
         &self.places
     }
 
-    /// Letters that have arrived.
-    pub(crate) fn inbox(&self) -> &Inbox {
-        &self.inbox
-    }
-
     /// A number for a team that this rank leads; no other team of the job has it.
     pub(crate) fn new_team_id(&self) -> u64 {
         let count = self.numbered_teams.fetch_add(1, Ordering::Relaxed) + 1;
@@ -232,11 +221,7 @@ impl Job {
     /// Begins a named barrier.
     pub fn notify_barrier(&self, number: i32, flags: u32) -> Outcome {
         let Some(area) = self.world.area() else {
-            let outcome = self.named.notify_by_letters(number, flags);
-            if !self.busy_named.swap(true, Ordering::Relaxed) {
-                self.busy.fetch_add(1, Ordering::Relaxed);
-            }
-            return outcome;
+            return self.named.notify_by_engine(self, number, flags);
         };
         let outcome = self.named.notify(area, self.rank, number, flags);
         // The last rank wakes the others.
@@ -250,10 +235,7 @@ impl Job {
     pub fn try_barrier(&self, number: i32, flags: u32) -> Outcome {
         match self.world.area() {
             Some(area) => self.named.try_end(area, number, flags),
-            None => {
-                self.named.run(&self.world.mail(self));
-                self.named.try_end_by_letters(number, flags)
-            }
+            None => self.named.try_end_by_engine(number, flags),
         }
     }
 
@@ -446,24 +428,20 @@ impl Job {
         if self.busy.load(Ordering::Relaxed) == 0 { events } else { events + self.poll_teams() }
     }
 
-    /// Moves collectives on, and starts operations that have waited for others.
+    /// Moves the collectives in shared memory on, and starts operations that have waited for others.
     #[cold]
     #[inline(never)]
     fn poll_teams(&self) -> usize {
         let started = after::run(self);
         let Some(mut teams) = self.busy_teams.try_lock() else { return started };
-        let complete: usize = teams.iter().map(|team| team.run(self)).sum();
+        let complete: usize = teams.iter().map(|team| team.run()).sum();
         teams.retain(|team| team.is_busy());
-        if self.busy_named.load(Ordering::Relaxed) && self.named.run(&self.world.mail(self)) {
-            self.busy_named.store(false, Ordering::Relaxed);
-        }
         self.note_busy(teams.len());
         started + complete
     }
 
     fn note_busy(&self, teams: usize) {
-        let others = usize::from(self.busy_named.load(Ordering::Relaxed)) + usize::from(after::any());
-        self.busy.store(teams + others, Ordering::Relaxed);
+        self.busy.store(teams + usize::from(after::any()), Ordering::Relaxed);
     }
 
     /// Notes that operations wait for others.

@@ -10,7 +10,7 @@
 //! gex_AM_Request… ─► weft-gex-c ─► am ─► Engine::send_active ─► Devices ═══► peer: Engine::progress ─► handler
 //! gexw_AfterNext ─► after: an operation that starts when others are complete
 //! barrier, collectives ─► barrier, coll ─► counters in the job's memory file (board)
-//!                     └─► spread: letters, where members share no memory
+//!                     └─► group: collectives of the engine
 //! ```
 //!
 //! Read [`job`] first: it starts a job and holds its parts. `spawn` gives rank, size and an exchange of blobs.
@@ -42,6 +42,7 @@ pub mod exit;
 pub mod far;
 #[allow(unsafe_code)]
 pub mod gate;
+mod group;
 #[allow(unsafe_code)]
 pub mod invoke;
 pub mod job;
@@ -53,10 +54,8 @@ pub mod memory;
 pub mod os;
 pub mod outside;
 pub mod places;
-pub mod post;
 mod rendezvous;
 pub mod spawn;
-pub mod spread;
 pub mod table;
 pub mod team;
 pub mod vis;

@@ -201,7 +201,7 @@ fn open(key: &[u8; KEY_BYTES], reach: Reach) -> Result<Box<RankEngine>, Error> {
         ..weft_nic::Config::default()
     };
     let devices = Devices::open(&config)?;
-    let config = Config { boards: false, maps: false, inject_bytes: COPIED_BYTES, ..Config::default() };
+    let config = Config { boards: true, maps: false, inject_bytes: COPIED_BYTES, ..Config::default() };
     Ok(Engine::boxed(config, devices))
 }
 

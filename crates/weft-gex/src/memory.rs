@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use weft_engine::mem::Iov;
 use weft_os::{SystemError, memfile};
 
 /// Words of a [`Line`].
@@ -212,6 +213,25 @@ pub(crate) fn bytes_at_mut<'a>(piece: Piece) -> &'a mut [u8] {
         if len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { std::ptr::with_exposed_provenance_mut(addr) };
     // SAFETY: as for `bytes_at`; results and chunks that are not consumed belong to the collective alone.
     unsafe { std::slice::from_raw_parts_mut(first, len) }
+}
+
+/// Client memory of a collective, for the engine.
+pub(crate) fn iov_at(piece: Piece) -> Iov {
+    if piece.bytes == 0 {
+        return Iov::EMPTY;
+    }
+    // SAFETY: the memory belongs to the collective until its event is complete, as the client promises.
+    unsafe { Iov::new(std::ptr::with_exposed_provenance_mut(piece.addr), piece.bytes) }
+}
+
+/// An operand, for the arithmetic of the engine, which only reads it. It is used within one call.
+pub(crate) fn iov_of(bytes: &[u8]) -> Iov {
+    iov_at(Piece::at(bytes.as_ptr(), bytes.len()))
+}
+
+/// An operand that becomes the result, for the arithmetic of the engine. It is used within one call.
+pub(crate) fn iov_of_mut(bytes: &mut [u8]) -> Iov {
+    iov_at(Piece::at(bytes.as_mut_ptr(), bytes.len()))
 }
 
 /// A number in a segment.

@@ -3,44 +3,39 @@
 //! Place in the data flow: the job makes the team of all ranks; [`Team::split`] makes others. Every call with a rank
 //! translates it here.
 //!
-//! A team within a neighbourhood has an area of shared memory. The members of any other exchange letters.
+//! A team within a neighbourhood has an area of shared memory, which performs what is faster there. The engine performs
+//! the other collectives.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crate::area::{Area, EXCHANGE_WORDS};
+use weft_engine::api::Addr;
+
+use crate::area::{Area, CHUNK_BYTES, EXCHANGE_WORDS};
 use crate::barrier::TeamBarrier;
-use crate::coll::{Collective, Letters, Queue, Task};
+use crate::coll::{Collective, Move, Queue, Task, To};
 use crate::error::Error;
 use crate::event::Slot;
+use crate::group::{Group, Seat};
 use crate::job::Job;
 use crate::memory::Piece;
-use crate::post::{Mail, Tag};
-use crate::spread::{self, Dissemination};
 use crate::wait;
 
-/// The means by which members reach one another.
-enum Medium {
-    /// Shared memory.
-    Area(Area),
-    /// Letters under the id of the team.
-    Letters {
-        /// The id, which is the same in all members.
-        id: u64,
-        /// The number of members.
-        size: u32,
-    },
-}
+/// A message of an exchange.
+pub type Message = [u64; EXCHANGE_WORDS - 1];
 
 /// A team, as one of its members sees it.
 pub struct Team {
     rank: u32,
+    size: u32,
     flags: u32,
     /// The ranks in the job of the members. `None`: they are the same numbers.
     members: Option<Box<[u32]>>,
-    medium: Medium,
+    /// The memory that the members share. `None`: they are in several neighbourhoods.
+    area: Option<Area>,
+    group: Group,
     barrier: TeamBarrier,
-    /// Exchanges so far; in a team with letters, all collectives.
+    /// Exchanges in the area so far.
     exchanges: AtomicU64,
     queue: Queue,
     /// The client's memory that was given to the creation: its address and length. It is not used.
@@ -60,24 +55,17 @@ pub struct Wish {
 }
 
 impl Team {
-    /// A team over an area.
+    /// A team of `size` members. `id`: a number that is the same in all members, and different from those of other teams
+    /// of these members. `area`: the memory that they share.
     #[must_use]
-    pub fn new(rank: u32, members: Option<Box<[u32]>>, area: Area, flags: u32) -> Self {
-        Self::over(rank, members, Medium::Area(area), flags)
-    }
-
-    /// A team of all ranks of a job, which share no memory.
-    #[must_use]
-    pub fn of_all(rank: u32, size: u32) -> Self {
-        Self::over(rank, None, Medium::Letters { id: 0, size }, 0)
-    }
-
-    fn over(rank: u32, members: Option<Box<[u32]>>, medium: Medium, flags: u32) -> Self {
+    pub fn new(id: u64, rank: u32, size: u32, members: Option<Box<[u32]>>, area: Option<Area>, flags: u32) -> Self {
         Self {
             rank,
+            size,
             flags,
             members,
-            medium,
+            area,
+            group: Group::new(id),
             barrier: TeamBarrier::default(),
             exchanges: AtomicU64::new(0),
             queue: Queue::default(),
@@ -109,10 +97,7 @@ impl Team {
     #[inline(always)]
     #[must_use]
     pub fn size(&self) -> u32 {
-        match &self.medium {
-            Medium::Area(area) => area.members(),
-            Medium::Letters { size, .. } => *size,
-        }
+        self.size
     }
 
     /// The flags of its creation.
@@ -127,27 +112,19 @@ impl Team {
         &self.cdata
     }
 
-    /// The shared memory of the team; `None`: its members exchange letters.
+    /// The memory that all members share; `None`: they are in several neighbourhoods.
     #[inline(always)]
     #[must_use]
     pub fn area(&self) -> Option<&Area> {
-        match &self.medium {
-            Medium::Area(area) => Some(area),
-            Medium::Letters { .. } => None,
-        }
+        self.area.as_ref()
     }
 
-    /// The mail of this member.
-    #[must_use]
-    pub fn mail<'a>(&'a self, job: &'a Job) -> TeamMail<'a> {
-        let id = match &self.medium {
-            Medium::Area(_) => 0,
-            Medium::Letters { id, .. } => *id,
-        };
-        TeamMail { job, team: self, id }
+    /// The address of each member for the engine.
+    fn addresses(&self) -> impl Iterator<Item = Addr> + Clone {
+        (0..self.size).filter_map(|member| self.job_rank(member)).map(Addr::from)
     }
 
-    /// Whether collectives are under way.
+    /// Whether tasks in the area are under way.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.queue.is_empty()
@@ -189,15 +166,10 @@ impl Team {
         wait::wake(job, (0..self.size()).filter_map(|member| self.job_rank(member)));
     }
 
-    /// The number of the next collective by letters.
-    fn next(&self) -> u64 {
-        self.exchanges.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
     /// Waits for all members.
     #[inline(always)]
     pub fn pass_barrier(&self, job: &Job) {
-        let Medium::Area(area) = &self.medium else { return self.pass_barrier_by_letters(job) };
+        let Some(area) = &self.area else { return self.perform(job, &Collective::Barrier) };
         let (number, over) = self.arrive(job, area);
         if !over {
             let mut seen = 0;
@@ -205,85 +177,65 @@ impl Team {
         }
     }
 
-    #[cold]
-    fn pass_barrier_by_letters(&self, job: &Job) {
-        let (mut barrier, mail) = (Dissemination::barrier(self.next()), self.mail(job));
-        wait::until(job, || barrier.run(&mail, |_, _| 0));
-    }
-
-    /// Starts a collective. Returns its event; `None`: it was complete at once. Elements of a reduction may be too long
-    /// for an area, which is an error.
-    ///
-    /// # Errors
-    /// The length of an element.
-    pub fn start(&'static self, job: &Job, collective: Collective) -> Result<Option<&'static Slot>, usize> {
-        let task = match &self.medium {
-            Medium::Area(area) => self.task_in(job, area, collective)?,
-            Medium::Letters { .. } => Task::Letters(self.letters(collective)),
-        };
-        let slot = self.queue.start(task, |task, pieces| self.step(job, task, pieces));
+    /// Starts a collective. Returns its event; `None`: it was complete at once.
+    pub fn start(&'static self, job: &Job, collective: &Collective) -> Option<&'static Slot> {
+        let task = self.area.as_ref().and_then(|area| self.task_in(job, area, collective));
+        let Some(task) = task else { return self.start_by_engine(job, collective) };
+        let slot = self.queue.start(task, |task, pieces| self.step(task, pieces));
         if slot.is_some() {
             job.watch(self);
         }
-        Ok(slot)
+        slot
     }
 
-    /// Moves the collectives on. Returns the number of those that are complete now.
-    pub fn run(&self, job: &Job) -> usize {
-        self.queue.run(|task, pieces| self.step(job, task, pieces))
+    /// Starts a collective of the engine.
+    pub(crate) fn start_by_engine(&self, job: &Job, collective: &Collective) -> Option<&'static Slot> {
+        let seat = Seat { rank: self.rank, members: self.size };
+        self.group.start(job, seat, self.addresses(), collective)
     }
 
-    fn step(&self, job: &Job, task: &mut Task, pieces: &mut u64) -> bool {
-        match (task, &self.medium) {
-            (Task::Letters(letters), _) => letters.run(&self.mail(job)),
-            (task, Medium::Area(area)) => task.run(area, self.rank, pieces),
-            (_, Medium::Letters { .. }) => {
-                debug_assert!(false, "the team has no area");
-                true
-            }
+    /// Performs a collective of the engine.
+    #[cold]
+    fn perform(&self, job: &Job, collective: &Collective) {
+        if let Some(slot) = self.start_by_engine(job, collective) {
+            wait::until(job, || slot.test());
         }
     }
 
-    fn task_in(&self, job: &Job, area: &Area, collective: Collective) -> Result<Task, usize> {
-        Ok(match collective {
-            Collective::Barrier => Task::Barrier { number: self.arrive(job, area).0, seen: 0 },
-            Collective::Broadcast { root, source, result, bytes } => {
-                Task::broadcast(root, root == self.rank, source, Piece { addr: result, bytes })
-            }
-            Collective::Reduce { source, result, count, combine, .. } => {
-                let bytes = combine.element_bytes();
-                Task::reduce(source, result, count, combine).ok_or(bytes)?
-            }
-        })
+    /// Moves the tasks on. Returns the number of those that are complete now.
+    pub fn run(&self) -> usize {
+        self.queue.run(|task, pieces| self.step(task, pieces))
     }
 
-    fn letters(&self, collective: Collective) -> Letters {
-        let number = self.next();
-        match collective {
-            Collective::Barrier => Letters::Barrier(Dissemination::barrier(number)),
-            Collective::Broadcast { root, source, result, bytes } => {
-                let is_root = root == self.rank;
-                if is_root && result != 0 && result != source && bytes > 0 {
-                    crate::memory::copy_at(result, Piece { addr: source, bytes });
-                }
-                let data = if is_root { source } else { result };
-                Letters::Broadcast(spread::Broadcast::new(number, root, data, bytes))
+    fn step(&self, task: &mut Task, pieces: &mut u64) -> bool {
+        self.area.as_ref().is_none_or(|area| task.run(area, self.rank, pieces))
+    }
+
+    /// The task of a collective. `None`: the engine performs it.
+    fn task_in(&self, job: &Job, area: &Area, collective: &Collective) -> Option<Task> {
+        match *collective {
+            Collective::Barrier => Some(Task::Barrier { number: self.arrive(job, area).0, seen: 0 }),
+            Collective::Move { what: Move::Broadcast(root), source, result, bytes } => {
+                Some(Task::broadcast(root, root == self.rank, source, Piece { addr: result, bytes }))
             }
-            Collective::Reduce { to, source, result, count, combine } => {
-                let bytes = count * combine.element_bytes();
-                Letters::Reduction(Box::new(spread::Reduction::new(number, to, source, result, bytes, combine)))
+            Collective::Reduce { to: To::One(_) | To::All, source, result, count, combine } => {
+                (combine.element_bytes() <= CHUNK_BYTES).then(|| Task::reduce(source, result, count, combine))
             }
+            _ => None,
         }
     }
 
     /// Gives a short message to all members. Returns theirs, in order.
-    pub fn exchange(&self, job: &Job, message: [u64; EXCHANGE_WORDS - 1]) -> Vec<[u64; EXCHANGE_WORDS - 1]> {
-        let number = self.next();
-        let Medium::Area(area) = &self.medium else {
-            let (mut exchange, mail) = (spread::Exchange::new(number, message), self.mail(job));
-            wait::until(job, || exchange.run(&mail));
-            return exchange.messages(&mail);
+    pub fn exchange(&self, job: &Job, message: Message) -> Vec<Message> {
+        let Some(area) = &self.area else {
+            let mut all = vec![Message::default(); self.size as usize];
+            let what = Move::GatherAll;
+            let addr = |words: *const Message| words.expose_provenance();
+            let (source, result) = (addr(&raw const message), addr(all.as_mut_ptr()));
+            self.perform(job, &Collective::Move { what, source, result, bytes: size_of::<Message>() });
+            return all;
         };
+        let number = self.exchanges.fetch_add(1, Ordering::Relaxed) + 1;
         area.post(self.rank, number, message);
         let mut all = Vec::with_capacity(self.size() as usize);
         for member in 0..self.size() {
@@ -295,6 +247,12 @@ impl Team {
             all.extend(found);
         }
         all
+    }
+
+    /// Leaves the team, after a barrier of its members.
+    pub fn leave(&self, job: &Job) {
+        job.unwatch(self);
+        self.group.leave(job);
     }
 
     /// Makes new teams of the members of each color. Collective. `None`: this member does not join one.
@@ -322,12 +280,9 @@ impl Team {
         if number == 0 {
             return Err(Error::NoRoom(area_bytes(ranks.len())));
         }
-        let medium = match shares {
-            true => Medium::Area(Area::map(job.board(), number, size)?),
-            false => Medium::Letters { id: number, size },
-        };
+        let area = shares.then(|| Area::map(job.board(), number, size)).transpose()?;
         let rank = members.iter().position(|&member| member == self.rank).and_then(|at| u32::try_from(at).ok());
-        Ok(rank.map(|rank| Self::over(rank, Some(ranks), medium, flags)))
+        Ok(rank.map(|rank| Self::new(number, rank, size, Some(ranks), area, flags)))
     }
 }
 
@@ -335,43 +290,9 @@ fn area_bytes(members: usize) -> u64 {
     Area::bytes(u32::try_from(members).unwrap_or(u32::MAX)) as u64
 }
 
-/// The letters of one member of a team.
-pub struct TeamMail<'a> {
-    job: &'a Job,
-    team: &'a Team,
-    id: u64,
-}
-
-impl TeamMail<'_> {
-    fn rank(&self, member: u32) -> u32 {
-        match self.team.job_rank(member) {
-            Some(rank) => rank,
-            None => crate::fatal!("a team has no member {member}; pass a rank below gex_TM_QuerySize"),
-        }
-    }
-}
-
-impl Mail for TeamMail<'_> {
-    fn me(&self) -> u32 {
-        self.team.rank
-    }
-
-    fn members(&self) -> u32 {
-        self.team.size()
-    }
-
-    fn send(&self, member: u32, place: u64, bytes: &[u8]) -> bool {
-        crate::am::send_letter(self.job, self.rank(member), Tag { team: self.id, place }, bytes)
-    }
-
-    fn take(&self, member: u32, place: u64) -> Option<Vec<u8>> {
-        self.job.inbox().take(self.rank(member), Tag { team: self.id, place })
-    }
-}
-
 /// The members of this member's new team, in its order, as ranks of the parent.
-fn members_of(wishes: &[[u64; EXCHANGE_WORDS - 1]], wish: Wish) -> Vec<u32> {
-    let same = |other: &[u64; EXCHANGE_WORDS - 1]| other[0] == 1 && other[1] == u64::from(wish.color);
+fn members_of(wishes: &[Message], wish: Wish) -> Vec<u32> {
+    let same = |other: &Message| other[0] == 1 && other[1] == u64::from(wish.color);
     let mut members: Vec<(u64, u32)> =
         (0..).zip(wishes).filter(|(_, other)| same(other)).map(|(rank, other)| (other[2], rank)).collect();
     members.sort_unstable();
