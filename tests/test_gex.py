@@ -23,7 +23,7 @@ SOURCES = Path(__file__).resolve().parent / "gex"
 EXAMPLES = jobs.ROOT / "docs/examples/gex"
 # Programs of calls, tests/gex/abi_NAME.
 CORE = ["job", "am", "prepare", "rma", "barrier", "teams", "endpoints"]
-PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx", "offset", "after", "outside"]
+PROGRAMS = [*CORE, "atomic", "vis", "coll", "one", "threads", "cxx", "offset", "after", "outside", "x_coll"]
 # Situations of abi_exit.c, with the status of the job when the program is given 37.
 ENDS = {
     "all": 37,
@@ -143,6 +143,19 @@ def test_grants(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str
     outcome = runner.run(command, clean_environment(GASNET_SUPERNODE_MAXSIZE=most), 60)
     each_rank_succeeds(outcome, 3)
     assert "start all ranks with GEXW_FLAG_OPEN_ADDRESS_SPACE" in outcome.output, outcome.output
+
+
+def test_nine_ranks_combine_in_order(
+    runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path]
+) -> None:
+    """Operations that do not commute have the sequential result with 5 to 9 ranks, and without shared memory."""
+    script = """run="$1" program="$2"
+for n in 5 6 7 8 9; do "$run" -n $n "$program" || exit; done
+GASNET_SUPERNODE_MAXSIZE=1 FI_WEFT_SHM=0 "$run" -n 9 "$program" || exit
+GASNET_SUPERNODE_MAXSIZE=2 "$run" -n 9 "$program"
+"""
+    command = ["sh", "-c", script, "sh", str(prefix / "bin/gasnetrun_smp"), str(built["x_coll", "par"])]
+    each_rank_succeeds(runner.run(command, clean_environment(), 60), 5 + 6 + 7 + 8 + 9 + 9 + 9)
 
 
 def test_hydra_starts_jobs(runner: harness.Runner, built: dict[tuple[str, str], Path]) -> None:

@@ -9,6 +9,7 @@
 #include "gasnetex.h"
 
 #include "weft_gex_x_after.h"
+#include "weft_gex_x_coll.h"
 #include "weft_gex_x_memory.h"
 #include "weft_gex_x_signal.h"
 
