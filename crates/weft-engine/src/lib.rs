@@ -36,8 +36,8 @@ mod wire;
 pub use api::{Probe, Role};
 pub use engine::stats;
 pub use engine::{
-    CollectiveOp, ConnEvent, Custom, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Pool, PooledReleases,
-    ReleaseGuard, ScheduleOp,
+    CollectiveOp, ConnEvent, Custom, CustomFn, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Pool,
+    PooledReleases, ReleaseGuard,
 };
 
 /// The longest atomic operation, in bytes at the target.

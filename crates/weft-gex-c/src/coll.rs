@@ -90,7 +90,9 @@ unsafe fn extents(tm: Tm, lens: *const usize, offsets: *const usize) -> Vec<Exte
         fatal!("a collective of blocks of different lengths got no list of lengths or offsets; pass both lists");
     }
     // SAFETY: the caller's contract.
-    let (lens, offsets) = unsafe { (list(lens, members), list(offsets, members)) };
+    let lens = unsafe { list(lens, members) };
+    // SAFETY: as above.
+    let offsets = unsafe { list(offsets, members) };
     let all: Vec<Extent> = lens.iter().zip(offsets).map(|(&len, &offset)| Extent { offset, len }).collect();
     if Extent::end(&all).is_none() {
         fatal!("a collective got blocks behind the end of memory; pass offsets and lengths in bytes");

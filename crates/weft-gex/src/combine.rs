@@ -117,7 +117,7 @@ impl Combine {
         match self {
             Self::Known(reduction) => Elements::Numbers(*reduction),
             Self::User(user) => Elements::Custom(invoke::custom(user)),
-            Self::Ids => Elements::Custom(Custom { bytes: 8, combine: barrier::join_ids, words: [0; 2] }),
+            Self::Ids => Elements::Custom(Custom::new(8, barrier::join_ids, [0; 2])),
         }
     }
 
@@ -127,7 +127,7 @@ impl Combine {
         let (left, right) = (memory::iov_of(left), memory::iov_of_mut(right));
         match self.elements() {
             Elements::Numbers(reduction) => reduction.combine(&left, &right, Order::FromFirst),
-            Elements::Custom(custom) => (custom.combine)(&custom, &left, &right, Order::FromFirst),
+            Elements::Custom(custom) => custom.combine(&left, &right, Order::FromFirst),
             Elements::Bytes(_) => debug_assert!(false, "operations have elements"),
         }
     }

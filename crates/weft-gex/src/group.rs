@@ -15,7 +15,7 @@ use weft_engine::collective::{
     Extent, Operation, Overlap, Prefix, Refusal, Request, Schedule, compile_ordered, compile_scan, compile_uneven,
 };
 use weft_engine::mem::Iov;
-use weft_engine::{CollectiveOp, Elements, GroupId, ScheduleOp};
+use weft_engine::{CollectiveOp, Elements, GroupId};
 
 use crate::coll::{Collective, Move, To};
 use crate::combine::Combine;
@@ -40,9 +40,30 @@ pub(crate) struct Seat {
 }
 
 /// A collective in the engine's terms.
-enum Call {
-    Known { operation: Operation, root: u32, count: usize, elements: Elements },
-    Planned { schedule: Arc<Schedule>, elements: Elements },
+struct Call {
+    operation: Operation,
+    root: u32,
+    count: usize,
+    elements: Elements,
+    /// The schedule, if the engine does not have the operation.
+    schedule: Option<Arc<Schedule>>,
+}
+
+impl Call {
+    fn known(operation: Operation, root: u32, count: usize, elements: Elements) -> Self {
+        Self { operation, root, count, elements, schedule: None }
+    }
+
+    fn planned(schedule: Result<Schedule, Refusal>, elements: Elements) -> Self {
+        match schedule {
+            Ok(schedule) => {
+                Self { schedule: Some(Arc::new(schedule)), ..Self::known(Operation::Barrier, 0, 0, elements) }
+            }
+            Err(error) => {
+                crate::fatal!("a collective cannot be performed: {error}; pass shorter blocks to all members")
+            }
+        }
+    }
 }
 
 impl Group {
@@ -71,16 +92,11 @@ impl Group {
         loop {
             let started = job.with_engine(|engine| {
                 let group = self.join(engine, addresses.clone())?;
-                match &call {
-                    Call::Known { operation, root, count, elements } => {
-                        let (operation, root, count, elements) = (*operation, *root, *count, *elements);
-                        let op = CollectiveOp { group, operation, root, count, elements, input, result, ctx, flags };
-                        engine.start_collective(&op)
-                    }
-                    Call::Planned { schedule, elements } => {
-                        let (schedule, elements) = (Arc::clone(schedule), *elements);
-                        engine.start_schedule(&ScheduleOp { group, schedule, elements, input, result, ctx, flags })
-                    }
+                let Call { operation, root, count, elements, .. } = call;
+                let op = CollectiveOp { group, operation, root, count, elements, input, result, ctx, flags };
+                match &call.schedule {
+                    None => engine.start_collective(&op),
+                    Some(schedule) => engine.start_schedule(&op, schedule),
                 }
             });
             match started {
@@ -114,10 +130,7 @@ impl Group {
 fn translate(seat: Seat, collective: &Collective) -> (Call, Iov, Iov) {
     let piece = |addr: usize, bytes: usize| iov_at(Piece { addr, bytes: if addr == 0 { 0 } else { bytes } });
     match *collective {
-        Collective::Barrier => {
-            let call = Call::Known { operation: Operation::Barrier, root: 0, count: 0, elements: Elements::Bytes(1) };
-            (call, Iov::EMPTY, Iov::EMPTY)
-        }
+        Collective::Barrier => (Call::known(Operation::Barrier, 0, 0, Elements::Bytes(1)), Iov::EMPTY, Iov::EMPTY),
         Collective::Move { what, source, result, bytes } => {
             let blocks = blocks(bytes, seat.members);
             let is_root = |root: u32| root == seat.rank;
@@ -141,7 +154,7 @@ fn translate(seat: Seat, collective: &Collective) -> (Call, Iov, Iov) {
                 Move::GatherAll => (Operation::AllGather, 0, piece(source, bytes), piece(result, blocks)),
                 Move::Exchange => (Operation::AllToAll, 0, piece(source, blocks), piece(result, blocks)),
             };
-            (Call::Known { operation, root, count: bytes, elements: Elements::Bytes(1) }, input, output)
+            (Call::known(operation, root, bytes, Elements::Bytes(1)), input, output)
         }
         Collective::Reduce { to, source, result, count, combine } => {
             let block = count * combine.element_bytes();
@@ -157,7 +170,7 @@ fn translate(seat: Seat, collective: &Collective) -> (Call, Iov, Iov) {
             let len = |all: &[Extent]| Extent::end(all).unwrap_or_else(|| too_long());
             let (input, output) = (piece(source, len(given)), piece(result, len(taken)));
             let schedule = compile_uneven(seat.rank, given, taken, Overlap::of(&input, &output));
-            (planned(schedule, Elements::Bytes(1)), input, output)
+            (Call::planned(schedule, Elements::Bytes(1)), input, output)
         }
     }
 }
@@ -172,16 +185,9 @@ fn reduction(seat: Seat, to: To, count: usize, combine: Combine, overlap: Overla
     let Seat { rank, members } = seat;
     let request = Request { operation, rank, members, root, count, element: elements.size(), overlap };
     match to {
-        To::Prefix(prefix) => planned(compile_scan(&request, prefix), elements),
-        _ if !combine.commutes() => planned(compile_ordered(&request), elements),
-        _ => Call::Known { operation, root, count, elements },
-    }
-}
-
-fn planned(schedule: Result<Schedule, Refusal>, elements: Elements) -> Call {
-    match schedule {
-        Ok(schedule) => Call::Planned { schedule: Arc::new(schedule), elements },
-        Err(error) => crate::fatal!("a collective cannot be performed: {error}; pass shorter blocks to all members"),
+        To::Prefix(prefix) => Call::planned(compile_scan(&request, prefix), elements),
+        _ if !combine.commutes() => Call::planned(compile_ordered(&request), elements),
+        _ => Call::known(operation, root, count, elements),
     }
 }
 

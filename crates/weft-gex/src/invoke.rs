@@ -48,13 +48,13 @@ pub type ReduceFn = unsafe extern "C" fn(*const c_void, *mut c_void, usize, *con
 /// The operation of the client's function, for the engine.
 pub(crate) fn custom(user: &User) -> Custom {
     let function = (user.function as *const ()).expose_provenance();
-    Custom { bytes: user.bytes, combine: combine_user, words: [function, user.cdata] }
+    Custom::new(user.bytes, combine_user, [function, user.cdata])
 }
 
 /// Combines two operands by the client's function, whose second operand becomes the result.
 fn combine_user(operation: &Custom, from: &Iov, into: &Iov, order: Order) {
-    let count = into.len().checked_div(operation.bytes).unwrap_or(0);
-    let [function, cdata] = operation.words.map(std::ptr::with_exposed_provenance::<c_void>);
+    let count = into.len().checked_div(operation.bytes()).unwrap_or(0);
+    let [function, cdata] = operation.words().map(std::ptr::with_exposed_provenance::<c_void>);
     // SAFETY: `custom`, which alone makes such operations, has put the address of a function of this type there.
     let function = unsafe { std::mem::transmute::<*const c_void, ReduceFn>(function) };
     match order {

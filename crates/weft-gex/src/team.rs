@@ -55,8 +55,8 @@ pub struct Wish {
 }
 
 impl Team {
-    /// A team of `size` members. `id`: a number that is the same in all members, and different from those of other teams
-    /// of these members. `area`: the memory that they share.
+    /// A team of `size` members. Its id is the same in all members, and other teams of them have other ids. `area`: the
+    /// memory that they share.
     #[must_use]
     pub fn new(id: u64, rank: u32, size: u32, members: Option<Box<[u32]>>, area: Option<Area>, flags: u32) -> Self {
         Self {

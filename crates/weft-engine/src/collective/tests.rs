@@ -396,7 +396,7 @@ fn a_run_can_be_restarted() {
 
 /// The composition of two functions x ↦ a·x + b: it associates, and does not commute.
 fn compose(first: u64, second: u64) -> u64 {
-    let parts = |word: u64| [word as u32, (word >> 32) as u32];
+    let parts = |word: u64| [word, word >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap());
     let ([a, b], [c, d]) = (parts(first), parts(second));
     u64::from(a.wrapping_mul(c)) | u64::from(a.wrapping_mul(d).wrapping_add(b)) << 32
 }

@@ -3,11 +3,9 @@
 //! Place in the data flow: weft-fi builds a [`CollectiveOp`] from a call of the client and passes it to
 //! `Engine::start_collective`.
 
-use std::sync::Arc;
-
 use crate::amo::Reduction;
 use crate::api::{Context, OpFlags};
-use crate::collective::{Operation, Order, Schedule};
+use crate::collective::{Operation, Order};
 use crate::ids;
 use crate::mem::Iov;
 use crate::table::Id;
@@ -43,13 +41,38 @@ impl Id for GroupId {
 /// An operation of the client on elements of a length of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Custom {
+    bytes: usize,
+    combine: CustomFn,
+    words: [usize; 2],
+}
+
+/// Combines the elements of two ranges of one length: `into` becomes the result, and `from` is only read. It runs while
+/// the engine makes progress.
+pub type CustomFn = fn(operation: &Custom, from: &Iov, into: &Iov, order: Order);
+
+impl Custom {
+    /// An operation on elements of a length, with two words for the function.
+    #[must_use]
+    pub const fn new(bytes: usize, combine: CustomFn, words: [usize; 2]) -> Self {
+        Self { bytes, combine, words }
+    }
+
     /// Bytes of one element.
-    pub bytes: usize,
-    /// Combines the elements of two ranges of one length: `into` becomes the result, and `from` is only read. It runs
-    /// while the engine makes progress.
-    pub combine: fn(operation: &Self, from: &Iov, into: &Iov, order: Order),
-    /// Two words of the client.
-    pub words: [usize; 2],
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The two words.
+    #[must_use]
+    pub const fn words(&self) -> [usize; 2] {
+        self.words
+    }
+
+    /// Combines two ranges of one length.
+    pub fn combine(&self, from: &Iov, into: &Iov, order: Order) {
+        (self.combine)(self, from, into, order);
+    }
 }
 
 /// The elements of a collective's blocks.
@@ -83,7 +106,7 @@ impl Elements {
     pub(crate) fn combine(&self, from: &Iov, into: &Iov, order: Order) {
         match self {
             Self::Numbers(reduction) => reduction.combine(from, into, order),
-            Self::Custom(custom) => (custom.combine)(custom, from, into, order),
+            Self::Custom(custom) => custom.combine(from, into, order),
             Self::Bytes(_) => debug_assert!(false, "a schedule of bytes has no reductions"),
         }
     }
@@ -100,25 +123,6 @@ pub struct CollectiveOp {
     pub root: u32,
     /// Elements in one block.
     pub count: usize,
-    /// The elements.
-    pub elements: Elements,
-    /// The client's input.
-    pub input: Iov,
-    /// The client's result.
-    pub result: Iov,
-    /// Returned with the completion.
-    pub ctx: Context,
-    /// Options.
-    pub flags: OpFlags,
-}
-
-/// A collective by a schedule of the client. Those of all members fit one another.
-#[derive(Clone, Debug)]
-pub struct ScheduleOp {
-    /// The group.
-    pub group: GroupId,
-    /// The schedule of this member.
-    pub schedule: Arc<Schedule>,
     /// The elements.
     pub elements: Elements,
     /// The client's input.

@@ -270,7 +270,9 @@ impl<N: Nic> Engine<N> {
             group.runs -= 1;
             let fault = match (group.failed, op) {
                 (None, Postponed::Call(op)) => self.begin_collective(op).err().map(Fault::Refused),
-                (None, Postponed::Schedule(op)) => self.begin_schedule(op).err().map(Fault::Refused),
+                (None, Postponed::Schedule(op, schedule)) => {
+                    self.begin_schedule(op, schedule).err().map(Fault::Refused)
+                }
                 (failed, _) => failed,
             };
             if fault.is_some() {

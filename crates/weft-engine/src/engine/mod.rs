@@ -39,7 +39,7 @@ mod strangers;
 mod transfer;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
-pub use collective_op::{CollectiveOp, Custom, Elements, GroupId, ScheduleOp};
+pub use collective_op::{CollectiveOp, Custom, CustomFn, Elements, GroupId};
 pub use connection::{ConnEvent, MAX_CONN_DATA, PEER};
 pub use shared_recv::{Pool, PooledReleases, ReleaseGuard};
 

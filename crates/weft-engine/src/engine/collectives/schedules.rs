@@ -8,60 +8,59 @@ use std::sync::Arc;
 
 use super::{ActiveRun, Group, GroupId, Purpose, RUN_LIMIT};
 use crate::api::{Context, Error, OpFlags};
-use crate::collective::{Buffer, Run, Span, Task};
+use crate::collective::{Buffer, Run, Schedule, Span, Task};
 use crate::engine::Engine;
-use crate::engine::collective_op::{CollectiveOp, ScheduleOp};
+use crate::engine::collective_op::CollectiveOp;
 use crate::mem::Owned;
 use crate::nic::Nic;
 
 /// An operation that waits for the join of its group.
 pub(super) enum Postponed {
     Call(CollectiveOp),
-    Schedule(ScheduleOp),
+    Schedule(CollectiveOp, Arc<Schedule>),
 }
 
 impl Postponed {
     pub(super) const fn group(&self) -> GroupId {
         match self {
-            Self::Call(op) => op.group,
-            Self::Schedule(op) => op.group,
+            Self::Call(op) | Self::Schedule(op, _) => op.group,
         }
     }
 
     pub(super) const fn options(&self) -> (Context, OpFlags) {
         match self {
-            Self::Call(op) => (op.ctx, op.flags),
-            Self::Schedule(op) => (op.ctx, op.flags),
+            Self::Call(op) | Self::Schedule(op, _) => (op.ctx, op.flags),
         }
     }
 }
 
 impl<N: Nic> Engine<N> {
-    /// Starts a collective by a schedule of the client. Its completion has kind `Collective`.
+    /// Starts a collective by a schedule of the client, which fits those of the other members. Its completion has kind
+    /// `Collective`. The operation, the root and the count of `op` have no meaning.
     ///
     /// Errors: those of [`Engine::start_collective`]; `Invalid` also if the schedule uses members that the group does
     /// not have, or memory outside of the buffers.
-    pub fn start_schedule(&mut self, op: &ScheduleOp) -> Result<(), Error> {
+    pub fn start_schedule(&mut self, op: &CollectiveOp, schedule: &Arc<Schedule>) -> Result<(), Error> {
         let collectives = self.state.collectives();
         if collectives.under_way() >= RUN_LIMIT {
             return Err(Error::Again);
         }
         let group = collectives.groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
-        if !group.admits(op) {
+        if !group.admits(op, schedule) {
             return Err(Error::Invalid);
         }
         if group.joined {
-            return self.begin_schedule(op);
+            return self.begin_schedule(op, schedule);
         }
         if !group.is_keyed || group.failed.is_some() {
             return Err(Error::NotConnected);
         }
         group.runs += 1;
-        collectives.postponed.push(Postponed::Schedule(op.clone()));
+        collectives.postponed.push(Postponed::Schedule(*op, Arc::clone(schedule)));
         Ok(())
     }
 
-    pub(super) fn begin_schedule(&mut self, op: &ScheduleOp) -> Result<(), Error> {
+    pub(super) fn begin_schedule(&mut self, op: &CollectiveOp, schedule: &Arc<Schedule>) -> Result<(), Error> {
         let group = self.state.collectives().groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
         let sequence = group.take_sequence();
         self.start_run(ActiveRun {
@@ -69,8 +68,8 @@ impl<N: Nic> Engine<N> {
             purpose: Purpose::Operation { sequence },
             request: None,
             elements: op.elements,
-            run: Run::new(Arc::clone(&op.schedule)),
-            scratch: Owned::new(vec![0; op.schedule.scratch()]),
+            run: Run::new(Arc::clone(schedule)),
+            scratch: Owned::new(vec![0; schedule.scratch()]),
             input: op.input,
             result: op.result,
             ctx: op.ctx,
@@ -84,17 +83,17 @@ impl<N: Nic> Engine<N> {
 
 impl Group {
     /// Whether all tasks of a schedule have members of this group, and memory of the operation.
-    fn admits(&self, op: &ScheduleOp) -> bool {
+    fn admits(&self, op: &CollectiveOp, schedule: &Schedule) -> bool {
         let fits = |at: &Span| {
             let len = match at.buffer {
                 Buffer::Input => op.input.len(),
                 Buffer::Result => op.result.len(),
-                Buffer::Scratch => op.schedule.scratch(),
+                Buffer::Scratch => schedule.scratch(),
             };
             at.offset.checked_add(at.len).is_some_and(|end| end <= len)
         };
         let knows = |rank: u32| (rank as usize) < self.members.len() && rank != self.rank;
-        op.schedule.tasks().iter().all(|task| match task {
+        schedule.tasks().iter().all(|task| match task {
             Task::Send { to: other, at, .. } | Task::Receive { from: other, at, .. } => knows(*other) && fits(at),
             Task::Reduce { from, into, .. } => op.elements.reduces() && fits(from) && fits(into),
             Task::Copy { from, into } => fits(from) && fits(into),
