@@ -158,6 +158,33 @@ GASNET_SUPERNODE_MAXSIZE=2 "$run" -n 9 "$program"
     each_rank_succeeds(runner.run(command, clean_environment(), 60), 5 + 6 + 7 + 8 + 9 + 9 + 9)
 
 
+DEATHS = ["kill", "abort", "exit", "kill early"]
+
+
+def test_ranks_survive_another(runner: harness.Runner, prefix: Path) -> None:
+    """However a rank fails, the others are told, their collectives end, and they go on."""
+    run, program = str(prefix / "bin/gasnetrun_smp"), str(build(prefix, "x_fault", "seq"))
+    script = 'for n in 2 3; do for how in kill abort exit "kill early"; do "$0" -n $n "$1" $how || exit; done; done'
+    for env in ({}, {"GASNET_SUPERNODE_MAXSIZE": "1", "FI_WEFT_SHM": "0"}):
+        outcome = runner.run(["sh", "-c", script, run, program], clean_environment(**env), 60)
+        each_rank_succeeds(outcome, len(DEATHS) * (1 + 2))
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_ranks_survive_another_under_hydra(runner: harness.Runner, prefix: Path, tmp_path: Path, hosts: int) -> None:
+    """The launcher keeps the others, if it is told so. It may lose what they write to standard output."""
+    program = str(build(prefix, "x_fault", "par", "ofi"))
+    line = hydra_on_hosts(2) if hosts == 2 else jobs.mpich(4, [])
+    for how in DEATHS:
+        rank = ["sh", "-c", f'exec "{program}" {how} > "{tmp_path}/$PMI_RANK"']
+        command = [line[0], "-disable-auto-cleanup", *line[1:], *rank]
+        outcome = runner.run(on_hosts(command) if hosts == 2 else command, clean_environment(), 60)
+        written = [(tmp_path / str(rank)).read_text() for rank in range(4)]
+        found = ["".join(re.findall(r"\d failures", text)) for text in written]
+        assert found == [*["0 failures"] * 3, ""], (how, written, outcome.output)
+        assert outcome.left is None or outcome.left.nothing(), outcome.left
+
+
 def test_hydra_starts_jobs(runner: harness.Runner, built: dict[tuple[str, str], Path]) -> None:
     """MPICH's launcher starts the same program."""
     outcome = runner.run(jobs.mpich(3, [str(built["am", "par"])]), clean_environment(), 60)

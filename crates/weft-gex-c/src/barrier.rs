@@ -9,7 +9,7 @@ use weft_gex::wait;
 
 use crate::coll::start;
 use crate::event::Event;
-use crate::handles::{ERR_BARRIER_MISMATCH, ERR_NOT_READY, OK, Tm, export, job, put};
+use crate::handles::{ERR_BARRIER_MISMATCH, ERR_NOT_READY, ERR_RESOURCE, OK, Tm, export, job, put};
 
 fn notify(id: c_int, flags: c_int) {
     if job().notify_barrier(id, flags.cast_unsigned()) == Outcome::Begun {
@@ -22,6 +22,7 @@ fn try_end(id: c_int, flags: c_int) -> c_int {
         Outcome::Matched => OK,
         Outcome::Mismatch => ERR_BARRIER_MISMATCH,
         Outcome::NotReady => ERR_NOT_READY,
+        Outcome::Lost => ERR_RESOURCE,
         Outcome::NotBegun | Outcome::Begun => {
             fatal!("a barrier was ended that was not begun; call gasnet_barrier_notify first")
         }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_gex::attend::{self, Attendant};
 use weft_gex::gate::Threads;
+use weft_gex::invoke::FailureFn;
 use weft_gex::places::Group;
 
 use crate::handles::{ClientHandle, OK, export, job, put};
@@ -103,6 +104,14 @@ export! {
         // SAFETY: as above.
         unsafe { put(info, threads.cast()) };
         OK
+    }
+
+    fn gexw_System_SetFailureHandler(handler: Option<FailureFn>) {
+        job().failures().set_handler(job(), handler);
+    }
+
+    fn gexw_System_HasFailed(rank: u32) -> c_int {
+        c_int::from(job().failures().has_lost(rank))
     }
 
     fn gex_System_GetVerboseErrors() -> c_int {

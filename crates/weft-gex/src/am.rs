@@ -20,6 +20,7 @@ use weft_engine::api::{Addr, Error};
 use weft_engine::nic::LinkError;
 use weft_nic::{Device as _, Devices};
 
+use crate::failure;
 use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
 use crate::job::Job;
 use crate::memory::{self, Piece};
@@ -298,7 +299,8 @@ pub enum Patience {
     Immediate,
 }
 
-/// Sends a request. Returns whether it was sent; always true for [`Patience::Wait`].
+/// Sends a request. Returns whether it was sent. It is not if the rank has failed, or waiting would be needed and is
+/// not wanted.
 #[inline]
 pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patience) -> bool {
     if at.rank() == job.rank() {
@@ -375,6 +377,7 @@ fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending)
         match sent {
             Some(Ok(())) => return true,
             Some(Err(Error::Again)) | None if patience == Patience::Immediate => return false,
+            Some(Err(Error::Again)) if job.failures().has_lost(at.rank()) => return false,
             Some(Err(Error::Again)) => pause.step(job),
             None => crate::fatal!("a handler has sent a request; handlers may only reply"),
             Some(Err(error)) => crate::fatal!(
@@ -526,6 +529,10 @@ impl ActiveHandler for Handlers {
 
     fn lost(&mut self, source: Addr, why: LinkError) {
         u32::try_from(source).into_iter().for_each(outside::lose);
+        let rank = u32::try_from(source).unwrap_or(u32::MAX);
+        if Job::get().is_some_and(|job| failure::link_ended(job, rank, why)) {
+            return;
+        }
         // The supervisor or the launcher ends the job when a rank dies. Links that cannot be made are no deaths.
         let is_hopeless = matches!(
             why,

@@ -64,6 +64,8 @@ pub enum Outcome {
     NotBegun,
     /// A barrier has been begun and not ended.
     Begun,
+    /// A rank has failed.
+    Lost,
 }
 
 /// The id of a barrier: a number, none, or a known mismatch.
@@ -134,11 +136,11 @@ struct Wave {
 }
 
 impl Wave {
-    fn is_over(&mut self) -> bool {
-        if self.event.is_some_and(Slot::test) {
-            self.event = None;
-        }
-        self.event.is_none()
+    /// Whether it is over, and then, whether it has failed.
+    fn end(&self) -> Option<bool> {
+        let Some(event) = self.event else { return Some(false) };
+        let failed = event.has_failed();
+        event.test().then_some(failed)
     }
 }
 
@@ -201,13 +203,24 @@ impl Named {
     /// Ends a barrier by the engine if it is over.
     pub fn try_end_by_engine(&self, number: i32, flag_bits: u32) -> Outcome {
         let mut state = self.0.lock();
-        let Some(wave) = &mut state.wave else { return Outcome::NotBegun };
-        if !wave.is_over() {
-            return Outcome::NotReady;
+        let Some(wave) = &state.wave else { return Outcome::NotBegun };
+        match wave.end() {
+            None => return Outcome::NotReady,
+            Some(true) => {
+                (state.wave, state.begun) = (None, None);
+                return Outcome::Lost;
+            }
+            Some(false) => {}
         }
         let joined = Id::from_word(wave.ids[1]);
         state.wave = None;
         state.end(joined, Id::new(number, flag_bits))
+    }
+
+    /// Ends a barrier to which a rank that has failed does not come.
+    pub fn abandon(&self) -> Outcome {
+        self.0.lock().begun = None;
+        Outcome::Lost
     }
 
     /// Whether all ranks have begun the barrier that this rank has begun last.

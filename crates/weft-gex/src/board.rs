@@ -4,9 +4,9 @@
 //! board. `exit` reads and writes the job's end, `segment` publishes segments, `area` has the counters of teams.
 //!
 //! ```text
-//! line 0            ranks · exit word · ending · next free byte of the file · area of all ranks · key (4 words)
+//! line 0            ranks · exit word · news · next free byte of the file · area of all ranks · key (4 words)
 //! line 1            ranks that sleep
-//! RANK_LINES each   process · stage · length of the blob · asleep   | blob (4 lines) | endpoints' segments (7 lines)
+//! RANK_LINES each   process · stage · length of the blob · asleep · lost · tolerant | blob (4 lines) | endpoints' segments (7 lines)
 //! ```
 //!
 //! Invariant: only the rank itself writes its lines, except for its process number, which the supervisor may read at
@@ -40,7 +40,7 @@ const RANK_LINES: usize = 1 + BLOB_LINES + ENDPOINT_LINES;
 // Words of line 0.
 const RANKS: usize = 0;
 const EXIT: usize = 1;
-const ENDING: usize = 2;
+const NEWS: usize = 2;
 const NEXT_FREE: usize = 3;
 const WORLD: usize = 4;
 const KEY: usize = 5;
@@ -50,6 +50,8 @@ const STAGE: usize = 1;
 const BLOB_LEN: usize = 2;
 const ASLEEP: usize = 3;
 const OPEN: usize = 4;
+const LOST: usize = 5;
+const TOLERANT: usize = 6;
 
 /// The bit of the exit word that says that the job ends.
 const EXIT_SET: u64 = 1 << 63;
@@ -335,14 +337,67 @@ impl Board {
 
     /// Asks the ranks that have not called exit to end.
     pub fn set_ending(&self) {
-        self.lines[0].word(ENDING).store(1, Ordering::Release);
+        self.lines[0].word(NEWS).fetch_or(News::ENDING, Ordering::AcqRel);
     }
 
     /// Whether a rank that polls must end.
-    #[inline(always)]
     #[must_use]
     pub fn is_ending(&self) -> bool {
-        self.lines[0].word(ENDING).load(Ordering::Relaxed) != 0
+        self.news().is_ending()
+    }
+
+    /// What all ranks must know.
+    #[inline(always)]
+    #[must_use]
+    pub fn news(&self) -> News {
+        News(self.lines[0].word(NEWS).load(Ordering::Acquire))
+    }
+
+    /// Notes that a rank has failed.
+    pub fn set_lost(&self, rank: u32) {
+        if self.rank_line(rank, 0).word(LOST).swap(1, Ordering::AcqRel) == 0 {
+            self.lines[0].word(NEWS).fetch_add(News::LOSS, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether a rank has failed.
+    #[must_use]
+    pub fn is_lost(&self, rank: u32) -> bool {
+        self.rank_line(rank, 0).word(LOST).load(Ordering::Acquire) != 0
+    }
+
+    /// Notes whether a rank goes on without ranks that fail.
+    pub fn set_tolerant(&self, rank: u32, tolerant: bool) {
+        self.rank_line(rank, 0).word(TOLERANT).store(u64::from(tolerant), Ordering::Release);
+    }
+
+    /// Whether a rank goes on without ranks that fail.
+    #[must_use]
+    pub fn is_tolerant(&self, rank: u32) -> bool {
+        self.rank_line(rank, 0).word(TOLERANT).load(Ordering::Acquire) != 0
+    }
+}
+
+/// What all ranks must know: whether the job ends, and the number of ranks that have failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct News(u64);
+
+impl News {
+    const ENDING: u64 = 1;
+    const LOSS: u64 = 2;
+
+    /// Whether ranks that poll must end.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_ending(self) -> bool {
+        self.0 & Self::ENDING != 0
+    }
+
+    /// A number that changes with the news.
+    #[inline(always)]
+    #[must_use]
+    pub fn word(self) -> u64 {
+        self.0
     }
 }
 

@@ -283,6 +283,17 @@ impl Queue {
         complete
     }
 
+    /// Ends all collectives, because a member has failed. Returns their number.
+    pub fn fail(&self) -> usize {
+        let mut tasks = self.tasks.lock();
+        let count = tasks.waiting.len();
+        for (_, slot) in tasks.waiting.drain(..) {
+            slot.fail();
+            self.len.fetch_sub(1, Ordering::Release);
+        }
+        count
+    }
+
     /// Whether collectives are under way.
     #[must_use]
     pub fn is_empty(&self) -> bool {

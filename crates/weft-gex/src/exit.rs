@@ -147,9 +147,11 @@ fn end(job: &Job, code: i32, from: From) -> ! {
 
 /// Ends the other ranks of a job that a launcher has started, and reports to it.
 fn end_launched(job: &Job, board: &Board, code: i32) {
+    // The launcher waits in vain for a rank that has failed.
+    let meets = job.places().host().count > 1 && !job.failures().any();
     let spans = job.places().host().count > 1;
     let mut left = others_leave(job, grace(board.ranks()));
-    if spans {
+    if meets {
         // The launcher knows whether the ranks of all hosts are about to end.
         job.with_launcher(Launcher::arrive);
         left = left && has_passed(job, grace(board.ranks()));
@@ -165,7 +167,7 @@ fn end_launched(job: &Job, board: &Board, code: i32) {
         if !left {
             signal_others(job, libc::SIGKILL);
         }
-        left = left && spans && has_passed(job, timeout());
+        left = left && spans && (!meets || has_passed(job, timeout()));
     }
     if left {
         // A code other than 0 is reported by the exit status.
@@ -236,11 +238,16 @@ extern "C" fn on_quit(signal: i32) {
 
 extern "C" fn on_fatal(signal: i32) {
     if let Some(job) = Job::get().filter(|job| job.is_here()) {
+        let goes_on = job.board().is_tolerant(job.rank());
         // Only the cause is reported, not what it brings about in other ranks.
         if job.board().exit_code().is_none() {
             let mut text = [0; 96];
-            let used = line(&mut text, job.rank(), signal);
+            let rest = if goes_on { "others may go on" } else { "the job ends" };
+            let used = line(&mut text, job.rank(), signal, rest);
             os::say(&text[..used]);
+        }
+        if goes_on {
+            return os::raise_default(signal);
         }
         // The client's handler of SIGQUIT may clean up, and end the job with a code of its own.
         if os::has_client_handler(libc::SIGQUIT, on_quit) {
@@ -254,10 +261,10 @@ extern "C" fn on_fatal(signal: i32) {
 }
 
 /// Writes the message of a fatal signal without the heap. Returns its length.
-fn line(text: &mut [u8], rank: u32, signal: i32) -> usize {
+fn line(text: &mut [u8], rank: u32, signal: i32, outcome: &str) -> usize {
     use std::io::Write as _;
     let room = text.len();
     let mut rest = text;
-    let _ = writeln!(rest, "weft-gex: rank {rank}: ended by signal {signal}; the job ends");
+    let _ = writeln!(rest, "weft-gex: rank {rank}: ended by signal {signal}; {outcome}");
     room - rest.len()
 }

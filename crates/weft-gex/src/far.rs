@@ -10,7 +10,7 @@
 //! A put is complete when the target's memory has the data. Short sources are copied by the call.
 
 use weft_engine::amo::{self, Amo, Form};
-use weft_engine::api::{self, Addr, AtomicOp, Completion, Context, Error, OpFlags, Region, RmaIov, RmaOp};
+use weft_engine::api::{self, Addr, AtomicOp, Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use weft_engine::mem::Iov;
 use weft_engine::nic::Nic as _;
 use weft_engine::ordered_rma_bytes;
@@ -181,6 +181,10 @@ impl Job {
 
     fn try_access_by(&self, flags: OpFlags, access: &Access, ends: [Option<&'static Slot>; 2]) -> bool {
         let Access { at, way, local, remote, bytes } = *access;
+        if self.failures().has_lost(at.rank()) {
+            ends.into_iter().flatten().for_each(Slot::fail);
+            return true;
+        }
         let iov = [piece(local, bytes)];
         let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
         let op = RmaOp { dest: Addr::from(at.rank()), iov: &iov, remote: &remote, data: 0, ctx: context(ends), flags };
@@ -213,6 +217,10 @@ impl Job {
     /// As [`Self::start_update`], if there is a place for the operation now.
     pub(crate) fn try_update(&self, update: &Update, event: &'static Slot) -> bool {
         let Update { at, remote, ty, op, operands, result } = *update;
+        if self.failures().has_lost(at.rank()) {
+            event.fail();
+            return true;
+        }
         let bytes = ty.bytes();
         let (code, operand) = translate(op, ty);
         let value = match operand {
@@ -281,20 +289,31 @@ impl Job {
 #[inline(never)]
 pub(crate) fn finish(completions: &mut Vec<Completion>) {
     for completion in completions.drain(..) {
-        if let Some(fault) = completion.fault {
-            // An end of the job breaks links.
-            if Job::get().is_some_and(|job| job.board().exit_code().is_none()) {
-                crate::fatal!("an access to memory of another host failed: {fault}");
-            }
+        if completion.fault.is_some() && !is_bearable(&completion) {
             continue;
         }
-        if completion.ctx.ptr == 0 {
-            // The join of a group.
-            continue;
+        let slots = [completion.ctx.ptr, usize::try_from(completion.ctx.user).unwrap_or(0)];
+        // The joins of groups have no event.
+        for slot in slots.into_iter().filter(|&addr| addr != 0).map(memory::slot) {
+            if completion.fault.is_some() { slot.fail() } else { slot.complete() }
         }
-        memory::slot(completion.ctx.ptr).complete();
-        if completion.ctx.user != 0 {
-            memory::slot(usize::try_from(completion.ctx.user).unwrap_or(0)).complete();
+    }
+}
+
+/// Whether an operation that has failed completes its event, and does not end the job.
+fn is_bearable(completion: &Completion) -> bool {
+    let (Some(fault), Some(job)) = (completion.fault, Job::get()) else { return true };
+    if job.failures().are_tolerated() {
+        return true;
+    }
+    // An end of the job breaks links.
+    if job.board().exit_code().is_some() {
+        return false;
+    }
+    match completion.kind {
+        Kind::Collective | Kind::Joined => {
+            crate::fatal!("a collective has failed: {fault}; check that all members call it with the same arguments")
         }
+        _ => crate::fatal!("an access to memory of another host failed: {fault}"),
     }
 }

@@ -102,6 +102,11 @@ impl Group {
             match started {
                 Some(Ok(())) => return if slot.is_complete() && slot.test() { None } else { Some(slot) },
                 Some(Err(Error::Again)) => pause.step(job),
+                // The group has failed before all members had joined.
+                Some(Err(Error::NotConnected)) if job.failures().are_tolerated() => {
+                    slot.fail();
+                    return Some(slot);
+                }
                 None => crate::fatal!("a handler has started a collective; handlers may only reply"),
                 Some(Err(error)) => crate::fatal!("a collective was refused: {error}; pass shorter blocks"),
             }

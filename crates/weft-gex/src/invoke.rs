@@ -45,6 +45,23 @@ unsafe impl Sync for Entry {}
 /// The function of a reduction. It combines elements; the second operand becomes the result.
 pub type ReduceFn = unsafe extern "C" fn(*const c_void, *mut c_void, usize, *const c_void);
 
+/// The function that a client gives for failures. It gets the rank that has failed.
+pub type FailureFn = unsafe extern "C" fn(u32);
+
+/// The address of a function for failures.
+pub(crate) fn failure_addr(function: FailureFn) -> usize {
+    (function as *const ()).expose_provenance()
+}
+
+/// Calls the function for failures at an address.
+pub(crate) fn failure(addr: usize, rank: u32) {
+    let function = std::ptr::with_exposed_provenance::<c_void>(addr);
+    // SAFETY: the address is that of `failure_addr`.
+    let function = unsafe { std::mem::transmute::<*const c_void, FailureFn>(function) };
+    // SAFETY: the client has given the function for this.
+    unsafe { function(rank) };
+}
+
 /// The operation of the client's function, for the engine.
 pub(crate) fn custom(user: &User) -> Custom {
     let function = (user.function as *const ()).expose_provenance();

@@ -22,6 +22,7 @@ use crate::endpoint::{Client, Endpoint, Segment};
 use crate::env;
 use crate::error::Error;
 use crate::exit;
+use crate::failure::{self, Failures};
 use crate::far::Access;
 use crate::gate::{Gate, Refused, Threads};
 use crate::links::Links;
@@ -55,6 +56,7 @@ pub struct Job {
     wait_fd: Option<RawFd>,
     world: Team,
     named: Named,
+    failures: Failures,
     client: Client,
     endpoints: [OnceLock<&'static Endpoint>; MAX_ENDPOINTS],
     endpoint_count: AtomicUsize,
@@ -123,6 +125,7 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         wait_fd,
         world: Team::new(0, rank, ranks, None, area, 0),
         named: Named::default(),
+        failures: Failures::new(ranks),
         client: Client::new(name, flags),
         endpoints: std::array::from_fn(|_| OnceLock::new()),
         endpoint_count: AtomicUsize::new(0),
@@ -218,6 +221,13 @@ impl Job {
         &self.world
     }
 
+    /// The failures of other ranks.
+    #[inline(always)]
+    #[must_use]
+    pub fn failures(&self) -> &Failures {
+        &self.failures
+    }
+
     /// Begins a named barrier.
     pub fn notify_barrier(&self, number: i32, flags: u32) -> Outcome {
         let Some(area) = self.world.area() else {
@@ -234,7 +244,10 @@ impl Job {
     /// Ends a named barrier if all ranks have begun it.
     pub fn try_barrier(&self, number: i32, flags: u32) -> Outcome {
         match self.world.area() {
-            Some(area) => self.named.try_end(area, number, flags),
+            Some(area) => match self.named.try_end(area, number, flags) {
+                Outcome::NotReady if self.world.is_broken(self) => self.named.abandon(),
+                outcome => outcome,
+            },
             None => self.named.try_end_by_engine(number, flags),
         }
     }
@@ -421,8 +434,9 @@ impl Job {
     #[inline(always)]
     pub fn poll(&self) -> usize {
         let polled = self.engine.try_with(|links| links.as_mut().map_or(0, Links::progress));
-        if self.board.is_ending() && polled != Err(Refused::Inside) {
-            exit::follow(self);
+        let news = self.board.news();
+        if !self.failures.has_heard(news) && polled != Err(Refused::Inside) {
+            failure::hear(self, news);
         }
         let events = polled.unwrap_or(0);
         if self.busy.load(Ordering::Relaxed) == 0 { events } else { events + self.poll_teams() }
@@ -434,7 +448,7 @@ impl Job {
     fn poll_teams(&self) -> usize {
         let started = after::run(self);
         let Some(mut teams) = self.busy_teams.try_lock() else { return started };
-        let complete: usize = teams.iter().map(|team| team.run()).sum();
+        let complete: usize = teams.iter().map(|team| team.run(self)).sum();
         teams.retain(|team| team.is_busy());
         self.note_busy(teams.len());
         started + complete

@@ -39,6 +39,7 @@ pub mod env;
 pub mod error;
 pub mod event;
 pub mod exit;
+pub mod failure;
 pub mod far;
 #[allow(unsafe_code)]
 pub mod gate;

@@ -8,6 +8,7 @@
 use std::ffi::c_int;
 use std::io;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal};
 
 /// Forks. Returns the child's number in the parent, and `None` in the child.
@@ -52,10 +53,24 @@ pub fn kill(pid: u32, signal: c_int) {
     let _ = unsafe { libc::kill(pid, signal) };
 }
 
-/// Whether a process of this number exists. May run in a signal handler.
+/// Whether a process of this number runs. May run in a signal handler.
 #[must_use]
 pub fn exists(pid: u32) -> bool {
     Pid::from_raw(pid.cast_signed()).is_some_and(|pid| rustix::process::test_kill_process(pid).is_ok())
+        && !has_ended(pid)
+}
+
+/// Whether a process has ended, and its parent has not taken its status. Launchers may never do so.
+fn has_ended(pid: u32) -> bool {
+    use std::io::Write as _;
+    let (mut path, mut text) = ([0; 32], [0; 512]);
+    let _ = write!(&mut path[..31], "/proc/{pid}/stat");
+    let Ok(path) = std::ffi::CStr::from_bytes_until_nul(&path) else { return false };
+    let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
+    let read = rustix::io::read(&file, &mut text).unwrap_or(0);
+    // The state follows the name, which is in parentheses.
+    let name = text[..read].iter().rposition(|&byte| byte == b')');
+    name.is_some_and(|at| matches!(text.get(at + 2), Some(b'Z' | b'X')))
 }
 
 type ExitHandler = extern "C" fn(c_int, *mut libc::c_void);

@@ -173,7 +173,7 @@ impl Team {
         let (number, over) = self.arrive(job, area);
         if !over {
             let mut seen = 0;
-            wait::until_woken(job, || TeamBarrier::is_over(area, number, &mut seen));
+            wait::until_woken(job, || TeamBarrier::is_over(area, number, &mut seen) || self.is_broken(job));
         }
     }
 
@@ -203,8 +203,21 @@ impl Team {
     }
 
     /// Moves the tasks on. Returns the number of those that are complete now.
-    pub fn run(&self) -> usize {
-        self.queue.run(|task, pieces| self.step(task, pieces))
+    pub fn run(&self, job: &Job) -> usize {
+        let complete = self.queue.run(|task, pieces| self.step(task, pieces));
+        if self.is_broken(job) { complete + self.queue.fail() } else { complete }
+    }
+
+    /// Whether a member has failed.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_broken(&self, job: &Job) -> bool {
+        job.failures().any() && self.has_lost_member(job)
+    }
+
+    #[cold]
+    fn has_lost_member(&self, job: &Job) -> bool {
+        (0..self.size).filter_map(|member| self.job_rank(member)).any(|rank| job.failures().has_lost(rank))
     }
 
     fn step(&self, task: &mut Task, pieces: &mut u64) -> bool {
@@ -240,8 +253,10 @@ impl Team {
         let mut all = Vec::with_capacity(self.size() as usize);
         for member in 0..self.size() {
             let mut found = None;
+            // What a member has posted before its failure counts for all. Otherwise it does not take part.
             wait::until(job, || {
-                found = area.posted(member, number);
+                let is_lost = self.job_rank(member).is_some_and(|rank| job.failures().has_lost(rank));
+                found = area.posted(member, number).or(is_lost.then(Message::default));
                 found.is_some()
             });
             all.extend(found);

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::failure;
 use crate::job::Job;
 
 /// Polls before the first hint to the processor. The hint takes longer than a poll, so a message that arrives meanwhile
@@ -29,6 +30,8 @@ const SLEEP_US: u64 = 50;
 pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The longest sleep of a rank that will be woken.
 const LONG_SLEEP: Duration = Duration::from_millis(20);
+/// Pauses before a look for ranks that have failed.
+const LOOK_PAUSES: u32 = 256;
 
 /// The method of waiting (`gasnet_set_waitmode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +141,9 @@ impl Pause {
             Step::Sleep(time) => job.sleep(time),
         }
         self.idle = self.idle.saturating_add(1);
+        if self.idle.is_multiple_of(LOOK_PAUSES) {
+            failure::look_around(job);
+        }
     }
 }
 
@@ -179,6 +185,7 @@ fn pause_until(job: &Job, done: &mut dyn FnMut() -> bool, woken: bool) {
             job.sleep(LONG_SLEEP);
         }
         job.board().set_asleep(job.rank(), false);
+        failure::look_around(job);
         if is_done {
             return;
         }

@@ -40,14 +40,14 @@ pub fn start(ranks: u32) -> Result<(u32, Board), Error> {
                 board.set_up(rank, std::process::id());
                 return Ok((rank, board));
             }
-            Ok(Some(pid)) => children.push(Child { rank, pid, left: false }),
+            Ok(Some(pid)) => children.push(Child { rank, pid, left: false, lost: false }),
             Err(error) => {
                 children.iter().for_each(|child| os::kill(child.pid, libc::SIGKILL));
                 return Err(weft_os::SystemError::of("fork")(error).into());
             }
         }
     }
-    let supervisor = Supervisor { board: Arc::new(board), children, end: None };
+    let supervisor = Supervisor { board: Arc::new(board), children, end: None, first_loss: 0 };
     os::end_now(supervisor.run(&blocked))
 }
 
@@ -55,6 +55,8 @@ struct Child {
     rank: u32,
     pid: u32,
     left: bool,
+    /// It has failed, and the others go on.
+    lost: bool,
 }
 
 /// The steps of a job's end.
@@ -70,6 +72,8 @@ struct Supervisor {
     board: Arc<Board>,
     children: Vec<Child>,
     end: Option<End>,
+    /// The code of the job if all ranks fail.
+    first_loss: i32,
 }
 
 impl Supervisor {
@@ -78,7 +82,7 @@ impl Supervisor {
         loop {
             self.reap();
             if self.children.iter().all(|child| child.left) {
-                return self.board.exit_code().unwrap_or(0);
+                return self.board.exit_code().unwrap_or(self.first_loss);
             }
             self.end_others();
             let pause_ms = if self.end.is_some() { 5 } else { 1000 };
@@ -103,11 +107,22 @@ impl Supervisor {
 
     /// Takes the status of ranks that have ended.
     fn reap(&mut self) {
+        // Ranks that have set a handler go on without those that fail.
+        let bears =
+            self.board.exit_code().is_none() && self.remaining().all(|child| self.board.is_tolerant(child.rank));
         for child in self.children.iter_mut().filter(|child| !child.left) {
             let pid = rustix::process::Pid::from_raw(child.pid.cast_signed());
             let Ok(Some((_, status))) = waitpid(pid, WaitOptions::NOHANG) else { continue };
             child.left = true;
             let exited = self.board.stage(child.rank) == Stage::Exiting;
+            let ends = self.board.exit_code().is_some() && !self.board.is_lost(child.rank);
+            if bears && !exited && !ends {
+                let code = status.terminating_signal().map(|signal| 128 + signal).or(status.exit_status());
+                self.first_loss = if self.first_loss == 0 { code.unwrap_or(1) } else { self.first_loss };
+                child.lost = true;
+                self.board.set_lost(child.rank);
+                continue;
+            }
             if let Some(signal) = status.terminating_signal() {
                 // A rank that could has reported the signal itself, and other ranks follow the first.
                 if self.board.exit_code().is_none() {
@@ -126,7 +141,9 @@ impl Supervisor {
 
     /// Ends the ranks that remain when the job ends: first by request, then by force.
     fn end_others(&mut self) {
-        if self.end.is_none() && (self.board.exit_code().is_some() || self.children.iter().any(|child| child.left)) {
+        if self.end.is_none()
+            && (self.board.exit_code().is_some() || self.children.iter().any(|child| child.left && !child.lost))
+        {
             let now = Instant::now();
             let ask = now + exit::grace(self.board.ranks());
             self.end = Some(End { ask, asked: false, kill: ask + exit::timeout() });
