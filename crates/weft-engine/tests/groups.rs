@@ -10,11 +10,11 @@ use std::sync::atomic::AtomicU64;
 use scripted::{CAPS, Case, Event, ScriptedDevice, name, u64_at, words};
 use weft_engine::api::{Addr, AddressBook, Completion, Config, Context, Error, Kind, OpFlags};
 use weft_engine::board::SharedWords;
-use weft_engine::collective::Operation;
-use weft_engine::mem::Iov;
+use weft_engine::collective::{Operation, Order, Overlap, Request, compile_ordered};
+use weft_engine::mem::{Iov, Owned};
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
-use weft_engine::{CollectiveOp, Elements, Engine, GroupId};
+use weft_engine::{CollectiveOp, Custom, Elements, Engine, GroupId};
 
 const EAGER: u8 = 8;
 const RTS: u8 = 9;
@@ -226,6 +226,57 @@ fn operations_of_keyed_groups_wait_for_the_join() {
     assert_eq!(ends.len(), 2, "{ends:?}");
     assert!(ends.iter().all(|(_, good)| !good));
     assert_eq!(case.engine.start_collective(&two), Err(Error::NotConnected));
+}
+
+/// The operand of the lower rank has the higher digits.
+fn digits(operation: &Custom, from: &Iov, into: &Iov, order: Order) {
+    let number = |memory: &Iov| {
+        let mut bytes = [0; 8];
+        memory.read(&mut bytes);
+        u64::from_le_bytes(bytes)
+    };
+    let (first, second) = if order == Order::IntoFirst { (into, from) } else { (from, into) };
+    into.write(&(number(first) * operation.words()[0] as u64 + number(second)).to_le_bytes());
+}
+
+/// A schedule of the client waits for the join, combines by the client's function, and uses its own memory alone.
+#[test]
+fn schedules_of_clients_run_like_others() {
+    let mut case = case(false);
+    case.engine.join_keyed_group(&[0, 1], b"key", Context::default()).unwrap();
+    case.run();
+    let announcement = case.sent(EAGER);
+    let (operation, overlap) = (Operation::AllReduce, Overlap::None);
+    let request = Request { operation, rank: 0, members: 2, root: 0, count: 1, element: 8, overlap };
+    let schedule = Arc::new(compile_ordered(&request).unwrap());
+    let (mut input, mut result) = (Owned::new(4_u64.to_le_bytes().into()), Owned::new(vec![0; 8]));
+    let op = CollectiveOp {
+        elements: Elements::Custom(Custom::new(8, digits, [10, 0])),
+        input: input.iov(),
+        result: result.iov(),
+        ..barrier()
+    };
+    for wrong in [
+        CollectiveOp { result: Iov::EMPTY, ..op },
+        CollectiveOp { input: op.input.slice(0, 7), ..op },
+        CollectiveOp { elements: Elements::Bytes(8), ..op },
+    ] {
+        assert_eq!(case.engine.start_schedule(&wrong, &schedule), Err(Error::Invalid));
+    }
+    let wide = Arc::new(compile_ordered(&Request { members: 3, ..request }).unwrap());
+    assert_eq!(case.engine.start_schedule(&op, &wide), Err(Error::Invalid));
+    case.engine.start_schedule(&op, &schedule).unwrap();
+    case.run();
+    case.speak_for(2);
+    case.collective(0, u64_at(&announcement, 8), &announcement[16..]);
+    assert_eq!(case.ends(), [(Kind::Joined, true)]);
+    case.collective(0, 1 << 14, &7_u64.to_le_bytes());
+    assert_eq!(case.ends(), [(Kind::Collective, true)]);
+    assert_eq!(u64_at(&case.sent(EAGER), 16), 47);
+    let mut bytes = [0; 8];
+    result.iov().read(&mut bytes);
+    assert_eq!(u64::from_le_bytes(bytes), 47);
+    assert!(!case.is_cut() && case.engine.at_rest());
 }
 
 /// Memory of the size of any board.
