@@ -200,6 +200,35 @@ static int barrier(void) {
   return 1;
 }
 
+static char blocks[2][2 * 4096];
+
+static int reduce_8(void) {
+  gex_Event_Wait(gex_Coll_ReduceToAllNB(team, blocks[0], blocks[1], GEX_DT_U64, 8, 1, GEX_OP_ADD, NULL, NULL, 0));
+  return 1;
+}
+
+#ifdef GEXW_SUPPORTS_COLL
+static int exchange_8(void) {
+  gex_Event_Wait(gexw_Coll_ExchangeNB(team, blocks[0], blocks[1], 8, 0));
+  return 1;
+}
+
+static int exchange_4k(void) {
+  gex_Event_Wait(gexw_Coll_ExchangeNB(team, blocks[0], blocks[1], 4096, 0));
+  return 1;
+}
+
+static int gather_all_4k(void) {
+  gex_Event_Wait(gexw_Coll_GatherAllNB(team, blocks[0], blocks[1], 4096, 0));
+  return 1;
+}
+
+static int scan_8(void) {
+  gex_Event_Wait(gexw_Coll_ScanNB(team, blocks[0], blocks[1], GEX_DT_U64, 8, 1, GEX_OP_ADD, NULL, NULL, 0));
+  return 1;
+}
+#endif
+
 static int strided_put(void) {
   const ptrdiff_t here = PIECE_BYTES, there = 2 * PIECE_BYTES;
   const size_t count = PIECES;
@@ -390,6 +419,13 @@ int main(int argc, char **argv) {
   run("strided-64x64", strided_put);
   run("unpacked-64x64", unpacked_put);
   run_together("barrier", barrier);
+  run_together("reduce-8", reduce_8);
+#ifdef GEXW_SUPPORTS_COLL
+  run_together("exchange-8", exchange_8);
+  run_together("exchange-4k", exchange_4k);
+  run_together("gather-all-4k", gather_all_4k);
+  run_together("scan-8", scan_8);
+#endif
   run_computing("put-8-computing", put_8);
   run_computing("get-8-computing", get_8);
   run_computing("am-computing", am_short);
