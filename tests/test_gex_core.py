@@ -6,6 +6,7 @@ The programs tests/gex/core_*.c check what arrives, and end with status 99 at th
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -94,6 +95,38 @@ def test_the_supervisor_takes_its_ranks_along(built: dict[tuple[str, str], Path]
     while any(is_alive(pid) for pid in ranks) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not [pid for pid in ranks if is_alive(pid)]
+
+
+def test_ranks_end_with_their_terminal(built: dict[tuple[str, str], Path]) -> None:
+    """A terminal that closes sends SIGHUP to the supervisor, and the whole job ends."""
+    terminal, other = pty.openpty()
+    job = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", built["hold", "seq"]],
+        env=environment(GASNET_PSHM_NODES="3"),
+        stdin=other,
+        stdout=other,
+        stderr=other,
+    )
+    os.close(other)
+    try:
+        assert os.read(terminal, 100).startswith(b"up")
+        processes = descendants(job.pid)
+        assert len(processes) >= 4, processes
+    finally:
+        os.close(terminal)
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in processes) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    left = [pid for pid in processes if is_alive(pid)]
+    job.kill()
+    job.wait(timeout=20)
+    assert not left
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below a process."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [below for child in children for below in descendants(child)]
 
 
 def is_alive(pid: int) -> bool:

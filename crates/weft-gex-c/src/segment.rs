@@ -77,10 +77,7 @@ export! {
     }
 
     fn gex_Segment_Destroy(segment: SegmentHandle, _flags: u32) {
-        let segment = segment.get();
-        if let Some(offset) = segment.offset() {
-            job().board().file().discard(offset, segment.bytes() as u64);
-        }
+        job().destroy_segment(segment.get());
     }
 
     fn gex_Segment_QueryClient(_segment: SegmentHandle) -> ClientHandle {

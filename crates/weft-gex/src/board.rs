@@ -6,7 +6,8 @@
 //! ```text
 //! line 0            ranks · exit word · news · next free byte of the file · area of all ranks · key (4 words)
 //! line 1            ranks that sleep
-//! RANK_LINES each   process · stage · length of the blob · asleep · lost · tolerant | blob (4 lines) | endpoints' segments (7 lines)
+//! RANK_LINES each   process · stage · length of the blob · asleep · lost · tolerant
+//!                   blob (4 lines) · endpoints' segments (7 lines)
 //! ```
 //!
 //! Invariant: only the rank itself writes its lines, except for its process number, which the supervisor may read at

@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: weft-gex-c makes a [`Collective`] of a call, and `team` starts it. Teams within a
 //! neighbourhood perform barriers, broadcasts and short reductions as a [`Task`]: polls of the rank move it on
-//! ([`Queue::run`]) until its event is complete. All others are collectives of the engine ([`crate::group`]). The tasks
-//! of a team run one after the other, in the order of their starts, which is the same for all members.
+//! ([`Queue::run`]) until its event is complete. All others are collectives of the engine (`group`). The tasks of a team
+//! run one after the other, in the order of their starts, which is the same for all members.
 //!
 //! Data passes through the members' chunks (`area`), one piece after the other. Pieces are numbered through the life of
 //! the team. A member writes piece n only when all members have consumed piece n − 2, which used the same chunk.

@@ -5,7 +5,7 @@
 //! that rank fail, and so do collectives of teams that it belongs to.
 //!
 //! A death is noticed by the supervisor of forked ranks, by the end of a link, or by a look at the processes of the
-//! host while a rank waits ([`look_around`]). It is noted on the board, so that all ranks of the host know it.
+//! host while a rank waits. It is noted on the board, so that all ranks of the host know it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 

@@ -35,7 +35,9 @@ pub(crate) struct Group {
 /// This member's place in its team.
 #[derive(Clone, Copy)]
 pub(crate) struct Seat {
+    /// Its number.
     pub(crate) rank: u32,
+    /// The number of members.
     pub(crate) members: u32,
 }
 
@@ -50,15 +52,13 @@ struct Call {
 }
 
 impl Call {
-    fn known(operation: Operation, root: u32, count: usize, elements: Elements) -> Self {
-        Self { operation, root, count, elements, schedule: None }
+    fn known(operation: Operation, elements: Elements) -> Self {
+        Self { operation, root: 0, count: 0, elements, schedule: None }
     }
 
     fn planned(schedule: Result<Schedule, Refusal>, elements: Elements) -> Self {
         match schedule {
-            Ok(schedule) => {
-                Self { schedule: Some(Arc::new(schedule)), ..Self::known(Operation::Barrier, 0, 0, elements) }
-            }
+            Ok(schedule) => Self { schedule: Some(Arc::new(schedule)), ..Self::known(Operation::Barrier, elements) },
             Err(error) => {
                 crate::fatal!("a collective cannot be performed: {error}; pass shorter blocks to all members")
             }
@@ -135,7 +135,7 @@ impl Group {
 fn translate(seat: Seat, collective: &Collective) -> (Call, Iov, Iov) {
     let piece = |addr: usize, bytes: usize| iov_at(Piece { addr, bytes: if addr == 0 { 0 } else { bytes } });
     match *collective {
-        Collective::Barrier => (Call::known(Operation::Barrier, 0, 0, Elements::Bytes(1)), Iov::EMPTY, Iov::EMPTY),
+        Collective::Barrier => (Call::known(Operation::Barrier, Elements::Bytes(1)), Iov::EMPTY, Iov::EMPTY),
         Collective::Move { what, source, result, bytes } => {
             let blocks = blocks(bytes, seat.members);
             let is_root = |root: u32| root == seat.rank;
@@ -159,7 +159,7 @@ fn translate(seat: Seat, collective: &Collective) -> (Call, Iov, Iov) {
                 Move::GatherAll => (Operation::AllGather, 0, piece(source, bytes), piece(result, blocks)),
                 Move::Exchange => (Operation::AllToAll, 0, piece(source, blocks), piece(result, blocks)),
             };
-            (Call::known(operation, root, bytes, Elements::Bytes(1)), input, output)
+            (Call { root, count: bytes, ..Call::known(operation, Elements::Bytes(1)) }, input, output)
         }
         Collective::Reduce { to, source, result, count, combine } => {
             let block = count * combine.element_bytes();
@@ -192,7 +192,7 @@ fn reduction(seat: Seat, to: To, count: usize, combine: Combine, overlap: Overla
     match to {
         To::Prefix(prefix) => Call::planned(compile_scan(&request, prefix), elements),
         _ if !combine.commutes() => Call::planned(compile_ordered(&request), elements),
-        _ => Call::known(operation, root, count, elements),
+        _ => Call { root, count, ..Call::known(operation, elements) },
     }
 }
 

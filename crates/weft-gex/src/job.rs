@@ -25,6 +25,7 @@ use crate::exit;
 use crate::failure::{self, Failures};
 use crate::far::Access;
 use crate::gate::{Gate, Refused, Threads};
+use crate::group::Seat;
 use crate::links::Links;
 use crate::meet::{Met, RankEngine, meet};
 use crate::memory::{self, Piece};
@@ -123,7 +124,7 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         segments: Segments::new(rank, ranks),
         engine: Gate::new(attendant.threads(threads), links),
         wait_fd,
-        world: Team::new(0, rank, ranks, None, area, 0),
+        world: Team::new(0, Seat { rank, members: ranks }, None, area, 0),
         named: Named::default(),
         failures: Failures::new(ranks),
         client: Client::new(name, flags),
@@ -317,6 +318,17 @@ impl Job {
         let offset = self.board.allocate(bytes as u64)?;
         let addr = self.board.file().map(offset, bytes)?;
         Ok(Box::leak(Box::new(Segment::new(addr, bytes, Some(offset), flags))))
+    }
+
+    /// Gives the memory of a segment back, and ends the accesses of other ranks to it.
+    pub fn destroy_segment(&self, segment: &Segment) {
+        let endpoints = self.endpoints.iter().filter_map(OnceLock::get);
+        for endpoint in endpoints.filter(|one| one.segment().is_some_and(|bound| std::ptr::eq(bound, segment))) {
+            let _ = self.with_engine(|engine| engine.remove_region(endpoint.index().into()));
+        }
+        if let Some(offset) = segment.offset() {
+            self.board.file().discard(offset, segment.bytes() as u64);
+        }
     }
 
     /// Publishes the segment of an endpoint.

@@ -55,13 +55,13 @@ pub struct Wish {
 }
 
 impl Team {
-    /// A team of `size` members. Its id is the same in all members, and other teams of them have other ids. `area`: the
+    /// A team. Its id is the same in all members, and other teams of them have other ids. `area`: the
     /// memory that they share.
     #[must_use]
-    pub fn new(id: u64, rank: u32, size: u32, members: Option<Box<[u32]>>, area: Option<Area>, flags: u32) -> Self {
+    pub(crate) fn new(id: u64, seat: Seat, members: Option<Box<[u32]>>, area: Option<Area>, flags: u32) -> Self {
         Self {
-            rank,
-            size,
+            rank: seat.rank,
+            size: seat.members,
             flags,
             members,
             area,
@@ -297,7 +297,7 @@ impl Team {
         }
         let area = shares.then(|| Area::map(job.board(), number, size)).transpose()?;
         let rank = members.iter().position(|&member| member == self.rank).and_then(|at| u32::try_from(at).ok());
-        Ok(rank.map(|rank| Self::new(number, rank, size, Some(ranks), area, flags)))
+        Ok(rank.map(|rank| Self::new(number, Seat { rank, members: size }, Some(ranks), area, flags)))
     }
 }
 
