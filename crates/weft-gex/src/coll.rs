@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: weft-gex-c makes a [`Collective`] of a call, and `team` starts it. Teams within a
 //! neighbourhood perform barriers, broadcasts and short reductions as a [`Task`]: polls of the rank move it on
-//! ([`Queue::run`]) until its event is complete. All others are collectives of the engine (`group`). The tasks of a team
-//! run one after the other, in the order of their starts, which is the same for all members.
+//! ([`Queue::run`]) until its event is complete. All others are collectives of the engine (`group`). The tasks of a
+//! team run one after the other, in the order of their starts, which is the same for all members.
 //!
 //! Data passes through the members' chunks (`area`), one piece after the other. Pieces are numbered through the life of
 //! the team. A member writes piece n only when all members have consumed piece n − 2, which used the same chunk.
@@ -140,9 +140,9 @@ impl Task {
         })
     }
 
-    /// A reduction of `count` elements, which fit a chunk. A member without a result has the address 0.
+    /// A reduction of `count` elements, which fit a chunk, from one address to another. A member without a result has the address 0.
     #[must_use]
-    pub fn reduce(source: usize, result: usize, count: usize, combine: Combine) -> Self {
+    pub fn reduce([source, result]: [usize; 2], count: usize, combine: Combine) -> Self {
         let element = combine.element_bytes().max(1);
         let (piece, bytes) = (CHUNK_BYTES / element * element, count * element);
         let combine = Some(combine);
@@ -361,7 +361,7 @@ mod tests {
                 let source = sources[me as usize].as_ptr().expose_provenance();
                 let result = results[(round * members + me) as usize].as_ptr().expose_provenance();
                 let result = if round == 1 && me != 0 { 0 } else { result };
-                Task::reduce(source, result, usize::try_from(count).unwrap(), Combine::known(Type::U64, 3).unwrap())
+                Task::reduce([source, result], usize::try_from(count).unwrap(), Combine::known(Type::U64, 3).unwrap())
             });
             let base: u64 = (0..members).map(|me| u64::from(me) * 1000).sum();
             let expected: Vec<u64> = (0..count).map(|at| base + at * u64::from(members)).collect();

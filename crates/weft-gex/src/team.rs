@@ -232,7 +232,7 @@ impl Team {
                 Some(Task::broadcast(root, root == self.rank, source, Piece { addr: result, bytes }))
             }
             Collective::Reduce { to: To::One(_) | To::All, source, result, count, combine } => {
-                (combine.element_bytes() <= CHUNK_BYTES).then(|| Task::reduce(source, result, count, combine))
+                (combine.element_bytes() <= CHUNK_BYTES).then(|| Task::reduce([source, result], count, combine))
             }
             _ => None,
         }
