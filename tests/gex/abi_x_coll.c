@@ -246,6 +246,38 @@ static void overlapping(gex_TM_t half) {
   }
 }
 
+/* A source may be changed as soon as its leaf is complete. */
+static void sources(gex_TM_t team, size_t bytes) {
+  const gex_Rank_t me = gex_TM_QueryRank(team), members = gex_TM_QuerySize(team);
+  gex_Event_t root, leaf, again;
+  gex_Rank_t m;
+  int what;
+  for (what = 0; what < 4; what++) {
+    size_t i;
+    for (m = 0; m < members; m++) give(in + m * bytes, me, m, bytes);
+    fill(bytes * members);
+    if (what == 0) root = gexw_Coll_GatherAllNB(team, out, in, bytes, 0);
+    else if (what == 1) root = gexw_Coll_ExchangeNB(team, out, in, bytes, 0);
+    else if (what == 2) root = gex_Coll_BroadcastNB(team, 0, out, in, bytes, 0);
+    else root = gex_Coll_ReduceToAllNB(team, out, in, GEX_DT_U32, 4, bytes / 4, GEX_OP_OR, NULL, NULL, 0);
+    leaf = gex_Event_QueryLeaf(root, GEX_EC_LC);
+    again = gex_Event_QueryLeaf(root, GEX_EC_LC);
+    CHECK(leaf == again || again == GEX_EVENT_INVALID);
+    (void)gex_Event_Test(leaf);
+    gex_Event_Wait(leaf);
+    if (what != 2 || me == 0) memset(in, 0x77, bytes * members);
+    gex_Event_Wait(root);
+    for (m = 0; what < 2 && m < members; m++) CHECK(is_block(out + m * bytes, m, what ? me : 0, bytes));
+    if (what == 2) CHECK(is_block(out, 0, 0, bytes));
+    for (i = 0; what == 3 && i < bytes; i++) {
+      unsigned char all = 0;
+      for (m = 0; m < members; m++) all |= byte_of(m, 0, i);
+      if (out[i] != all) break;
+    }
+    CHECK(what != 3 || i == bytes);
+  }
+}
+
 int main(int argc, char **argv) {
   gex_TM_t half = GEX_TM_INVALID;
   start(&argc, &argv, NULL, 0, SEGMENT_BYTES);
@@ -268,6 +300,9 @@ int main(int argc, char **argv) {
   products(half, 3);
   products(tm, 500);
   long_elements(tm);
+  sources(tm, 8);
+  sources(half, 4000);
+  sources(tm, 40000);
   overlapping(half);
   gex_TM_Destroy(half, NULL, 0);
   free(in);

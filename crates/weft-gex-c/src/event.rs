@@ -20,6 +20,8 @@ use crate::handles::{ERR_NOT_READY, OK, export, job, list_mut};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event(*const Slot);
 
+/// The bit that tells a leaf from its root.
+const LEAF: usize = 2;
 /// The largest number that stands for a kind of local completion rather than for an address.
 const LC_KINDS: usize = 3;
 
@@ -37,6 +39,9 @@ impl Event {
     /// Whether the operation is complete. The event is then spent.
     #[inline(always)]
     fn test(self) -> bool {
+        if self.0.addr() & LEAF != 0 {
+            return self.is_leaf_complete();
+        }
         self == Self::INVALID || self.slot().test()
     }
 
@@ -52,12 +57,24 @@ impl Event {
         (self != Self::INVALID).then(|| self.slot())
     }
 
+    /// The leaf of a collective: its source is free again.
+    fn leaf(self) -> Self {
+        Self(self.0.map_addr(|addr| addr | LEAF))
+    }
+
+    /// Whether the source of a collective is free. Leaves have no state of their own.
+    #[cold]
+    fn is_leaf_complete(self) -> bool {
+        self.slot().is_over() || job().reads_source(self.slot()) != Some(true)
+    }
+
     fn slot(self) -> &'static Slot {
         if self == Self::NO_OP {
             fatal!("a test or wait got GEX_EVENT_NO_OP; repeat the refused call instead");
         }
+        let slot = self.0.map_addr(|addr| addr & !LEAF);
         // SAFETY: the client passes events that the library has returned; slots are never freed.
-        unsafe { &*self.0 }
+        unsafe { &*slot }
     }
 }
 
@@ -233,10 +250,14 @@ export! {
     }
 
     fn gex_Event_QueryLeaf(root: Event, _category: u32) -> Event {
-        // An operation with a pending leaf has given its event to the client already.
-        if root != Event::INVALID {
-            let slot = root.slot();
-            wait::until(job(), || slot.is_complete());
+        if root == Event::INVALID || root.slot().is_complete() {
+            return Event::INVALID;
+        }
+        match job().reads_source(root.slot()) {
+            Some(true) => return root.leaf(),
+            Some(false) => {}
+            // An operation with a pending leaf has given its event to the client already.
+            None => wait::until(job(), || root.slot().is_complete()),
         }
         Event::INVALID
     }

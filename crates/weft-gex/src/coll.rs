@@ -283,6 +283,16 @@ impl Queue {
         complete
     }
 
+    /// Whether the collective with this event reads its source yet. `None`: there is none.
+    pub fn reads_source(&self, event: &Slot) -> Option<bool> {
+        let tasks = self.tasks.lock();
+        let (task, _) = tasks.waiting.iter().find(|(_, slot)| std::ptr::eq(*slot, event))?;
+        Some(match task {
+            Task::Barrier { .. } => false,
+            Task::Data(transfer) => transfer.given < transfer.bytes,
+        })
+    }
+
     /// Ends all collectives, because a member has failed. Returns their number.
     pub fn fail(&self) -> usize {
         let mut tasks = self.tasks.lock();

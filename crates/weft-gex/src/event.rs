@@ -132,6 +132,12 @@ impl Slot {
         self.state() == State::Complete
     }
 
+    /// Whether no operation is under way, be the slot free or not.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.state() != State::Pending
+    }
+
     /// Gives the slot back if the operations are complete. Returns whether they were.
     #[inline]
     pub fn test(&'static self) -> bool {

@@ -41,6 +41,25 @@ pub(crate) struct Seat {
     pub(crate) members: u32,
 }
 
+/// The context of a collective, from which its completion finds the event.
+fn context(event: &Slot) -> Context {
+    Context { ptr: std::ptr::from_ref(event).expose_provenance(), user: 0 }
+}
+
+impl Job {
+    /// Whether the collective with this event may still read its source. `None`: no collective under way has it.
+    #[must_use]
+    pub fn reads_source(&self, event: &Slot) -> Option<bool> {
+        let by_engine = self.try_with_engine(|engine| engine.reads_source(context(event)));
+        match by_engine {
+            // Another thread is inside, or there is no engine.
+            None => self.reads_source_in_areas(event).or_else(|| (self.ranks() > 1).then_some(true)),
+            Some(None) => self.reads_source_in_areas(event),
+            Some(reads) => reads,
+        }
+    }
+}
+
 /// A collective in the engine's terms.
 struct Call {
     operation: Operation,
@@ -86,7 +105,7 @@ impl Group {
             return None;
         }
         let slot = Slot::take();
-        let ctx = Context { ptr: std::ptr::from_ref(slot).expose_provenance(), user: 0 };
+        let ctx = context(slot);
         let flags = OpFlags::empty();
         let mut pause = Pause::new();
         loop {

@@ -21,6 +21,7 @@ use crate::board::{Board, MAX_ENDPOINTS, Published};
 use crate::endpoint::{Client, Endpoint, Segment};
 use crate::env;
 use crate::error::Error;
+use crate::event::Slot;
 use crate::exit;
 use crate::failure::{self, Failures};
 use crate::far::Access;
@@ -483,6 +484,11 @@ impl Job {
             teams.push(team);
         }
         self.note_busy(teams.len());
+    }
+
+    /// As [`Job::reads_source`], for collectives in shared memory.
+    pub(crate) fn reads_source_in_areas(&self, event: &Slot) -> Option<bool> {
+        self.busy_teams.lock().iter().find_map(|team| team.reads_source(event))
     }
 
     /// Forgets a team that the client destroys.

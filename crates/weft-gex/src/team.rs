@@ -208,6 +208,12 @@ impl Team {
         if self.is_broken(job) { complete + self.queue.fail() } else { complete }
     }
 
+    /// Whether the collective in the area with this event reads its source yet. `None`: there is none.
+    #[must_use]
+    pub fn reads_source(&self, event: &Slot) -> Option<bool> {
+        self.queue.reads_source(event)
+    }
+
     /// Whether a member has failed.
     #[inline(always)]
     #[must_use]

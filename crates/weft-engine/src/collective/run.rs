@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::{Schedule, Task};
+use super::{Buffer, Schedule, Span, Task};
 use crate::broken::less;
 use crate::bugs::planted;
 
@@ -112,6 +112,21 @@ impl Run {
         started.filter_map(|(index, task)| match *task {
             Task::Receive { from, .. } if !self.is_complete(u32::try_from(index).unwrap_or(u32::MAX)) => Some(from),
             _ => None,
+        })
+    }
+
+    /// Whether tasks that are not performed, or whose transfers are not complete, use a buffer.
+    #[must_use]
+    pub fn uses(&self, buffer: Buffer) -> bool {
+        let within = |at: &Span| at.buffer == buffer;
+        self.schedule.tasks().iter().enumerate().any(|(index, task)| match task {
+            Task::Send { at, .. } | Task::Receive { at, .. } => {
+                within(at) && !self.is_complete(u32::try_from(index).unwrap_or(u32::MAX))
+            }
+            Task::Reduce { from, into, .. } | Task::Copy { from, into } => {
+                index >= self.next && (within(from) || within(into))
+            }
+            Task::Wait { .. } => false,
         })
     }
 

@@ -72,6 +72,15 @@ impl BoardRun {
         self.group
     }
 
+    pub(super) const fn ctx(&self) -> Context {
+        self.ctx
+    }
+
+    /// Whether the contribution is not in its place yet.
+    pub(super) const fn is_outside(&self) -> bool {
+        matches!(self.step, Step::Enter)
+    }
+
     pub(super) const fn turn(&self) -> u64 {
         self.turn
     }

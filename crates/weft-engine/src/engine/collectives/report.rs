@@ -5,7 +5,8 @@
 
 use super::boards::BoardRun;
 use super::{ActiveRun, Collectives, Group, Purpose};
-use crate::collective::Operation;
+use crate::api::Context;
+use crate::collective::{Buffer, Operation, Request};
 use crate::engine::{Engine, GroupId};
 use crate::ids;
 use crate::nic::{ChainId, Nic};
@@ -57,6 +58,25 @@ impl<N: Nic> Engine<N> {
             *report = collectives.report(id, group, |chain| self.nic.chain_arrivals(chain));
         }
         (busy().count() as u64, busy().map(|(_, group)| group.runs as u64).sum())
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Whether the collective with this context may still read what its member gives. `None`: there is none under way.
+    pub fn reads_source(&self, ctx: Context) -> Option<bool> {
+        let collectives = self.state.collectives.as_deref()?;
+        if collectives.postponed.iter().any(|op| op.options().0 == ctx) {
+            return Some(true);
+        }
+        if let Some(run) = collectives.on_boards.iter().find(|run| run.ctx() == ctx) {
+            return Some(run.is_outside());
+        }
+        let mut runs = collectives.runs.iter().map(|(_, run)| run);
+        let run = runs.find(|run| matches!(run.purpose, Purpose::Operation { .. }) && run.ctx == ctx)?;
+        // The root's block of a broadcast is in its result.
+        let broadcasts = |request: &Request| request.operation == Operation::Broadcast && request.rank == request.root;
+        let buffer = if run.request.as_ref().is_some_and(broadcasts) { Buffer::Result } else { Buffer::Input };
+        Some(run.run.uses(buffer))
     }
 }
 
