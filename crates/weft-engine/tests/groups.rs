@@ -228,6 +228,24 @@ fn operations_of_keyed_groups_wait_for_the_join() {
     assert_eq!(case.engine.start_collective(&two), Err(Error::NotConnected));
 }
 
+/// A member that ends right after its last message is not missed: the operation has all that it needs.
+#[test]
+fn a_member_may_end_right_after_its_last_message() {
+    let (mut case, tag, mut announcement) = joining();
+    case.speak_for(2);
+    announcement[..4].copy_from_slice(&9_u32.to_le_bytes());
+    case.collective(0, tag, &announcement);
+    assert_eq!(case.ends(), [(Kind::Joined, true)]);
+    case.engine.start_collective(&barrier()).unwrap();
+    case.run();
+    // Both are delivered in one round of progress.
+    case.engine.nic_mut().burst = true;
+    let last = [&[EAGER, COLLECTIVE | TAGGED, 0, 0][..], &case.seq.to_le_bytes(), &words(&[1 << 14])].concat();
+    case.engine.nic_mut().events.push_back(Event::Message(LinkId(2), last));
+    case.tell(Event::Down(LinkId(2)));
+    assert_eq!(case.ends(), [(Kind::Collective, true)]);
+}
+
 /// The operand of the lower rank has the higher digits.
 fn digits(operation: &Custom, from: &Iov, into: &Iov, order: Order) {
     let number = |memory: &Iov| {

@@ -209,7 +209,10 @@ impl State {
 
     /// Fails a group if an operation under way needs a lost member.
     pub(super) fn check_losses(&mut self, index: GroupId) {
-        let group = &self.collectives().groups[index];
+        let collectives = self.collectives();
+        // A member may have ended right after its last message, which has arrived in this round.
+        collectives.settle();
+        let group = &collectives.groups[index];
         if group.failed.is_some() {
             return;
         }
