@@ -32,9 +32,19 @@ static void die(const char *how) {
 }
 
 /* Whether an operation with the victim ends with an error. */
-static int fails(gex_Event_t event) {
-  gex_Event_Wait(event);
-  return 1;
+static int fails(gex_Event_t event) { return gexw_Event_Wait(event) == GASNET_ERR_RESOURCE; }
+
+/* Operations with the victim end. Its memory stays readable in its neighbourhood. */
+static void broken_rank(void *address) {
+  gex_RankInfo_t *near = NULL;
+  gex_Rank_t count = 0, i;
+  int is_near = 0;
+  uint64_t value = 5;
+  gex_System_QueryNbrhdInfo(&near, &count, NULL);
+  for (i = 0; i < count; i++) is_near |= near[i].gex_jobrank == victim;
+  CHECK(fails(gex_RMA_PutNB(tm, victim, address, &value, 8, GEX_EVENT_NOW, 0)) == !is_near);
+  CHECK(fails(gex_RMA_GetNB(tm, &value, victim, address, 8, 0)) == !is_near);
+  CHECK(gex_AM_RequestShort0(tm, victim, COUNT, 0) != GASNET_OK);
 }
 
 /* Collectives of a team with the victim end. */
@@ -69,12 +79,14 @@ int main(int argc, char **argv) {
       {COUNT, (gex_AM_Fn_t)count_handler, GEX_FLAG_AM_SHORT | GEX_FLAG_AM_REQUEST, 0, NULL, "count"}};
   gex_TM_t before = GEX_TM_INVALID;
   const char *how;
+  void *address;
   int early;
   start(&argc, &argv, table, 1, SEGMENT_BYTES);
   how = argc > 1 ? argv[1] : "kill";
   early = argc > 2 && !strcmp(argv[2], "early");
   victim = size - 1;
   *(uint64_t *)segment_of(rank) = rank + 1000;
+  address = segment_of(victim);
   gexw_System_SetFailureHandler(on_failure);
   (void)gex_TM_Split(&before, tm, rank == victim, (int)rank, NULL, 0, GEX_FLAG_TM_NO_SCRATCH);
   barrier();
@@ -91,6 +103,7 @@ int main(int argc, char **argv) {
     broken_team(tm);
     gasnet_barrier_notify(7, 0);
     CHECK(gasnet_barrier_wait(7, 0) == GASNET_ERR_RESOURCE);
+    broken_rank(address);
     survivors();
     gex_Event_Wait(gex_Coll_BarrierNB(before, 0));
     CHECK(tellings == 1);

@@ -131,7 +131,9 @@ pub(crate) fn start_event(access: &Access, lc: *mut Event) -> Event {
     if access.way == Way::Put && access.has_turn() {
         event.set_turn(access.at.rank());
     }
-    if event.is_complete() && event.test() { Event::INVALID } else { Event::of(Some(event)) }
+    // The client must be able to ask how a failed access ended.
+    let is_over = event.is_complete() && !event.has_failed();
+    if is_over && event.test() { Event::INVALID } else { Event::of(Some(event)) }
 }
 
 /// Starts an access that the thread counts.

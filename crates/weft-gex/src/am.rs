@@ -368,6 +368,9 @@ fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending)
         head: header.as_bytes(),
         body: if body.bytes == 0 { &[] } else { pieces },
     };
+    if job.failures().has_lost(at.rank()) {
+        return false;
+    }
     let mut pause = Pause::new();
     loop {
         let sent = match patience {

@@ -72,6 +72,7 @@ impl Failures {
     }
 
     /// Whether a rank has failed.
+    #[inline(always)]
     #[must_use]
     pub fn has_lost(&self, rank: u32) -> bool {
         self.any() && self.lost.get(rank as usize).is_some_and(|lost| lost.load(Ordering::Acquire))

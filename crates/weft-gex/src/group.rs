@@ -119,7 +119,10 @@ impl Group {
                 }
             });
             match started {
-                Some(Ok(())) => return if slot.is_complete() && slot.test() { None } else { Some(slot) },
+                Some(Ok(())) => {
+                    let is_over = slot.is_complete() && !slot.has_failed();
+                    return if is_over && slot.test() { None } else { Some(slot) };
+                }
                 Some(Err(Error::Again)) => pause.step(job),
                 // The group has failed before all members had joined.
                 Some(Err(Error::NotConnected)) if job.failures().are_tolerated() => {

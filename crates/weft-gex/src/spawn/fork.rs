@@ -108,8 +108,7 @@ impl Supervisor {
     /// Takes the status of ranks that have ended.
     fn reap(&mut self) {
         // Ranks that have set a handler go on without those that fail.
-        let bears =
-            self.board.exit_code().is_none() && self.remaining().all(|child| self.board.is_tolerant(child.rank));
+        let bears = self.remaining().all(|child| self.board.is_tolerant(child.rank));
         for child in self.children.iter_mut().filter(|child| !child.left) {
             let pid = rustix::process::Pid::from_raw(child.pid.cast_signed());
             let Ok(Some((_, status))) = waitpid(pid, WaitOptions::NOHANG) else { continue };
