@@ -140,7 +140,8 @@ impl Task {
         })
     }
 
-    /// A reduction of `count` elements, which fit a chunk, from one address to another. A member without a result has the address 0.
+    /// A reduction of `count` elements, which fit a chunk, from one address to another. A member without a result has
+    /// the address 0.
     #[must_use]
     pub fn reduce([source, result]: [usize; 2], count: usize, combine: Combine) -> Self {
         let element = combine.element_bytes().max(1);
