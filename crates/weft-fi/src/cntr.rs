@@ -186,7 +186,10 @@ impl Cntr {
     unsafe fn poll<D: Device>(&self) {
         // SAFETY: the caller's promise.
         let done = unsafe { self.sources.progress_on::<D>(None) };
-        self.sources.note_empty_read(done, || self.waker());
+        if self.sources.note_empty_read(done, || self.waker()) {
+            // SAFETY: as above.
+            unsafe { self.sources.progress_on::<D>(None) };
+        }
     }
 
     /// The endpoints on which reads and waits make progress.

@@ -276,19 +276,23 @@ impl Cq {
     #[inline(never)]
     unsafe fn read_some<D: Device>(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
         if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
-            // SAFETY: the caller's promise.
-            let buffer = unsafe { ReadBuffer::new(self.format, out.cast(), count, src) };
-            let mut reading = Reading { cq: self, buffer };
-            // SAFETY: the caller's promise.
-            let done = unsafe { self.sources.progress_on::<D>(Some(&mut reading)) };
-            let taken = count - reading.buffer.room();
-            if taken > 0 {
-                self.sources.note_read();
-                return taken.cast_signed();
-            }
-            if self.len.load(Ordering::Relaxed) == 0 {
-                self.sources.note_empty_read(done, || self.waker());
-                return Errno::AGAIN.size();
+            loop {
+                // SAFETY: the caller's promise.
+                let buffer = unsafe { ReadBuffer::new(self.format, out.cast(), count, src) };
+                let mut reading = Reading { cq: self, buffer };
+                // SAFETY: the caller's promise.
+                let done = unsafe { self.sources.progress_on::<D>(Some(&mut reading)) };
+                let taken = count - reading.buffer.room();
+                if taken > 0 {
+                    self.sources.note_read();
+                    return taken.cast_signed();
+                }
+                if self.len.load(Ordering::Relaxed) > 0 {
+                    break;
+                }
+                if !self.sources.note_empty_read(done, || self.waker()) {
+                    return Errno::AGAIN.size();
+                }
             }
         }
         // SAFETY: the caller's promise.

@@ -393,6 +393,11 @@ impl Domain {
         self.threading != sys::FI_THREAD_COMPLETION || self.callers() == Callers::Any
     }
 
+    /// Longest sleep in a read that finds nothing.
+    pub(crate) const fn longest_nap(&self) -> Duration {
+        Duration::from_micros(self.params.nap_us)
+    }
+
     /// Counts the naps of readers of the domain's queues and counters.
     pub(crate) const fn naps(&self) -> &Arc<Naps> {
         &self.naps

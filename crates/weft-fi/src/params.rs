@@ -315,6 +315,9 @@ params! {
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
         "Time that the thread for automatic progress polls for work before it sleeps.",
         0 to 1_000_000;
+    nap_us: u64 = "2000", "µs", "NAP_US",
+        "Longest sleep inside a read that finds nothing (fi_cq_read, fi_cntr_read), and of a collective of the profiling library. Reads sleep where threads compete for processors, and after a wait of some milliseconds in which the thread did nothing but read. Messages end the sleep at once; other work of the thread waits at most for this time. 0: reads never sleep.",
+        0 to 100_000;
     coll_uring: Uring = "no", "name", "COLL_URING",
         "yes: let the kernel perform barriers between hosts by io_uring(7), where it can: a process that computes does not delay them. For clients that compute between the start and the end of a barrier; clients that poll until it ends are faster without. All members of a group must agree; one that has no io_uring sets polled, and performs its part when it makes progress. no: barriers are messages. Not with FI_WEFT_TCP_ENCRYPT. With yes, blocking calls of the thread that entered the barrier may end with EINTR.";
     map: bool = "yes", "yes/no", "MAP",

@@ -26,6 +26,42 @@ const ANCESTORS_MOST: usize = 16;
 /// Most characters of a job's name.
 const JOB_CHARS: usize = 128;
 
+/// Variables in which launchers tell a process the number of ranks on its host: Hydra and Open MPI.
+const LOCAL_SIZES: [&str; 2] = ["MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"];
+
+/// The library that carries the messages between the ranks of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// weft, or the process is the only rank of its host.
+    Weft,
+    /// The MPI library, by shared memory of its own.
+    Library,
+    /// The launcher does not tell.
+    Unknown,
+}
+
+impl Carrier {
+    /// The carrier of this process's tagged messages, by the environment.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        Self::by(|name| std::env::var(name).ok())
+    }
+
+    fn by(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let value = |name: &str| variable(name).map(|value| value.to_ascii_lowercase());
+        let is_alone = LOCAL_SIZES.iter().any(|name| value(name).is_some_and(|size| size == "1"));
+        // Open MPI passes tagged messages to libfabric with all other ranks, or with none.
+        let all_or_none = value("OMPI_COMM_WORLD_RANK").is_some();
+        let no_local = value("MPIR_CVAR_NOLOCAL").map(|set| !["", "0", "n", "no", "false", "off"].contains(&&*set));
+        let fabrics = value("I_MPI_FABRICS").map(|fabrics| !fabrics.contains("shm"));
+        match (is_alone || all_or_none, no_local.or(fabrics), value("PMI_RANK")) {
+            (true, ..) | (_, Some(true), _) => Self::Weft,
+            (_, _, Some(_)) => Self::Library,
+            _ => Self::Unknown,
+        }
+    }
+}
+
 /// Whether this process is the first rank of its host, or no launcher tells otherwise.
 #[must_use]
 pub fn is_first_of_host() -> bool {
@@ -180,6 +216,27 @@ mod tests {
         let spawned = identity(&[("PMI_RANK", "2"), ("PMI_SIZE", "3"), ("PMI_SPAWNED", "1")]);
         assert!(spawned.spawned && spawned.job.is_empty());
         assert_eq!(identity(&[("PMIX_NAMESPACE", "outer")]).job, "", "a process without rank belongs to no job");
+    }
+
+    #[test]
+    fn the_carrier_of_messages_in_a_host_is_known_by_the_environment() {
+        let by = |variables: &[(&str, &str)]| {
+            Carrier::by(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        };
+        let hydra = ("PMI_RANK", "1");
+        for (variables, carrier) in [
+            (vec![], Carrier::Unknown),
+            (vec![hydra], Carrier::Library),
+            (vec![hydra, ("MPI_LOCALNRANKS", "1")], Carrier::Weft),
+            (vec![hydra, ("MPI_LOCALNRANKS", "2")], Carrier::Library),
+            (vec![hydra, ("MPIR_CVAR_NOLOCAL", "1")], Carrier::Weft),
+            (vec![hydra, ("MPIR_CVAR_NOLOCAL", "No")], Carrier::Library),
+            (vec![hydra, ("I_MPI_FABRICS", "ofi")], Carrier::Weft),
+            (vec![hydra, ("I_MPI_FABRICS", "shm:ofi")], Carrier::Library),
+            (vec![("OMPI_COMM_WORLD_RANK", "0")], Carrier::Weft),
+        ] {
+            assert_eq!(by(&variables), carrier, "{variables:?}");
+        }
     }
 
     #[test]

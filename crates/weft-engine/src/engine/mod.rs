@@ -225,6 +225,13 @@ impl<N: Nic> Engine<N> {
         me.host_id() != 0 && self.state.peers.iter().any(|(_, peer)| is_near(peer))
     }
 
+    /// Whether a tagged receive is posted or an operation is not complete. Other receives may be posted for messages
+    /// that a client does not expect.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        self.state.incoming.matcher(crate::matching::Space::Tagged).posted().len() > 0 || self.state.outgoing.len() > 0
+    }
+
     /// Sets the address book.
     pub fn bind_book(&mut self, book: Book) {
         let shared = self.state.peers.bind_book(book);

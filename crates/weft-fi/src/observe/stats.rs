@@ -10,6 +10,7 @@ use weft_fi_sys as sys;
 
 use crate::abi::object;
 use crate::domain::Domain;
+use crate::sleep::poll;
 
 /// The name of the extension.
 pub(crate) const NAME: &std::ffi::CStr = c"weft_stats";
@@ -28,6 +29,9 @@ struct Stats {
     naps: u64,
     /// The number of those that ended without an event.
     fruitless_naps: u64,
+    /// The number of successive reads in vain of the queues and counters that the calling thread reads, in any domain:
+    /// the least of them.
+    idle_reads: u64,
 }
 
 /// `struct weft_stats_ops`.
@@ -56,6 +60,7 @@ unsafe extern "C" fn read(domain: *mut sys::fid_domain, out: *mut Stats, len: us
             datagrams_dropped: domain.dropped(),
             naps: domain.naps().all(),
             fruitless_naps: domain.naps().fruitless(),
+            idle_reads: poll::idle_reads(),
         };
         // SAFETY: the client's buffer has `len` bytes.
         unsafe { object::give_known(&stats, out, len) }

@@ -8,12 +8,20 @@
 //! there are more threads than cores, and the peer may lack one. The reader then naps: it sleeps for a short time, and
 //! its devices wake it.
 //!
+//! A reader that waits for some milliseconds and does nothing else naps as well, although its core is free. It uses a
+//! few per cent of the core from then on. A nap lasts at most a sixteenth of the wait, and at most FI_WEFT_NAP_US.
+//! Between two naps the client gets control a few times.
+//!
 //! A nap delays events that weft does not know. A client reads weft's queue in turn with other sources, and MPI
-//! libraries with shared memory of their own are such clients. Three rules recognise them:
+//! libraries with shared memory of their own are such clients. These rules recognise them, the first three where
+//! threads compete for cores:
 //! - A client naps only if weft links it with another endpoint of its host. Otherwise its messages inside the host take
 //!   another way, and peers of other hosts do not need its core.
 //! - A thread that reads several queues in turn does not nap on one of them ([`presence`]).
 //! - A reader naps a limited number of times between two events of weft ([`crate::sleep::policy::reader`]).
+//! - In a long wait the number has no limit. A reader then naps only if a tagged receive is posted or an operation is
+//!   under way; if it uses little processor time between its reads; if no other thread takes entries; and if weft
+//!   carries the messages inside the host, by what the launcher tells ([`Carrier`]) or by the first rule.
 //!
 //! No wake-up is lost. A sleeper parks the devices of each endpoint, which fails if something has arrived. It then arms
 //! its queue or counter. Arming finds the queue empty under the lock (or in the total order of atomics) in which other
@@ -25,12 +33,13 @@
 mod presence;
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::time::ClockId;
 use weft_nic::Device;
+use weft_observe::identity::Carrier;
 
 use crate::abi::errno::Errno;
 use crate::cq::Reading;
@@ -38,9 +47,9 @@ use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, DrivenCells, Sleep};
 use crate::eq::drivers::Driver;
 use crate::sleep::lock::Guarded;
-use crate::sleep::policy::reader::{Contention, SPINS, is_impatient};
+use crate::sleep::policy::reader::{Clocks, Contention, Lull, SKIPPED_READS, SPINS, is_impatient};
 use crate::sleep::poll::presence::Presence;
-pub(crate) use crate::sleep::poll::presence::this_thread;
+pub(crate) use crate::sleep::poll::presence::{idle_reads, this_thread};
 use crate::sleep::progress::AutoProgress;
 use crate::sleep::trywait::{self, List, Park, Trywait, wake_all};
 use crate::sleep::wait::{Deadline, Waker, Woken};
@@ -53,7 +62,7 @@ const BUSY_SLICE: Duration = Duration::from_millis(2);
 pub(crate) const ROUNDS_PER_CLOCK: u32 = 64;
 /// Further fruitless rounds, each with a yield, before a blocking call sleeps.
 pub(crate) const YIELDS: u32 = 20;
-/// Longest nap. The client may poll other things besides weft's queues.
+/// Longest nap where threads compete for cores. The client may poll other things besides weft's queues.
 const NAP: Duration = Duration::from_micros(200);
 
 /// The naps on a domain's queues and counters.
@@ -82,15 +91,22 @@ impl Naps {
 
 thread_local! {
     static CONTENTION: Cell<Contention> = Cell::default();
+    static LULL: Cell<Lull> = Cell::default();
 }
 
-/// Time that this thread has spent without a core, from an arbitrary zero.
-fn without_core() -> Duration {
+/// The clocks of this thread.
+fn clocks() -> Clocks {
     let time = |clock| {
         let at = rustix::time::clock_gettime(clock);
         Duration::new(u64::try_from(at.tv_sec).unwrap_or(0), u32::try_from(at.tv_nsec).unwrap_or(0))
     };
-    time(ClockId::Monotonic).saturating_sub(time(ClockId::ThreadCPUTime))
+    Clocks { now: time(ClockId::Monotonic), used: time(ClockId::ThreadCPUTime) }
+}
+
+/// The library that carries the messages between the ranks of this host.
+fn carrier() -> Carrier {
+    static KNOWN: OnceLock<Carrier> = OnceLock::new();
+    *KNOWN.get_or_init(Carrier::of_this_process)
 }
 
 /// The endpoints that a queue or a counter drives.
@@ -101,6 +117,8 @@ pub(crate) struct Sources {
     /// Number of successive empty reads before the next yield or nap: `SPINS` or `READS_BEFORE_NAP`.
     patience: AtomicU32,
     naps: Arc<Naps>,
+    /// Longest nap (FI_WEFT_NAP_US).
+    longest_nap: Duration,
     /// The endpoints that `fi_trywait` has parked. None with automatic progress.
     outside: Trywait<CellRef>,
     /// The domain's progress thread, with automatic progress.
@@ -136,6 +154,7 @@ impl Domain {
             presence: Presence::enter(),
             patience,
             naps: Arc::clone(self.naps()),
+            longest_nap: self.longest_nap(),
             outside: Trywait::new(),
             auto: self.auto_progress().cloned(),
         }
@@ -188,13 +207,12 @@ impl Sources {
     }
 
     /// Notes that a non-blocking read found nothing after a round of progress that returned `done`. Lets
-    /// other threads run if nothing has happened for a while. The reader may nap on `waker`.
+    /// other threads run if nothing has happened for a while. The reader may nap on `waker`. Returns whether an event
+    /// has ended a nap, so that another round finds it.
     #[inline]
-    pub(crate) fn note_empty_read<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
+    pub(crate) fn note_empty_read<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) -> bool {
         let idle = self.presence.note_empty_read(done);
-        if is_impatient(idle, self.patience.load(Ordering::Relaxed)) {
-            self.yield_or_nap(idle, waker());
-        }
+        is_impatient(idle, self.patience.load(Ordering::Relaxed)) && self.yield_or_nap(idle, waker())
     }
 
     /// Notes that a read found something.
@@ -203,29 +221,66 @@ impl Sources {
         self.presence.note_read();
     }
 
-    /// Lets other threads run. `idle`: successive reads without an entry or progress.
+    /// Lets other threads run. `idle`: successive reads without an entry or progress. Returns whether an event
+    /// has ended a nap.
     #[cold]
-    fn yield_or_nap(&self, idle: u32, waker: Option<&Waker>) {
+    fn yield_or_nap(&self, idle: u32, waker: Option<&Waker>) -> bool {
         let mut contention = CONTENTION.get();
-        let may_nap = contention.wants_nap(idle) && self.presence.reader_reads_nothing_else();
-        if let Some(waker) = waker.filter(|_| may_nap)
-            && let Some(parked) = self.park(waker, Sleep::Inside)
-        {
-            let has_event = waker.nap(NAP);
-            wake_all(&parked, Sleep::Inside);
-            self.naps.count(has_event);
-            let (contention, patience) = contention.after_nap(has_event, without_core());
-            self.patience.store(patience, Ordering::Relaxed);
-            CONTENTION.set(contention);
-            return;
+        let clocks = clocks();
+        let lull = LULL.get().observed(idle, clocks);
+        LULL.set(lull);
+        if let Some(waker) = waker.filter(|_| !self.longest_nap.is_zero()) {
+            if contention.wants_nap(idle)
+                && self.presence.reader_reads_nothing_else()
+                && let Some(has_event) = self.nap(waker, NAP.min(self.longest_nap))
+            {
+                let (contention, patience) = contention.after_nap(has_event, self::clocks().without_core());
+                self.patience.store(patience, Ordering::Relaxed);
+                CONTENTION.set(contention);
+                return has_event;
+            }
+            if let Some(time) = lull.nap(self.longest_nap)
+                && self.reader_only_waits()
+                && let Some(has_event) = self.nap(waker, time)
+            {
+                let idle = if has_event { idle } else { self.presence.skip_reads(SKIPPED_READS) };
+                LULL.set(lull.after_nap(has_event, idle, self::clocks()));
+                return has_event;
+            }
         }
         self.patience.store(SPINS, Ordering::Relaxed);
         if Contention::restarts(idle) {
-            contention = contention.restarted(without_core());
+            contention = contention.restarted(clocks.without_core());
         }
         std::thread::yield_now();
         let is_near = || self.list.lock().iter().any(|cell| cell.has_near_peer());
-        CONTENTION.set(contention.after_yield(without_core(), is_near));
+        CONTENTION.set(contention.after_yield(self::clocks().without_core(), is_near));
+        false
+    }
+
+    /// Sleeps on the devices once. Returns whether an event ended the sleep, or `None` if there was something to do.
+    fn nap(&self, waker: &Waker, time: Duration) -> Option<bool> {
+        let parked = self.park(waker, Sleep::Inside)?;
+        let has_event = waker.nap(time);
+        wake_all(&parked, Sleep::Inside);
+        self.naps.count(has_event);
+        Some(has_event)
+    }
+
+    /// Whether this thread, which has found nothing for a while, waits for messages or accesses of weft, and for
+    /// nothing else that is known.
+    fn reader_only_waits(&self) -> bool {
+        if self.presence.is_shared()
+            || self.presence.reader_is_busy_elsewhere()
+            || !self.presence.reader_reads_nothing_else()
+        {
+            return false;
+        }
+        let list = self.list.lock();
+        let carrier = carrier();
+        carrier != Carrier::Library
+            && list.iter().any(|cell| cell.is_waiting())
+            && (carrier == Carrier::Weft || list.iter().any(|cell| cell.has_near_peer()))
     }
 
     /// Parks the devices of all endpoints, or of none.

@@ -91,8 +91,8 @@ impl Open {
     /// The whole set has no event after a round of progress that returned `done` here.
     fn note_empty_read(&self, done: usize) {
         match self {
-            Self::Queue(queue) => queue.sources().note_empty_read(done, || queue.waker()),
-            Self::Counter(counter) => counter.sources().note_empty_read(done, || counter.waker()),
+            Self::Queue(queue) => _ = queue.sources().note_empty_read(done, || queue.waker()),
+            Self::Counter(counter) => _ = counter.sources().note_empty_read(done, || counter.waker()),
         }
     }
 }

@@ -53,6 +53,9 @@ pub(crate) trait AnyCell: Driver {
     /// Whether the endpoint is linked with another one of this host. A call of the client.
     fn has_near_peer(&self) -> bool;
 
+    /// Whether a tagged receive is posted or an operation is under way. A call of the client.
+    fn is_waiting(&self) -> bool;
+
     /// Adds the endpoint's last traffic to the report of the process, unless a thread is inside the endpoint.
     fn finish_report(&self);
 
@@ -166,6 +169,10 @@ impl<D: Device> AnyCell for EndpointCell<D> {
 
     fn has_near_peer(&self) -> bool {
         self.state.lock().engine.as_deref().is_some_and(Engine::has_near_peer)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.state.lock().engine.as_deref().is_some_and(Engine::is_waiting)
     }
 
     fn finish_report(&self) {

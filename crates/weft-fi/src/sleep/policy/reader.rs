@@ -22,6 +22,22 @@ const READS_BEFORE_NAP: u32 = 2;
 /// Successive empty reads after which the reader naps no more: it then has napped about 64 times without an event.
 const MOST_IDLE: u32 = SPINS + 64 * READS_PER_YIELD;
 
+/// Time without an event after which a reader naps although its core is free.
+const QUIET: Duration = Duration::from_millis(5);
+/// A nap's share of the time since the last event.
+const NAP_SHARE: u32 = 16;
+/// Processor time between two reads up to which a thread is said to wait and to do nothing else. The loops of MPI
+/// libraries take a half to one microsecond.
+const WAITING: Duration = Duration::from_micros(2);
+/// Processor time of a nap itself, and of the cold caches behind it.
+const WAKING: Duration = Duration::from_micros(40);
+/// Successive times that a thread used more, after which it is said to compute. An interrupt may be the cause of one.
+const COMPUTES: u32 = 3;
+/// Reads between two naps.
+pub(crate) const READS_PER_NAP: u32 = 4;
+/// The number of reads that follow a nap, less those after which a reader naps again.
+pub(crate) const SKIPPED_READS: u32 = READS_PER_YIELD - READS_PER_NAP;
+
 /// Whether a reader yields or naps after that many successive empty reads. `patience`: the fewest such reads.
 #[inline(always)]
 pub(crate) fn is_impatient(idle: u32, patience: u32) -> bool {
@@ -67,6 +83,57 @@ impl Contention {
     }
 }
 
+/// The clocks of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Clocks {
+    /// The monotonic clock.
+    pub(crate) now: Duration,
+    /// The processor time that the thread has used.
+    pub(crate) used: Duration,
+}
+
+impl Clocks {
+    /// Time that the thread has spent without a core, from an arbitrary zero.
+    pub(crate) fn without_core(self) -> Duration {
+        self.now.saturating_sub(self.used)
+    }
+}
+
+/// A thread's record of a wait in which it does nothing but read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lull {
+    /// The start of the wait.
+    since: Duration,
+    /// The clocks and the number of empty reads at the last yield or nap.
+    last: Clocks,
+    idle: u32,
+    /// Successive times that the thread used more processor time than for its reads.
+    computed: u32,
+}
+
+impl Lull {
+    /// The record at a yield or before a nap. A thread that computes between its reads starts anew.
+    pub(crate) fn observed(self, idle: u32, clocks: Clocks) -> Self {
+        let reads = idle.wrapping_sub(self.idle);
+        let computes = clocks.used.saturating_sub(self.last.used) > WAITING * reads.min(READS_PER_YIELD) + WAKING;
+        let computed = if computes { self.computed + 1 } else { 0 };
+        let starts = !(1..=READS_PER_YIELD).contains(&reads) || computed >= COMPUTES;
+        let (since, computed) = if starts { (clocks.now, 0) } else { (self.since, computed) };
+        Self { since, last: clocks, idle, computed }
+    }
+
+    /// The length of the next nap. `None`: the wait is too short for one.
+    pub(crate) fn nap(&self, longest: Duration) -> Option<Duration> {
+        let quiet = self.last.now.saturating_sub(self.since);
+        (quiet >= QUIET && !longest.is_zero()).then(|| longest.min(quiet / NAP_SHARE))
+    }
+
+    /// The record after a nap. `idle`: the number of empty reads from then on.
+    pub(crate) fn after_nap(self, has_event: bool, idle: u32, clocks: Clocks) -> Self {
+        Self { since: if has_event { clocks.now } else { self.since }, last: clocks, idle, ..self }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,5 +176,38 @@ mod tests {
         ] {
             assert_eq!(before.wants_nap(idle), wants, "{before:?}, {idle}");
         }
+    }
+
+    #[test]
+    fn a_thread_that_only_reads_naps_after_a_while() {
+        let us = Duration::from_micros;
+        let clocks = |now_us, used_us| Clocks { now: us(now_us), used: us(used_us) };
+        let longest = us(1000);
+        let start = Lull::default().observed(224, clocks(1000, 100));
+        assert_eq!((start.since, start.nap(longest)), (us(1000), None));
+        let waits = start.observed(256, clocks(6000, 200));
+        assert_eq!(
+            (waits.nap(longest), waits.nap(us(100)), waits.nap(us(0))),
+            (Some(us(5000) / 16), Some(us(100)), None)
+        );
+        assert_eq!(waits.observed(288, clocks(60_000, 300)).nap(longest), Some(longest));
+        // Between the reads it has computed, for the third time, or there was an event.
+        let computes = |lull: Lull, time: u64| {
+            let idle = 256 + 32 * u32::try_from(time).unwrap_or_default();
+            lull.observed(idle, clocks(6000 + 100 * time, 200 + 105 * time))
+        };
+        let once = computes(waits, 1);
+        assert!(once.nap(longest).is_some());
+        assert_eq!(computes(computes(once, 2), 3).nap(longest), None);
+        assert_eq!(
+            once.observed(320, clocks(6200, 310)),
+            Lull { since: us(1000), last: clocks(6200, 310), idle: 320, computed: 0 }
+        );
+        assert_eq!(waits.observed(224, clocks(6100, 210)).nap(longest), None);
+        let [quiet, woken] = [false, true].map(|event| waits.after_nap(event, 284, clocks(7000, 210)));
+        assert_eq!(quiet.observed(288, clocks(7010, 215)).nap(longest), Some(us(6010) / 16));
+        assert_eq!(woken.observed(288, clocks(7010, 215)).nap(longest), None);
+        // A nap counts for the next four reads only.
+        assert_eq!(quiet.observed(288, clocks(7010, 210 + 49)).computed, 1);
     }
 }

@@ -23,8 +23,10 @@ const NO_THREAD: usize = 0;
 pub(super) struct Presence {
     /// Number of successive reads that found nothing.
     idle: AtomicU32,
-    /// The thread of the last read, until a check takes the mark.
+    /// The thread of the last read that found nothing, until a check takes the mark.
     reader: AtomicUsize,
+    /// The thread of the last read that found something, until a check takes the mark.
+    taker: AtomicUsize,
     /// The addresses of the endpoints that reads drive. Locked after `PRESENT`.
     cells: Mutex<SmallVec<[usize; 4]>>,
 }
@@ -55,7 +57,7 @@ impl Presence {
     /// A read has found something.
     #[inline]
     pub(super) fn note_read(&self) {
-        self.reader.store(this_thread(), Ordering::Relaxed);
+        self.taker.store(this_thread(), Ordering::Relaxed);
         self.idle.store(0, Ordering::Relaxed);
     }
 
@@ -69,6 +71,27 @@ impl Presence {
         idle
     }
 
+    /// Counts a number of reads that were not made.
+    pub(super) fn skip_reads(&self, reads: u32) -> u32 {
+        let idle = self.idle.load(Ordering::Relaxed).wrapping_add(reads);
+        self.idle.store(idle, Ordering::Relaxed);
+        idle
+    }
+
+    /// Whether the last entry was taken by another thread. That thread may need what a sleep of this one would hold.
+    pub(super) fn is_shared(&self) -> bool {
+        ![NO_THREAD, this_thread()].contains(&self.taker.load(Ordering::Relaxed))
+    }
+
+    /// Whether this thread finds something in another queue or counter.
+    pub(super) fn reader_is_busy_elsewhere(self: &Arc<Self>) -> bool {
+        let me = this_thread();
+        let is_busy = |other: &Self| {
+            other.reader.load(Ordering::Relaxed) == me && other.idle.load(Ordering::Relaxed) < super::SPINS
+        };
+        PRESENT.lock().iter().any(|other| !Arc::ptr_eq(other, self) && is_busy(other))
+    }
+
     /// Whether this thread, since its last check, has read no queue or counter of other endpoints.
     #[cold]
     pub(super) fn reader_reads_nothing_else(self: &Arc<Self>) -> bool {
@@ -76,13 +99,24 @@ impl Presence {
         let me = this_thread();
         let mut alone = true;
         for other in PRESENT.lock().iter().filter(|other| !Arc::ptr_eq(other, self)) {
-            if other.reader.load(Ordering::Relaxed) == me {
+            let marks = [&other.reader, &other.taker].map(|mark| mark.load(Ordering::Relaxed) == me);
+            if marks[0] || marks[1] {
                 other.reader.store(NO_THREAD, Ordering::Relaxed);
+                other.taker.store(NO_THREAD, Ordering::Relaxed);
                 alone &= other.cells.lock().iter().all(|cell| mine.contains(cell));
             }
         }
         alone
     }
+}
+
+/// The number of successive reads in vain of the queues and counters that this thread reads: the least of them.
+pub(crate) fn idle_reads() -> u64 {
+    let me = this_thread();
+    let present = PRESENT.lock();
+    let mine =
+        present.iter().filter(|one| [&one.reader, &one.taker].iter().any(|mark| mark.load(Ordering::Relaxed) == me));
+    mine.map(|one| one.idle.load(Ordering::Relaxed).into()).min().unwrap_or(0)
 }
 
 /// The thread pointer, a number that is unique among existing threads. Reading it takes one instruction. A thread-local
@@ -159,6 +193,24 @@ mod tests {
         assert!(a.reader_reads_nothing_else(), "a closed queue has no reader");
         a.leave();
         other_of_a.leave();
+    }
+
+    #[test]
+    fn another_reader_and_another_queue_are_noticed() {
+        let [a, b] = [(); 2].map(|()| Presence::enter());
+        assert!(!a.is_shared());
+        a.note_read();
+        assert!(!a.is_shared());
+        let there = Arc::clone(&a);
+        assert!(std::thread::spawn(move || there.note_read()).join().is_ok());
+        assert!(a.is_shared());
+        b.note_empty_read(0);
+        assert!(a.reader_is_busy_elsewhere() && !b.reader_is_busy_elsewhere());
+        assert_eq!(idle_reads(), 1);
+        assert_eq!(b.skip_reads(super::super::SPINS), 1 + super::super::SPINS);
+        assert!(!a.reader_is_busy_elsewhere());
+        a.leave();
+        b.leave();
     }
 
     #[test]
