@@ -247,6 +247,14 @@ pub struct Stats {
     pub lock_waits: u64,
     /// The number of rounds in which the thread for automatic progress found work.
     pub thread_rounds: u64,
+    /// The number of dropped datagrams.
+    pub datagrams_dropped: u64,
+    /// The number of short sleeps in reads that do not block.
+    pub naps: u64,
+    /// The number of those that ended without an event.
+    pub fruitless_naps: u64,
+    /// The number of successive reads in vain of the queues that this thread reads: the least of them.
+    pub idle_reads: u64,
 }
 
 /// `struct weft_stats_ops`.

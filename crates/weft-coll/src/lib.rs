@@ -31,6 +31,7 @@ mod completions;
 mod errors;
 mod exports;
 mod groups;
+mod lull;
 mod memory;
 mod mpi;
 mod places;

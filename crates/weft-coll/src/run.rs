@@ -14,6 +14,7 @@ use std::ffi::{c_int, c_void};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -23,6 +24,7 @@ use weft_fi_sys::FI_EAGAIN;
 
 use crate::errors::{Cause, Failure};
 use crate::exports::weft_coll_counts;
+use crate::lull::{self, Lull};
 use crate::mpi::{Handle, SUCCESS, pmpi};
 use crate::plan::{Call, Context, Decision, Member, Staged, decide};
 use crate::pmpi::Pmpi;
@@ -539,18 +541,38 @@ impl Runtime {
     /// Waits until `done` returns true, and lets everything make progress meanwhile.
     pub(crate) fn wait(&self, mut done: impl FnMut() -> bool) {
         let yield_polls = if self.is_crowded { CROWDED_POLLS } else { YIELD_POLLS };
-        self.waits.fetch_add(1, Ordering::AcqRel);
+        let others = self.waits.fetch_add(1, Ordering::AcqRel);
         let mut idle = 0;
+        let mut lull = Lull::default();
         while !done() {
             idle = if self.progress() { 0 } else { idle + 1 };
             if idle % IDLE_POLLS == IDLE_POLLS - 1 {
                 self.idle.progress(&self.pmpi);
+                if idle < IDLE_POLLS {
+                    lull.end();
+                } else if others == 0 && !done() {
+                    self.rest(&mut lull);
+                }
             }
             if idle % yield_polls == yield_polls - 1 {
                 std::thread::yield_now();
             }
         }
         self.waits.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Sleeps once, if the wait is long by now. The next poll ends the parking of the endpoint.
+    fn rest(&self, lull: &mut Lull) {
+        let mut state = self.state.lock();
+        let Some(endpoint) = state.endpoint.as_mut() else { return };
+        let reads = || endpoint.domain().stats().map_or(0, |stats| stats.idle_reads);
+        let Some(time) = lull.sleep(Instant::now(), reads) else { return };
+        if let Some(descriptor) = endpoint.descriptor()
+            && endpoint.park()
+        {
+            drop(state);
+            lull::wait_for(descriptor, time);
+        }
     }
 
     /// Leaves all collectives to the MPI library. An operation may be under way, whose memory therefore stays.

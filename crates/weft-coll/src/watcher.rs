@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use weft_os::{SystemError, Worker};
 
-use crate::run;
+use crate::{lull, run};
 
 /// The interval between two looks at a rank that polls, and the longest sleep in its place.
 const LOOK: Duration = Duration::from_millis(4);
@@ -77,15 +77,7 @@ fn run(ended: &AtomicBool) {
             Next::WhenStarted => thread::park(),
             Next::Later => thread::park_timeout(LOOK),
             Next::Soon => thread::sleep(SOON),
-            Next::WhenReadable(descriptor) => wait_for(descriptor),
+            Next::WhenReadable(descriptor) => lull::wait_for(descriptor, LOOK),
         }
     }
-}
-
-/// Sleeps until the descriptor is readable, for a limited time.
-fn wait_for(descriptor: c_int) {
-    let mut one = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-    let most = c_int::try_from(LOOK.as_millis()).unwrap_or(1);
-    // SAFETY: the structure is a local. The endpoint is open, since its close waits for this thread.
-    unsafe { libc::poll(&raw mut one, 1, most) };
 }
