@@ -35,6 +35,7 @@ mod wire;
 
 pub use api::{Probe, Role};
 pub use engine::stats;
+pub use engine::waits;
 pub use engine::{
     CollectiveOp, ConnEvent, Custom, CustomFn, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Pool,
     PooledReleases, ReleaseGuard,

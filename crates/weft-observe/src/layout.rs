@@ -39,6 +39,15 @@ pub const PEER_BYTES: usize = 256;
 /// Maximum number of rows; further peers have none.
 pub const MAX_PEERS: usize = 1 << 14;
 
+/// Offset of the first row of a wait in bytes. The rows are written together with the endpoint's block.
+pub const WAITS_AT: usize = PEERS_AT + MAX_PEERS * PEER_BYTES;
+/// Length of such a row in bytes.
+pub const WAIT_BYTES: usize = 128;
+/// Maximum number of operations, of receives, and of messages with such rows; further ones have none.
+pub const WAITS_OF_A_KIND: usize = 16;
+/// Number of such rows.
+pub const MAX_WAITS: usize = 3 * WAITS_OF_A_KIND;
+
 /// Offset and length of the version text in the head, in bytes.
 const VERSION_AT: usize = 64;
 const VERSION_BYTES: usize = 16;
@@ -111,6 +120,24 @@ block! {
         tcp_stream_bytes: "Bytes received and sent on such connections so far.",
         kernel_barriers: "Barriers between hosts by FI_WEFT_COLL_URING, performed by the kernel or by polls.",
         mapped_bytes: "Memory that the process has allocated for peers to map (weft_memory), in bytes.",
+        waits: "Rows in use for receives, messages and operations that wait.",
+        wait_words: "Number of words in such a row.",
+    }
+}
+
+block! {
+    /// The row of a receive, a message or an operation that waits.
+    Wait {
+        kind: "0: the row is not in use. 1: a posted receive, 2: a message without a receive, 3: a send, 4: a remote write, 5: a remote read, 6: a remote atomic.",
+        flags: "Bit 0: it has a tag. Bit 1: all parts of the operation have left. Bit 2: a receive from any source.",
+        ip_high: "The upper half of the peer's address, as IPv6.",
+        ip_low: "The lower half of the address.",
+        port: "The peer's port.",
+        id: "The first bytes of the peer's endpoint id.",
+        tag: "The tag.",
+        ignore: "The bits of the tag that a receive ignores.",
+        bytes: "Its length in bytes.",
+        since_ns: "The first publication that showed it, on the clock of the endpoint's publications.",
     }
 }
 
@@ -169,6 +196,7 @@ block! {
 const _: () = assert!(ENDPOINT_AT + (Endpoint::FIELDS.len() + 2) * 8 <= GROUPS_AT);
 const _: () = assert!((Group::FIELDS.len() + 2) * 8 <= GROUP_BYTES);
 const _: () = assert!((Peer::FIELDS.len() + 2) * 8 <= PEER_BYTES);
+const _: () = assert!((Wait::FIELDS.len() + 2) * 8 <= WAIT_BYTES);
 
 fn name([ip_high, ip_low, port, id]: [u64; 4]) -> String {
     let ip = Ipv6Addr::from(u128::from(ip_high) << 64 | u128::from(ip_low)).to_canonical();
@@ -210,6 +238,36 @@ impl Group {
     pub fn awaited_below_64(&self) -> impl Iterator<Item = u32> + use<> {
         let ranks = self.awaited_ranks;
         (0..u64::BITS).filter(move |rank| ranks & (1 << rank) != 0)
+    }
+}
+
+impl Wait {
+    /// The names of the kinds.
+    pub const KINDS: [&str; 7] = ["none", "receive", "message", "send", "write", "read", "atomic"];
+    /// It has a tag.
+    pub const TAGGED: u64 = 1;
+    /// All parts of the operation have left.
+    pub const LEFT: u64 = 2;
+    /// The receive takes messages from any source.
+    pub const ANY: u64 = 4;
+
+    /// The name of the kind.
+    #[must_use]
+    pub fn kind_name(&self) -> &'static str {
+        usize::try_from(self.kind).ok().and_then(|kind| Self::KINDS.get(kind)).copied().unwrap_or("unknown")
+    }
+
+    /// Whether a flag is set.
+    #[must_use]
+    pub const fn has(&self, flag: u64) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// The peer, without counts.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        let Self { ip_high, ip_low, port, id, .. } = *self;
+        Peer { ip_high, ip_low, port, id, ..Peer::default() }
     }
 }
 

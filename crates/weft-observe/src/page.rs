@@ -25,10 +25,11 @@ use weft_engine::collective::Operation;
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
 use weft_engine::stats::{GroupReport, LinkStatus, PeerReport, Report};
+use weft_engine::waits::{WaitKind, WaitReport};
 use weft_nic::{Device, Stats};
 use weft_os::memfile;
 
-use crate::layout::{self, Endpoint, Group, Head, Peer};
+use crate::layout::{self, Endpoint, Group, Head, Peer, Wait};
 
 /// Rounds of progress between two reads of the clock.
 pub const ROUNDS_PER_CHECK: u64 = 256;
@@ -59,6 +60,43 @@ pub struct Page {
     rows: Box<[[u8; layout::PEER_BYTES]]>,
     block: Box<[u8]>,
     reports: Box<[GroupReport]>,
+    waits: Waits,
+}
+
+/// The published waits, and those of the publication before, each with the key of its report.
+struct Waits {
+    now: Vec<(Wait, u64)>,
+    before: Vec<(Wait, u64)>,
+    /// The rows as bytes.
+    bytes: Box<[u8]>,
+}
+
+impl Waits {
+    fn new() -> Self {
+        let rows = || Vec::with_capacity(layout::MAX_WAITS);
+        Self { now: rows(), before: rows(), bytes: vec![0; layout::MAX_WAITS * layout::WAIT_BYTES].into() }
+    }
+
+    /// Takes the waits of an endpoint. Returns whether they differ from those before.
+    fn take<D: Device>(&mut self, engine: &Engine<D>, now_ns: u64) -> bool {
+        std::mem::swap(&mut self.now, &mut self.before);
+        self.now.clear();
+        let Self { now, before, .. } = self;
+        engine.wait_reports(layout::WAITS_OF_A_KIND, |report| {
+            let mut wait = wait(&report, now_ns);
+            let is_same = |(old, key): &&(Wait, u64)| *key == report.key && old.kind == wait.kind;
+            wait.since_ns = before.iter().find(is_same).map_or(now_ns, |(old, _)| old.since_ns);
+            now.push((wait, report.key));
+        });
+        now != before
+    }
+
+    /// The rows as bytes.
+    fn bytes(&mut self, round: u64) -> &[u8] {
+        let places = self.bytes.chunks_exact_mut(layout::WAIT_BYTES);
+        places.zip(&self.now).for_each(|(place, (wait, _))| layout::block(place, round, wait.words()));
+        &self.bytes[..self.now.len() * layout::WAIT_BYTES]
+    }
 }
 
 /// The counters that the engine does not have.
@@ -100,6 +138,7 @@ impl Page {
             rows: vec![[0; layout::PEER_BYTES]; ROWS].into(),
             block: vec![0; layout::PEERS_AT - layout::ENDPOINT_AT].into(),
             reports: vec![GroupReport::default(); layout::MAX_GROUPS].into(),
+            waits: Waits::new(),
         };
         let mut head = Head::ours(owner.as_raw_nonzero().get().unsigned_abs().into());
         if let Some((rank, size)) = known {
@@ -159,6 +198,13 @@ impl Page {
             layout::block(place, self.round, group.words());
             *published = group;
         }
+        if self.waits.take(engine, now_ns) {
+            let written = write(&self.file, self.waits.bytes(self.round), layout::WAITS_AT);
+            if !written {
+                self.waits.now.clear();
+            }
+        }
+        (endpoint.waits, endpoint.wait_words) = (self.waits.now.len() as u64, Wait::FIELDS.len() as u64);
         (endpoint.published_ns, endpoint.opened_ns) = (now_ns, self.opened_ns);
         layout::block(&mut self.block, self.round, endpoint.words());
         self.write(&self.block, layout::ENDPOINT_AT);
@@ -166,10 +212,15 @@ impl Page {
 
     /// Writes bytes at an offset, and returns whether all were written.
     fn write(&self, bytes: &[u8], at: usize) -> bool {
-        let end = (at + bytes.len()) as u64;
-        let written = memfile::check_size_limit(end).and_then(|()| rustix::io::pwrite(&self.file, bytes, at as u64));
-        written == Ok(bytes.len())
+        write(&self.file, bytes, at)
     }
+}
+
+/// Writes bytes at an offset of a file, and returns whether all were written.
+fn write(file: &OwnedFd, bytes: &[u8], at: usize) -> bool {
+    let end = (at + bytes.len()) as u64;
+    let written = memfile::check_size_limit(end).and_then(|()| rustix::io::pwrite(file, bytes, at as u64));
+    written == Ok(bytes.len())
 }
 
 fn name(name: &EpName) -> [u64; 4] {
@@ -240,6 +291,34 @@ fn group(report: &GroupReport, now_ns: u64) -> Group {
         block_bytes: report.block_bytes,
         awaited: report.awaited.into(),
         awaited_ranks: report.awaited_ranks,
+        since_ns: now_ns,
+    }
+}
+
+/// The row of a wait that is seen for the first time.
+fn wait(report: &WaitReport, now_ns: u64) -> Wait {
+    let kind = match report.kind {
+        WaitKind::Receive => 1,
+        WaitKind::Message => 2,
+        WaitKind::Send => 3,
+        WaitKind::Write => 4,
+        WaitKind::Read => 5,
+        WaitKind::Atomic => 6,
+    };
+    let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+    let [ip_high, ip_low, port, id] = report.peer.as_ref().map_or([0; 4], name);
+    Wait {
+        kind,
+        flags: flag(report.tagged, Wait::TAGGED)
+            | flag(report.left, Wait::LEFT)
+            | flag(report.peer.is_none(), Wait::ANY),
+        ip_high,
+        ip_low,
+        port,
+        id,
+        tag: report.tag,
+        ignore: report.ignore,
+        bytes: report.bytes,
         since_ns: now_ns,
     }
 }
@@ -420,6 +499,28 @@ mod tests {
             group(&GroupReport { operation: Some(operation), ..report }, 0).operation_name().replace('_', "")
         });
         assert_eq!(names, Operation::ALL.map(|operation| format!("{operation:?}").to_lowercase()));
+    }
+
+    #[test]
+    fn every_word_of_a_wait_comes_from_its_own_figure() {
+        let report = WaitReport {
+            kind: WaitKind::Send,
+            tagged: true,
+            left: true,
+            peer: Some(peer_name()),
+            tag: 1,
+            ignore: 2,
+            bytes: 3,
+            key: 4,
+        };
+        let found = wait(&report, 5);
+        let Wait { ip_high, ip_low, port, .. } = found;
+        assert_eq!((found.peer().name().as_str(), found.kind_name()), ("10.0.0.7:4711/00000000", "send"));
+        let flags = Wait::TAGGED | Wait::LEFT;
+        let expected = Wait { kind: 3, flags, ip_high, ip_low, port, id: 0, tag: 1, ignore: 2, bytes: 3, since_ns: 5 };
+        assert_eq!(found, expected);
+        let any = wait(&WaitReport { kind: WaitKind::Receive, peer: None, tagged: false, left: false, ..report }, 5);
+        assert_eq!((any.flags, any.kind_name(), any.port), (Wait::ANY, "receive", 0));
     }
 
     #[test]

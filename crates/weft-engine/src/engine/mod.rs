@@ -37,6 +37,7 @@ mod state;
 pub mod stats;
 mod strangers;
 mod transfer;
+pub mod waits;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
 pub use collective_op::{CollectiveOp, Custom, CustomFn, Elements, GroupId};

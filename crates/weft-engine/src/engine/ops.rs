@@ -675,6 +675,11 @@ impl Outgoing {
         }
     }
 
+    /// All operations, by their numbers.
+    pub(crate) fn all_ops(&self) -> impl Iterator<Item = (u32, &TxOp)> {
+        self.ops.iter_all()
+    }
+
     /// Number of operations that are not complete.
     #[inline]
     pub(crate) fn len(&self) -> usize {
