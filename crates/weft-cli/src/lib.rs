@@ -82,6 +82,7 @@ enum Command {
         prometheus: bool,
     },
     Top(stat::TopOptions),
+    Why(stat::WhyOptions),
     /// Prints a man page, in roff.
     Man {
         /// The page: fi_weft(7), or weft(1).
@@ -161,6 +162,7 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
         Command::Stat { pid, prometheus: true, .. } => out.write_all(stat::prometheus(*pid)?.as_bytes())?,
         Command::Stat { pid, json, .. } => render::print(out, &stat::look(pid.unwrap_or_default())?, *json)?,
         Command::Top(options) => return stat::run_top(options, out),
+        Command::Why(options) => return stat::run_why(options, out),
         Command::Man { page: man::Page::FiWeft } => out.write_all(man::page().as_bytes())?,
         Command::Man { page: man::Page::Weft } => man::write_weft(&Cli::command(), out)?,
         Command::Bench(options) => return bench::run(options, out),

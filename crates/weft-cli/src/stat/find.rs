@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
-use weft_observe::layout::{self, Endpoint, Group, Head, Peer};
+use weft_observe::layout::{self, Endpoint, Group, Head, Peer, Wait};
 
 use super::job;
 use crate::foreign::shown;
@@ -53,12 +53,19 @@ pub(crate) struct Published {
     pub(crate) peers: Vec<Peer>,
     /// Groups with collectives under way.
     pub(crate) groups: Vec<Group>,
+    /// Receives, messages and operations that wait.
+    pub(crate) waits: Vec<Wait>,
 }
 
 impl Published {
     /// Time since the first publication that showed a group's operation.
     pub(crate) fn age_of(&self, group: &Group) -> Duration {
-        self.age + Duration::from_nanos(self.endpoint.published_ns.saturating_sub(group.since_ns))
+        self.age_since(group.since_ns)
+    }
+
+    /// Time since an earlier publication.
+    pub(crate) fn age_since(&self, since_ns: u64) -> Duration {
+        self.age + Duration::from_nanos(self.endpoint.published_ns.saturating_sub(since_ns))
     }
 }
 
@@ -139,6 +146,12 @@ pub(crate) fn all() -> io::Result<Vec<Process>> {
     Ok(found)
 }
 
+/// The state of a process, as /proc names it: `R`, `S`, `T` (stopped), `Z`. `None`: it has ended.
+pub(super) fn process_state(pid: u32) -> Option<char> {
+    let stat = text(Path::new(&format!("/proc/{pid}/stat"))).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
 /// The id of a process in its own namespace.
 fn own_pid(status: &str) -> Option<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
@@ -188,8 +201,18 @@ fn read(file: &OwnedFd) -> Option<(Head, Published)> {
         .map(|words| Group::from_words(&words))
         .filter(|group| group.members > 0)
         .collect();
+    let waits = waits(file, &endpoint);
     let age = Duration::from_nanos(now_ns().saturating_sub(endpoint.published_ns));
-    Some((head, Published { endpoint, age, peers, groups }))
+    Some((head, Published { endpoint, age, peers, groups, waits }))
+}
+
+/// The rows of waits that an endpoint claims.
+fn waits(file: &OwnedFd, endpoint: &Endpoint) -> Vec<Wait> {
+    let most = |claimed: u64, most: usize| usize::try_from(claimed).unwrap_or(usize::MAX).min(most);
+    let words = most(endpoint.wait_words, layout::WAIT_BYTES / 8 - 2);
+    let rows =
+        (0..most(endpoint.waits, layout::MAX_WAITS)).map(|number| layout::WAITS_AT + number * layout::WAIT_BYTES);
+    rows.filter_map(|at| block(file, at, words)).map(|words| Wait::from_words(&words)).collect()
 }
 
 fn block(file: &OwnedFd, at: usize, words: usize) -> Option<Vec<u64>> {

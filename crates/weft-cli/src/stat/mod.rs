@@ -1,4 +1,5 @@
-//! `weft stat PID` shows the counters of a process's endpoints; `top` shows all processes with their rates.
+//! `weft stat PID` shows the counters of a process's endpoints; `top` shows all processes with their rates, and `why`
+//! tells for which ranks the ranks of a job wait.
 //! `prometheus` writes them for scrapers.
 //!
 //! Place in the data flow: reads the files that `weft_observe::Page` has written. Nothing here stops, wakes or
@@ -10,6 +11,7 @@ mod names;
 mod prometheus;
 mod sample;
 mod top;
+mod why;
 
 use std::fmt::Write as _;
 use std::io;
@@ -26,6 +28,7 @@ use sample::has_counts;
 pub(crate) use job::is_launcher;
 pub(crate) use prometheus::look as prometheus;
 pub(crate) use top::{Options as TopOptions, run as run_top};
+pub(crate) use why::{Options as WhyOptions, run as run_why};
 
 /// The result of `weft stat`.
 pub(crate) struct Stat {
@@ -68,6 +71,8 @@ pub(crate) const PUBLISHED_OTHERWISE: &[&str] = &[
     "operation",
     "awaited_ranks",
     "since_ns",
+    "waits",
+    "wait_words",
 ];
 
 fn counters(fields: &[(&str, &str)], words: impl Iterator<Item = u64>) -> Map<String, Value> {
@@ -135,7 +140,7 @@ fn awaited(group: &Group) -> String {
 }
 
 fn endpoint_json(published: &Published, names: &Names) -> Value {
-    let Published { endpoint, age, peers, groups } = published;
+    let Published { endpoint, age, peers, groups, .. } = published;
     let ms = |ns: u64| ns / 1_000_000;
     let mut map = counters(Endpoint::FIELDS, endpoint.words());
     map.insert("name".into(), endpoint.name().into());
@@ -280,7 +285,7 @@ mod tests {
         let peer = Peer { state: 2, messages_sent: 5, address: u64::MAX, ..Peer::default() };
         let empty = Peer { address: 1, ..Peer::default() };
         let published =
-            Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, empty], groups: vec![] };
+            Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, empty], ..Published::default() };
         let process = Process { pid: 9, command: "a.out".into(), endpoints: vec![published], ..Process::default() };
         Stat { process, names: Names::default() }
     }

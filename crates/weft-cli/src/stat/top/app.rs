@@ -10,8 +10,8 @@ use weft_observe::layout::{Endpoint, Peer};
 use super::super::find::Process;
 use super::super::names::Names;
 use super::super::sample::{self, EndpointId, Link, Look, Rates, Row};
-use super::super::{PUBLISHED_OTHERWISE, is_bytes};
-use super::table::{self, COLLECTIVES, COUNTERS, Cell, Head, Id, Line, PEERS, PROCESSES, Sort, TREND};
+use super::super::{PUBLISHED_OTHERWISE, is_bytes, why};
+use super::table::{self, COLLECTIVES, COUNTERS, Cell, Head, Id, Line, PEERS, PROCESSES, Sort, TREND, WAITS};
 use crate::render;
 
 /// Rates that are kept for the histories.
@@ -27,6 +27,8 @@ pub(crate) enum View {
     Peers(u32),
     /// The collectives under way of all processes.
     Collectives,
+    /// What the ranks of all jobs wait for.
+    Waits,
     /// The counters of a process's endpoints.
     Endpoints(u32),
     /// The counters of one link.
@@ -98,7 +100,7 @@ pub(crate) struct App {
     links: BTreeMap<(EndpointId, usize), VecDeque<f64>>,
     /// The open pages; the last one is shown.
     pages: Vec<Page>,
-    sorts: [Sort; 4],
+    sorts: [Sort; 5],
     filter: String,
     mode: Mode,
     grouping: Grouping,
@@ -120,7 +122,7 @@ impl App {
             processes: HashMap::new(),
             links: BTreeMap::new(),
             pages: vec![Page { view: View::Processes, selected: None }],
-            sorts: [Sort { column: 0, descending: false }; 4],
+            sorts: [Sort { column: 0, descending: false }; 5],
             filter: String::new(),
             mode: Mode::Table,
             grouping: Grouping::None,
@@ -131,6 +133,8 @@ impl App {
         };
         // Counters keep the order in which they are published.
         this.sorts[3].column = COUNTERS.len();
+        // Ranks keep the order of jobs and ranks.
+        this.sorts[4].column = WAITS.len();
         this.take(first);
         this
     }
@@ -159,7 +163,7 @@ impl App {
     /// The process whose page is open.
     pub(crate) fn process(&self) -> Option<u32> {
         match *self.view() {
-            View::Processes | View::Collectives => None,
+            View::Processes | View::Collectives | View::Waits => None,
             View::Peers(pid) | View::Endpoints(pid) | View::Link(pid, ..) => Some(pid),
         }
     }
@@ -175,6 +179,7 @@ impl App {
             View::Processes => self.process_lines(),
             View::Peers(pid) => self.peer_lines(pid),
             View::Collectives => self.collective_lines(),
+            View::Waits => self.wait_lines(),
             View::Endpoints(pid) => self.after.0.get(&pid).map(endpoint_lines).unwrap_or_default(),
             View::Link(pid, endpoint, number) => {
                 let link =
@@ -262,6 +267,26 @@ impl App {
         lines.filter(|line| line.matches(&filter)).collect()
     }
 
+    fn wait_lines(&self) -> Vec<Line> {
+        let filter = self.filter.to_lowercase();
+        let jobs = why::jobs(&self.before, &self.after, None);
+        let lines = jobs.iter().enumerate().flat_map(|(job_place, job)| {
+            job.lines().enumerate().map(move |(place, line)| {
+                let cells = vec![
+                    Cell::identifier(line.pid.map(u64::from)),
+                    Cell::identifier(line.rank),
+                    Cell::text(line.state),
+                    Cell::shown(line.since_s, format!("{:.1} s", line.since_s)),
+                    Cell::text(job.name().to_owned()),
+                    Cell::text(line.found),
+                    Cell::text(line.call),
+                ];
+                Line { id: Id::Wait(job_place, place), cells, warns: !line.found.is_empty() }
+            })
+        });
+        lines.filter(|line| line.matches(&filter)).collect()
+    }
+
     pub(crate) fn view(&self) -> &View {
         // The page of processes is never closed.
         self.pages.last().map_or(&View::Processes, |page| &page.view)
@@ -272,6 +297,7 @@ impl App {
             View::Processes => PROCESSES,
             View::Peers(_) => PEERS,
             View::Collectives => COLLECTIVES,
+            View::Waits => WAITS,
             View::Endpoints(_) | View::Link(..) => COUNTERS,
         }
     }
@@ -282,6 +308,7 @@ impl App {
             View::Peers(_) => 1,
             View::Collectives => 2,
             View::Endpoints(_) | View::Link(..) => 3,
+            View::Waits => 4,
         }
     }
 
@@ -378,8 +405,15 @@ impl App {
         }
     }
 
+    /// Opens the waits of all ranks.
+    pub(crate) fn open_waits(&mut self) {
+        if *self.view() != View::Waits {
+            self.push(View::Waits);
+        }
+    }
+
     fn push(&mut self, view: View) {
-        if matches!(view, View::Peers(_) | View::Collectives) {
+        if matches!(view, View::Peers(_) | View::Collectives | View::Waits) {
             self.links.clear();
             self.filter.clear();
         }
@@ -451,7 +485,12 @@ impl App {
     /// The heading of the page: what the lines belong to.
     pub(crate) fn heading(&self) -> String {
         let Some(pid) = self.process() else {
-            return if *self.view() == View::Collectives { "collectives under way" } else { "processes" }.to_owned();
+            let heading = match self.view() {
+                View::Collectives => "collectives under way",
+                View::Waits => "what the ranks wait for",
+                _ => "processes",
+            };
+            return heading.to_owned();
         };
         let Some(row) = self.row(pid) else { return format!("process {pid} has ended, or closed its endpoints") };
         let rank = match (row.rank, row.size) {

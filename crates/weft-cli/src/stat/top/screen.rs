@@ -166,6 +166,7 @@ fn on_table_key(app: &mut App, key: KeyCode, drawn: &Drawn) -> Then {
         KeyCode::Char('g') if *app.view() == View::Processes => app.group_next(),
         KeyCode::Char('e') => app.open_endpoints(),
         KeyCode::Char('c') => app.open_collectives(),
+        KeyCode::Char('w') => app.open_waits(),
         KeyCode::Char('p' | ' ') => app.pause(),
         KeyCode::Char('+') => app.scale_interval(0.5),
         KeyCode::Char('-') => app.scale_interval(2.0),

@@ -83,6 +83,17 @@ pub(crate) const COLLECTIVES: &[Head] = &[
     textual("WAITS FOR RANKS", 15, 0),
 ];
 
+/// The columns of the table of waits.
+pub(crate) const WAITS: &[Head] = &[
+    numeric("PID", 7, 2),
+    numeric("RANK", 4, 0),
+    textual("STATE", 8, 1),
+    numeric("SINCE", 8, 3),
+    textual("JOB", 18, 5),
+    textual("FOUND", 10, 4),
+    textual("CALL", 15, 0),
+];
+
 /// The columns of a table of counters.
 pub(crate) const COUNTERS: &[Head] =
     &[textual("COUNTER", 22, 0), numeric("VALUE", 9, 1), numeric("PER SECOND", 10, 2), textual("MEANING", 10, 0)];
@@ -166,6 +177,8 @@ pub(crate) enum Id {
     Process(u32),
     Peer(EndpointId, usize),
     /// A process, and the number of its group.
+    /// A rank of a job, by the places of both.
+    Wait(usize, usize),
     Collective(u32, usize),
     Counter(usize),
 }

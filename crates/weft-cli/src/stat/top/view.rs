@@ -25,6 +25,7 @@ Enter →                  peers of a process, counters of
                          a link; folds a group
 Esc ←                    back
 e c                      endpoint counters; collectives
+w                        what the ranks wait for, as weft why
 s S                      sort by the next, previous column
 r                        reverse the order
 g                        group by job, host, rank, nothing
@@ -264,7 +265,7 @@ fn draw_keys(buffer: &mut Buffer, area: Rect, app: &App) {
     let text = match (app.mode(), app.view()) {
         (Mode::Filter, _) => format!(" filter: {}▏  Enter: done  Esc: none", app.filter()),
         (_, View::Processes) => {
-            " q quit  ? help  / filter  s sort  g group  Enter peers  e endpoints  c collectives  p pause  r reverse  + - interval"
+            " q quit  ? help  / filter  s sort  g group  Enter peers  e endpoints  c collectives  w waits  p pause  r reverse  + - interval"
                 .into()
         }
         (_, View::Peers(_)) => {
