@@ -8,6 +8,9 @@ use std::path::Path;
 
 use super::super::find::text;
 
+/// A file beside Intel MPI's library, which has the name of MPICH's.
+const OF_INTEL: &str = "libmpi_shm_heap_proxy.so";
+
 /// The library that has made a tag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Library {
@@ -45,14 +48,16 @@ impl Library {
         maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find_map(Self::of_file).unwrap_or_default()
     }
 
-    /// The library in a file. Intel MPI's has a version of its own.
+    /// The library in a file.
     fn of_file(path: &str) -> Option<Self> {
         let name = path.rsplit('/').next().unwrap_or_default();
         let is = |start: &str| name.starts_with(start);
         match name {
             _ if is("libmpi.so.40") => Some(Self::OpenMpi),
-            _ if is("libmpi.so.12.0") || is("libmpi_abi.so.1.0") => Some(Self::Intel),
-            _ if is("libmpi.so.12") || is("libmpich.so.12") || is("libmpi_abi.so.1") => Some(Self::Mpich),
+            _ if is("libmpi.so.12") || is("libmpich.so.12") || is("libmpi_abi.so.1") => {
+                let is_intel = Path::new(path).with_file_name(OF_INTEL).exists();
+                Some(if is_intel { Self::Intel } else { Self::Mpich })
+            }
             _ => None,
         }
     }
@@ -150,7 +155,6 @@ mod tests {
 
     #[test]
     fn libraries_are_known_by_their_files() {
-        assert_eq!(Library::of_file("/v/lib/libmpi.so.12.0.0"), Some(Library::Intel));
         assert_eq!(Library::of_file("/v/lib/libmpi.so.12.5.1"), Some(Library::Mpich));
         assert_eq!(Library::of_file("/v/lib/libmpi.so.40.40.7"), Some(Library::OpenMpi));
         assert_eq!(Library::of_file("/v/lib/libmpifort.so.12"), None);

@@ -70,8 +70,10 @@ fn stopped_and_ended_ranks_are_named() {
         assert_eq!(found(&ranks), [(state.name(), vec![1, 0])]);
     }
     let any = [rank(0, State::Waits, vec![call("receive", Target::Any, 1)]), rank(1, State::Ended, vec![])];
-    assert_eq!(found(&any), [("blocked", vec![0])]);
-    assert!(findings(&any)[0].text.contains("rank 1 has ended"), "{:?}", findings(&any));
+    assert_eq!(found(&any), [("ended", vec![1, 0])]);
+    assert_eq!(findings(&any)[0].text, "rank 1 has ended; rank 0 waits for it");
+    let nothing = [rank(0, State::Computes, vec![]), rank(1, State::Stopped, vec![])];
+    assert_eq!(findings(&nothing)[0].text, "rank 1 is stopped by a signal; no rank is known to wait for it");
 }
 
 #[test]

@@ -201,29 +201,38 @@ fn causes(ranks: &[Rank]) -> Vec<Finding> {
         if matches!(rank.state, State::Waits | State::Active) {
             continue;
         }
+        // Such a rank is named in any case, and receives from any rank may be for it.
+        let is_lost = matches!(rank.state, State::Stopped | State::Ended);
         let mut waiters: Vec<(usize, String)> = Vec::new();
         for (other, waiter) in ranks.iter().enumerate().filter(|(_, other)| other.state == State::Waits) {
             let is_for = |call: &&Call| match &call.target {
                 Target::Rank(to) => *to == place,
                 Target::Ranks(members) => members.contains(&place),
-                Target::Any | Target::Unseen(_) => false,
+                Target::Any => is_lost,
+                Target::Unseen(_) => false,
             };
             if let Some(call) = waiter.calls.iter().find(is_for) {
                 waiters.push((other, sentence(waiter, call, ranks)));
             }
         }
-        if waiters.is_empty() {
+        if waiters.is_empty() && !is_lost {
             continue;
         }
         let since = match rank.state {
             State::Computes => format!(" for {:.1} s", rank.age.as_secs_f64()),
             _ => String::new(),
         };
+        let wait = match waiters.len() {
+            0 => "no rank is known to wait",
+            1 => "waits",
+            _ => "wait",
+        };
         let names: Vec<String> = waiters.iter().map(|(other, _)| ranks[*other].label()).collect();
         found.push(Finding {
             kind: rank.state.name(),
             ranks: std::iter::once(place).chain(waiters.iter().map(|(other, _)| *other)).collect(),
-            text: format!("{} {}{since}; {} wait for it", rank.label(), rank.state.clause(), names.join(", ")),
+            text: format!("{} {}{since}; {} {wait} for it", rank.label(), rank.state.clause(), names.join(", "))
+                .replace(";  ", "; "),
             details: waiters.into_iter().map(|(_, sentence)| sentence).collect(),
         });
     }
