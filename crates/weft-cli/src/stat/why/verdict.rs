@@ -77,7 +77,8 @@ fn blocked(ranks: &[Rank]) -> Vec<bool> {
     }
 }
 
-/// The call by which a blocked rank waits for another blocked one, and that rank. Calls that name their peer come first.
+/// The call by which a blocked rank waits for another blocked one, and that rank. Calls that name their peer come
+/// first.
 fn next<'a>(ranks: &'a [Rank], blocked: &[bool], place: usize) -> Option<(&'a Call, usize)> {
     let rank = &ranks[place];
     let named = |any: bool| rank.calls.iter().filter(move |call| (call.target == Target::Any) == any);
