@@ -93,7 +93,7 @@ unsafe fn extents(tm: Tm, lens: *const usize, offsets: *const usize) -> Vec<Exte
     let lens = unsafe { list(lens, members) };
     // SAFETY: as above.
     let offsets = unsafe { list(offsets, members) };
-    let all: Vec<Extent> = lens.iter().zip(offsets).map(|(&len, &offset)| Extent { offset, len }).collect();
+    let all: Vec<Extent> = lens.iter().zip(offsets).map(|(&len, &offset)| Extent::new(offset, len)).collect();
     if Extent::end(&all).is_none() {
         fatal!("a collective got blocks behind the end of memory; pass offsets and lengths in bytes");
     }
@@ -102,13 +102,13 @@ unsafe fn extents(tm: Tm, lens: *const usize, offsets: *const usize) -> Vec<Exte
 
 /// One block for or of a member, and none for the others.
 fn only(tm: Tm, member: u32, bytes: usize) -> Vec<Extent> {
-    let one = |other| Extent { offset: 0, len: if other == member { bytes } else { 0 } };
+    let one = |other| Extent::new(0, if other == member { bytes } else { 0 });
     (0..tm.team().size()).map(one).collect()
 }
 
 fn start_uneven(tm: Tm, result: *mut c_void, taken: Vec<Extent>, source: *const c_void, given: Vec<Extent>) -> Event {
     let me = tm.team().rank() as usize;
-    let (gives, takes) = (given[me].len, taken[me].len);
+    let (gives, takes) = (given[me].bytes(), taken[me].bytes());
     if gives != takes {
         fatal!(
             "rank {me} of a team gives itself {gives} bytes and takes {takes}; pass the same length on both sides of a collective"
@@ -156,7 +156,7 @@ export! {
     }
 
     fn gexw_Coll_GatherAllvNB(tm: Tm, dest: *mut c_void, lens: *const usize, offsets: *const usize, source: *const c_void, bytes: usize, _flags: u32) -> Event {
-        let given = vec![Extent { offset: 0, len: bytes }; tm.team().size() as usize];
+        let given = vec![Extent::new(0, bytes); tm.team().size() as usize];
         // SAFETY: each member passes lists of one entry for each member.
         start_uneven(tm, dest, unsafe { extents(tm, lens, offsets) }, source, given)
     }

@@ -235,7 +235,7 @@ fn perform_alone(collective: &Collective, input: &Iov, result: &Iov) {
         | Collective::Reduce { to: To::Prefix(Prefix::Exclusive), .. } => {}
         Collective::Uneven { given, taken, .. } => {
             let ([given, ..], [taken, ..]) = (&given[..], &taken[..]) else { return };
-            result.slice(taken.offset, taken.len).copy_from(&input.slice(given.offset, given.len));
+            result.slice(taken.offset(), taken.bytes()).copy_from(&input.slice(given.offset(), given.bytes()));
         }
         Collective::Move { .. } | Collective::Reduce { .. } => result.copy_from(input),
     }

@@ -463,7 +463,7 @@ fn blocks_of_different_lengths_reach_their_members() {
             let one = (0..members).map(|other| {
                 let len = len(other) * ELEMENT;
                 at += len + ELEMENT;
-                Extent { offset: at - len, len }
+                Extent::new(at - len, len)
             });
             one.collect()
         };
@@ -483,15 +483,13 @@ fn blocks_of_different_lengths_reach_their_members() {
         for (me, mut one) in (0..members).zip(run_members((0..members).map(make).collect(), 5)) {
             for (from, at) in (0..members).zip(&lists[me as usize].1) {
                 let given = lists[from as usize].0[me as usize];
-                let wanted: Vec<u64> = (0..at.len / ELEMENT).map(|e| input(from, given.offset / ELEMENT + e)).collect();
-                assert_eq!(one.read(Span { buffer: Buffer::Result, offset: at.offset, len: at.len }), wanted);
+                let wanted: Vec<u64> =
+                    (0..at.bytes() / ELEMENT).map(|e| input(from, given.offset() / ELEMENT + e)).collect();
+                assert_eq!(one.read(Span { buffer: Buffer::Result, offset: at.offset(), len: at.bytes() }), wanted);
             }
         }
     }
-    let short = [Extent { offset: 0, len: 8 }];
+    let short = [Extent::new(0, 8)];
     assert_eq!(compile_uneven(0, &short, &[Extent::default()], Overlap::None), Err(Refusal::NoSuchRank));
-    assert_eq!(
-        compile_uneven(0, &[Extent { offset: usize::MAX, len: 8 }], &short, Overlap::None),
-        Err(Refusal::TooLong)
-    );
+    assert_eq!(compile_uneven(0, &[Extent::new(usize::MAX, 8)], &short, Overlap::None), Err(Refusal::TooLong));
 }

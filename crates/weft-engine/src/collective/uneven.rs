@@ -10,12 +10,29 @@ use super::{Operation, Overlap, Refusal, Request, Schedule, Span};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
     /// Where it begins.
-    pub offset: usize,
-    /// Its length.
-    pub len: usize,
+    offset: usize,
+    len: usize,
 }
 
 impl Extent {
+    /// The block of `len` bytes that begins at `offset`.
+    #[must_use]
+    pub const fn new(offset: usize, len: usize) -> Self {
+        Self { offset, len }
+    }
+
+    /// Where it begins, in bytes.
+    #[must_use]
+    pub const fn offset(self) -> usize {
+        self.offset
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        self.len
+    }
+
     /// The end of the last of some blocks. `None`: it is behind the end of memory.
     #[must_use]
     pub fn end(all: &[Self]) -> Option<usize> {
