@@ -156,7 +156,8 @@ impl Mpi {
     pub(crate) const fn status_bytes(&self) -> usize {
         match self.abi {
             Abi::Mpich => 20,
-            Abi::OpenMpi | Abi::Standard | Abi::Other => 24,
+            Abi::OpenMpi | Abi::Other => 24,
+            Abi::Standard => 32,
         }
     }
 

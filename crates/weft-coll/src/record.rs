@@ -139,7 +139,7 @@ impl Recorder {
         let mut path = file.into_os_string();
         path.push(format!(".{rank}"));
         let [own, all] = [rank, ranks].map(|number| u32::try_from(number).unwrap_or(ANY));
-        let writer = Writer::create(path.as_ref(), Source::Mpi, own, all);
+        let writer = Writer::create(path.as_ref(), own, Source::Mpi, all);
         let writer = writer.inspect_err(|error| {
             let path = PathBuf::from(&path);
             eprintln!("weft-coll: nothing is recorded, since {} cannot be made: {error}", path.display());

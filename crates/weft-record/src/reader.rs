@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_file_is_read_as_it_was_written() {
         let path = std::env::temp_dir().join(format!("weft-record-{}", std::process::id()));
-        let mut writer = Writer::create(&path, Source::Mpi, 1, 6).unwrap();
+        let mut writer = Writer::create(&path, 1, Source::Mpi, 6).unwrap();
         writer.add_members(0, &[0, 1, 2, 3, 4, 5]);
         writer.add_name(3, b"a name of more than sixteen bytes");
         let sent = Event::Send { to: 2, id: 1, bytes: 8, context: 0, tag: 5 };

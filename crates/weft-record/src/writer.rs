@@ -78,7 +78,7 @@ impl Writer {
     ///
     /// # Errors
     /// The system refuses it.
-    pub fn create(path: &Path, source: Source, rank: u32, ranks: u32) -> std::io::Result<Self> {
+    pub fn create(path: &Path, rank: u32, source: Source, ranks: u32) -> std::io::Result<Self> {
         let file = File::create(path)?;
         let buffer = Vec::with_capacity(BUFFER_BYTES + RECORD_BYTES);
         let mut writer = Self { file, buffer, clock: Clock::default(), closed: false };

@@ -8,7 +8,7 @@ use crate::exports::{export, export_large};
 use crate::mpi::{Handle, pmpi};
 
 #[allow(clippy::cast_lossless, clippy::useless_conversion)]
-fn message(count: impl Into<i64>, datatype: Handle, peer: c_int, tag: c_int, comm: Handle) -> Message {
+fn message(count: impl Into<i64>, datatype: Handle, peer: c_int, comm: Handle, tag: c_int) -> Message {
     Message { count: count.into(), datatype, peer, tag, comm }
 }
 
@@ -19,13 +19,13 @@ macro_rules! sends {
             export! {
                 [c_int] $blocking(at: pointer, count: count, datatype: handle, peer: int, tag: int, comm: handle)
                 |library| around(library, |recorder| {
-                    recorder.send(message(count, datatype, peer, tag, comm), null_mut());
+                    recorder.send(message(count, datatype, peer, comm, tag), null_mut());
                 })
             }
             export_large! {
                 $blocking $blocking_c(at: pointer, count: count, datatype: handle, peer: int, tag: int, comm: handle)
                 |library| around(library, |recorder| {
-                    recorder.send(message(count, datatype, peer, tag, comm), null_mut());
+                    recorder.send(message(count, datatype, peer, comm, tag), null_mut());
                 })
             }
         )*
@@ -35,7 +35,7 @@ macro_rules! sends {
                     at: pointer, count: count, datatype: handle, peer: int, tag: int, comm: handle, request: pointer
                 )
                 |library| around(library, |recorder| {
-                    recorder.send(message(count, datatype, peer, tag, comm), request);
+                    recorder.send(message(count, datatype, peer, comm, tag), request);
                 })
             }
             export_large! {
@@ -43,7 +43,7 @@ macro_rules! sends {
                     at: pointer, count: count, datatype: handle, peer: int, tag: int, comm: handle, request: pointer
                 )
                 |library| around(library, |recorder| {
-                    recorder.send(message(count, datatype, peer, tag, comm), request);
+                    recorder.send(message(count, datatype, peer, comm, tag), request);
                 })
             }
         )*
@@ -82,7 +82,7 @@ macro_rules! receives {
                 at: pointer, count: count, datatype: handle, peer: int, tag: int, comm: handle, status: pointer
             )
             |library| if is_on() {
-                receive(message(count, datatype, peer, tag, comm), status, |status| pmpi!(
+                receive(message(count, datatype, peer, comm, tag), status, |status| pmpi!(
                     concat!("P", stringify!($name)),
                     at => *mut c_void, count => $count, datatype => Handle, peer => c_int, tag => c_int,
                     comm => Handle, status => *mut c_void,
@@ -96,7 +96,7 @@ macro_rules! receives {
                 at: pointer, count: count, datatype: handle, peer: int, tag: int, comm: handle, request: pointer
             )
             |library| around(library, |recorder| {
-                recorder.receive(message(count, datatype, peer, tag, comm), request, null());
+                recorder.receive(message(count, datatype, peer, comm, tag), request, null());
             })
         }
     )* };
@@ -132,8 +132,8 @@ export! {
             comm => Handle, status => *mut c_void,
         );
         around(call, |recorder| {
-            let sent = message(sent, sent_type, to, sent_tag, comm);
-            exchanged(recorder, sent, message(count, datatype, source, tag, comm), status);
+            let sent = message(sent, sent_type, to, comm, sent_tag);
+            exchanged(recorder, sent, message(count, datatype, source, comm, tag), status);
         })
     } else {
         library()
@@ -153,8 +153,8 @@ export! {
             source => c_int, tag => c_int, comm => Handle, status => *mut c_void,
         );
         around(call, |recorder| {
-            let sent = message(count, datatype, to, sent_tag, comm);
-            exchanged(recorder, sent, message(count, datatype, source, tag, comm), status);
+            let sent = message(count, datatype, to, comm, sent_tag);
+            exchanged(recorder, sent, message(count, datatype, source, comm, tag), status);
         })
     } else {
         library()

@@ -15,7 +15,7 @@ use weft_observe::identity::Identity;
 
 const PREFIX: &str = "FI_WEFT_";
 /// Variables of libweft-coll.so and of the simulated provider, without the prefix.
-const OTHERS: &[&str] = &["COLL", "COLL_REPORT", "LIBFABRIC", "SIM"];
+const OTHERS: &[&str] = &["COLL", "COLL_REPORT", "LIBFABRIC", "RECORD", "SIM"];
 
 /// A variable that cannot be used as it is set.
 #[derive(Clone, Debug, PartialEq, Eq)]

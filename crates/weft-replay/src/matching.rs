@@ -1,0 +1,105 @@
+//! Sends and receives of all ranks, matched with one another.
+//!
+//! Place in the data flow: [`crate::build()`] and `crate::goal` make the acts of each rank. [`matched`] makes a [`Job`]
+//! of them.
+//!
+//! The n-th send of a rank to another with a key belongs to the n-th receive that has been started there for that rank
+//! with the same key.
+
+use std::collections::VecDeque;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use weft_scale::Step;
+
+use crate::job::{Job, Message, Program};
+
+/// What messages of one pair of ranks are told apart by: a context and a tag.
+pub(crate) type Key = (u64, u64);
+
+/// What a rank does, before its receives are matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// A step that concerns no other rank.
+    Step(Step),
+    /// Starts a send.
+    Send { to: u32, bytes: u64, key: Key },
+    /// Waits for a receive, by its place in [`Acts::receives`].
+    Wait(usize),
+}
+
+/// A receive, in the order in which receives were started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Receive {
+    pub(crate) from: u32,
+    pub(crate) key: Key,
+}
+
+/// All acts of a rank.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Acts {
+    pub(crate) acts: Vec<Act>,
+    pub(crate) receives: Vec<Receive>,
+}
+
+/// Sends by sender, receiver and key: their numbers among all messages of the two, and their lengths.
+type Sent = FxHashMap<(u32, u32, Key), VecDeque<(u32, u64)>>;
+
+/// Matches all receives, and makes the job.
+pub(crate) fn matched(ranks: &[Acts]) -> Job {
+    let mut sent = Sent::default();
+    let mut steps = Vec::with_capacity(ranks.len());
+    for (rank, acts) in (0..).zip(ranks) {
+        let mut numbers = FxHashMap::<u32, u32>::default();
+        let mut own = Vec::with_capacity(acts.acts.len());
+        for act in &acts.acts {
+            if let Act::Send { to, bytes, key } = *act {
+                let number = numbers.entry(to).or_default();
+                own.push(Some(Step::Send { to, number: *number, bytes }));
+                sent.entry((rank, to, key)).or_default().push_back((*number, bytes));
+                *number += 1;
+            } else {
+                own.push(if let Act::Step(step) = *act { Some(step) } else { None });
+            }
+        }
+        steps.push(own);
+    }
+    let mut unmatched = 0;
+    let mut programs = Vec::with_capacity(ranks.len());
+    for ((rank, acts), own) in (0..).zip(ranks).zip(steps) {
+        let mut messages = Vec::new();
+        let ordinals: Vec<Option<u32>> = acts
+            .receives
+            .iter()
+            .map(|&Receive { from, key }| {
+                let (number, bytes) = sent.get_mut(&(from, rank, key))?.pop_front()?;
+                messages.push(Message { from, number, bytes });
+                u32::try_from(messages.len() - 1).ok()
+            })
+            .collect();
+        unmatched += ordinals.iter().filter(|ordinal| ordinal.is_none()).count();
+        let wait = |at: usize| {
+            let (ordinal, from) = (ordinals.get(at).copied().flatten()?, acts.receives.get(at)?.from);
+            Some(Step::Wait { from, ordinal })
+        };
+        let steps = own.into_iter().zip(&acts.acts).filter_map(|(step, act)| match act {
+            Act::Wait(at) => wait(*at),
+            Act::Send { .. } | Act::Step(_) => step,
+        });
+        programs.push(Program { steps: steps.collect(), messages, ..Program::default() });
+    }
+    // Messages that no rank receives are left out, too: the simulation knows no room for them.
+    let surplus: Vec<(u32, u32, u32)> = sent
+        .into_iter()
+        .flat_map(|((from, to, _), rest)| rest.into_iter().map(move |(number, _)| (from, to, number)))
+        .collect();
+    let lost: FxHashSet<_> = surplus.into_iter().collect();
+    for (rank, program) in (0..).zip(&mut programs) {
+        program.steps.retain(|step| match *step {
+            Step::Send { to, number, .. } => !lost.contains(&(rank, to, number)),
+            _ => true,
+        });
+    }
+    let mut job = Job::new(programs);
+    job.unmatched = unmatched + lost.len();
+    job
+}

@@ -1,0 +1,199 @@
+//! Recordings become jobs whose dependencies and times are those of the programs, in every form.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::slice::from_ref;
+
+use weft_engine::collective::{Algorithm, Operation};
+use weft_record::{ANY, Event, Recording, Source};
+use weft_replay::tune::{self, Setting};
+use weft_replay::{Fault, Job, build, goal};
+use weft_scale::profile::{Costs, Path};
+use weft_scale::{Machine, Options, Programs, Step};
+
+/// Latency 1000, both overheads 100, and 1 for each byte, in picoseconds.
+fn costs() -> Costs {
+    let far = Path { send: 100, receive: 100, latency: 1000, byte: 1, ..Path::default() };
+    Costs { ranks_per_host: 1, far, ..Costs::default() }
+}
+
+fn recording(rank: u32, ranks: u32, events: &[(u64, Event)]) -> Recording {
+    let contexts = BTreeMap::from([(0, (0..ranks).collect())]);
+    let (source, names, lasted_ns) = (Source::Mpi, BTreeMap::new(), Some(5));
+    Recording { source, rank, ranks, events: events.to_vec(), contexts, names, lasted_ns }
+}
+
+fn send(to: u32, id: u32, bytes: u64, tag: u32) -> Event {
+    Event::Send { to, id, bytes, context: 0, tag }
+}
+
+fn receive(from: u32, id: u32, tag: u32) -> Event {
+    Event::Receive { from, id, bytes: 1 << 20, context: 0, tag }
+}
+
+const fn wait(id: u32) -> Event {
+    Event::Wait { from: ANY, id, tag: ANY }
+}
+
+fn end_ps(job: &Job) -> u64 {
+    Machine::new(job, &costs(), Options::default()).run(|_, _| ()).unwrap().end_ps
+}
+
+fn no_choice(_: Operation, _: u64, _: u32) -> Option<Algorithm> {
+    None
+}
+
+fn built(recordings: &[Recording]) -> Job {
+    let job = build(recordings, &no_choice).unwrap();
+    assert_eq!(job.unmatched(), 0);
+    job
+}
+
+#[test]
+fn a_wait_depends_on_its_message_and_computation_overlaps() {
+    let ranks = |work_ns| {
+        // The receive is started in front of the computation.
+        let events = [(0, receive(0, 7, 3)), (work_ns, wait(7)), (1, send(0, 0, 0, 9))];
+        let first = [(5, send(1, 0, 8, 3)), (0, receive(1, 0, 9))];
+        built(&[recording(0, 2, &first), recording(1, 2, &events)])
+    };
+    let message = 5000 + 100 + 1000 + 8;
+    let answer = 100 + 1000 + 100 + 1000 + 100;
+    assert_eq!(end_ps(&ranks(1)), message + answer);
+    assert_eq!(end_ps(&ranks(500)), 500_000 + answer);
+}
+
+#[test]
+fn times_follow_from_the_costs() {
+    let ranks = [
+        recording(0, 2, &[(0, send(1, 0, 50, 1)), (0, receive(1, 0, 1))]),
+        recording(1, 2, &[(0, receive(0, 0, 1)), (1, send(0, 0, 50, 1))]),
+    ];
+    // Twice: overhead, latency, bytes, overhead; and one nanosecond of work in between.
+    assert_eq!(end_ps(&built(&ranks)), 2 * (100 + 1000 + 50 + 100) + 1000);
+}
+
+#[test]
+fn a_receive_of_any_source_is_bound_to_the_recorded_message() {
+    let ranks = [
+        recording(
+            0,
+            3,
+            &[
+                (0, receive(ANY, 1, ANY)),
+                (0, receive(ANY, 2, ANY)),
+                (0, Event::Wait { from: 2, id: 1, tag: 6 }),
+                (0, Event::Wait { from: 1, id: 2, tag: 5 }),
+            ],
+        ),
+        recording(1, 3, &[(0, send(0, 0, 8, 5))]),
+        recording(2, 3, &[(90, send(0, 0, 16, 6))]),
+    ];
+    let job = built(&ranks);
+    let waits: Vec<_> = job.steps(0).iter().filter(|step| matches!(step, Step::Wait { .. })).collect();
+    assert_eq!(waits.len(), 2);
+    let first = job.messages(0)[0];
+    assert_eq!((first.from, first.bytes), (2, 16));
+    // The message of rank 2 comes later, and is awaited first.
+    assert_eq!(end_ps(&job), 90_000 + 100 + 1000 + 16 + 100 + 100);
+}
+
+#[test]
+fn collectives_of_overlapping_communicators_are_told_apart() {
+    let barrier = |context| Event::Collective { operation: 0, id: 0, bytes: 0, context, root: 0 };
+    let ranks: Vec<Recording> = (0..4)
+        .map(|rank| {
+            let mut one = recording(rank, 4, &[(0, barrier(0)), (0, barrier(1)), (0, barrier(0))]);
+            one.contexts.insert(1, if rank < 2 { vec![0, 1] } else { vec![2, 3] });
+            one
+        })
+        .collect();
+    let job = built(&ranks);
+    // Two rounds, one round, two rounds.
+    assert_eq!(end_ps(&job), 5 * (100 + 1000 + 100));
+    let dissemination = |_: Operation, _: u64, _: u32| Some(Algorithm::RecursiveDoubling);
+    assert_eq!(end_ps(&build(&ranks, &dissemination).unwrap()), end_ps(&job));
+}
+
+#[test]
+fn a_collective_without_blocking_ends_at_its_wait() {
+    let start = Event::Collective { operation: 3, id: 9, bytes: 8, context: 0, root: 0 };
+    let ranks: Vec<Recording> = (0..2).map(|rank| recording(rank, 2, &[(0, start), (50, wait(9))])).collect();
+    let job = built(&ranks);
+    assert!(end_ps(&job) < 50_000 + 1000, "the computation hides the message");
+}
+
+#[test]
+fn incomplete_jobs_are_refused_and_killed_ranks_are_not() {
+    let [a, b] = [recording(0, 2, &[]), recording(1, 2, &[])];
+    let fault = |recordings: &[Recording]| build(recordings, &no_choice).map(drop).unwrap_err();
+    assert_eq!(fault(&[]), Fault::None);
+    assert_eq!(fault(from_ref(&a)), Fault::Missing(1));
+    assert_eq!(fault(from_ref(&b)), Fault::Missing(0));
+    assert_eq!(fault(&[a.clone(), a.clone()]), Fault::Twice(0));
+    let killed = recording(0, 2, &[(0, receive(1, 0, 1)), (0, send(1, 0, 8, 1))]);
+    let job = build(&[killed, b], &no_choice).unwrap();
+    assert_eq!((job.unmatched(), end_ps(&job)), (2, 0));
+}
+
+#[test]
+fn a_text_of_goal_has_the_time_of_its_job() {
+    let all = Event::Collective { operation: 2, id: 0, bytes: 100, context: 0, root: 0 };
+    let ranks: Vec<Recording> = (0..6)
+        .map(|rank| {
+            let (next, before) = ((rank + 1) % 6, (rank + 5) % 6);
+            let ring = [(3, send(next, 0, 700, 4)), (0, receive(before, 0, 4))];
+            recording(rank, 6, &[(u64::from(rank), all), ring[0], ring[1], (0, all)])
+        })
+        .collect();
+    let mut costs = costs();
+    costs.cpu.copy_byte = 0;
+    let job = built(&ranks);
+    let text = goal::write(&job, &costs);
+    assert!(goal::is_one(&text) && text.contains("\nrank 5 {\nl1: "), "{text}");
+    let again = goal::read(&text).unwrap();
+    assert_eq!(again.ranks(), 6);
+    assert_eq!(goal::write(&again, &costs), text);
+    assert_eq!(end_ps(&again), end_ps(&job));
+}
+
+#[test]
+fn a_graph_is_performed_in_an_order_that_it_allows() {
+    let text = "num_ranks 2\n\nrank 0 {\nl1: send 8b to 1 tag 4\nl2: send 16b to 1 tag 5\nl1 requires l2\n}\n\
+                rank 1 {\na: recv 8b from 0 tag 4 cpu 0\nb: recv 16b from 0 tag 5\nc: calc 7\nc requires b\n\
+                d: calc 9\nd irequires a\n}\n";
+    let job = goal::read(text).unwrap();
+    let sent: Vec<_> =
+        job.steps(0).iter().map(|step| if let Step::Send { bytes, .. } = step { *bytes } else { 0 }).collect();
+    assert_eq!(sent, [16, 8]);
+    let [
+        Step::Wait { ordinal: b, .. },
+        Step::Compute { ps: 7000 },
+        Step::Compute { ps: 9000 },
+        Step::Wait { ordinal: a, .. },
+    ] = *job.steps(1)
+    else {
+        panic!("{:?}", job.steps(1))
+    };
+    assert_eq!([b, a].map(|ordinal| job.messages(1)[ordinal as usize].bytes), [16, 8]);
+    let fault = |text: &str| goal::read(text).map(drop).unwrap_err().to_string();
+    assert!(fault("num_ranks 1\nrank 0 {\nx: sned 8b\n}").starts_with("line 3: `x: sned 8b` is not understood"));
+    assert!(fault("num_ranks 1\nrank 0 {\na: calc 1\nb: calc 1\na requires b\nb requires a\n}").contains("circle"));
+    assert!(fault("num_ranks 9999999999").contains("number of ranks"));
+    assert!(fault("rank 0 {").contains("below num_ranks"));
+}
+
+#[test]
+fn settings_are_ranked_for_a_job() {
+    let reduce = Event::Collective { operation: 3, id: 0, bytes: 1 << 16, context: 0, root: 0 };
+    let ranks: Vec<Recording> = (0..8).map(|rank| recording(rank, 8, &[(0, reduce)])).collect();
+    let costs = costs();
+    let settings = tune::settings(&ranks, &costs);
+    assert!(settings.contains(&Setting::Algorithm(Operation::AllReduce, 1 << 16, Algorithm::RecursiveDoubling)));
+    let rated = tune::rank(&ranks, &costs, &settings).unwrap();
+    assert_eq!(rated.len(), settings.len());
+    let of = |wanted: Setting| rated.iter().position(|one| one.setting == wanted).unwrap();
+    let doubling = of(Setting::Algorithm(Operation::AllReduce, 1 << 16, Algorithm::RecursiveDoubling));
+    assert!(of(Setting::Streams(4)) < of(Setting::Present), "{rated:?}");
+    assert!(of(Setting::Present) < doubling, "doubling moves more bytes: {rated:?}");
+}
