@@ -1,7 +1,7 @@
 //! `weft sim`: jobs on machines that are not at hand, in virtual time.
 //!
-//! Place in the data flow: the commands print what weft-scale predicts from profiles of machines. `faults`, of
-//! `weft-lab` alone, tests the engine itself on weft-sim's fabric.
+//! Place in the data flow: the commands print what weft-scale and weft-replay predict from profiles of machines.
+//! `faults`, of `weft-lab` alone, tests the engine itself on weft-sim's fabric.
 
 mod draw;
 #[cfg(feature = "lab")]
@@ -9,6 +9,7 @@ mod faults;
 mod measure;
 mod paper;
 mod profile;
+mod replay;
 mod scale;
 
 use std::io::{self, Write};
@@ -25,6 +26,8 @@ pub(crate) enum Command {
     Scale(scale::ScaleOptions),
     Profile(profile::ProfileOptions),
     Paper(paper::PaperOptions),
+    Replay(replay::ReplayOptions),
+    Tune(replay::TuneOptions),
     #[cfg(feature = "lab")]
     Faults(faults::FaultOptions),
 }
@@ -35,6 +38,8 @@ pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCod
         Command::Scale(options) => scale::run(options, out)?,
         Command::Profile(options) => profile::run(options, out)?,
         Command::Paper(options) => return paper::run(options, out),
+        Command::Replay(options) => replay::run(options, out)?,
+        Command::Tune(options) => replay::tune(options, out)?,
         #[cfg(feature = "lab")]
         Command::Faults(options) => return faults::run(options, out),
     };

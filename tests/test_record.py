@@ -1,0 +1,48 @@
+"""Recordings of MPI jobs, and their replay on other machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import harness
+import jobs
+import pytest
+import test_coll
+
+RANKS = 4
+WEFT = str(jobs.DIST / "weft")
+
+
+def sim(*arguments: str) -> str:
+    """The output of `weft sim`."""
+    return jobs.run([WEFT, "sim", *arguments], jobs.environment("weft"), 60).check().output
+
+
+@pytest.mark.parametrize("library", test_coll.LIBRARIES)
+def test_a_recorded_job_is_replayed(runner: harness.Runner, library: str, tmp_path: Path) -> None:
+    """Every message and collective of the program is in the recording, each with its partner."""
+    test_coll.need(library)
+    # A sandbox has a /tmp of its own.
+    directory = jobs.TARGET / "tests" / f"record-{library}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    file = str(directory / "job")
+    argv, env = test_coll.line(library, RANKS, [test_coll.program(library, "recorded")], "weft", FI_WEFT_RECORD=file)
+    outcome = runner.run(argv, env, 60).check()
+    assert f"sum {sum(range(RANKS))}\n" in outcome.output, outcome.output[-3000:]
+    found = json.loads(sim("replay", file, "--profile", "ethernet-100g", "--json"))
+    # A ring, three messages to rank 0, a ring, and two rounds each of an allreduce and a barrier.
+    assert (found["ranks"], found["unmatched"], found["messages"]) == (RANKS, 0, RANKS + 3 + RANKS + 4 * RANKS), found
+    # The sleeps are computation, the loop that waits is not.
+    assert 0.05 <= found["computed_s"] <= found["predicted_s"] <= found["recorded_s"] < 5, found
+    goal = tmp_path / "job.goal"
+    assert "trace hash" in sim("replay", file, "--profile", "ethernet-100g", "--goal", str(goal))
+    again = json.loads(sim("replay", str(goal), "--profile", "ethernet-100g", "--json"))
+    assert again["messages"] == found["messages"], again
+    assert again["predicted_s"] == pytest.approx(found["predicted_s"], rel=0.01), again
+    ranking = json.loads(sim("tune", file, "--profile", "ethernet-25g", "--json"))["settings"]
+    shutil.rmtree(directory)
+    times = [setting["predicted_s"] for setting in ranking]
+    assert times == sorted(times) and any(setting["setting"] == "present settings" for setting in ranking), ranking
