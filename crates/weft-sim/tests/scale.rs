@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use weft_engine::api::{Config, Context, Kind, OpFlags, RecvFlags, RecvOp, SendOp};
-use weft_engine::collective::{Next, Operation, Overlap, Request, Run, Task, compile};
+use weft_engine::collective::{Next, Operation, Request, Run, Task, compile};
 use weft_engine::mem::Iov;
+use weft_scale::profile::{Costs, Path};
+use weft_scale::schedule::request;
+use weft_scale::{Collective, Machine, Options};
 use weft_sim::{Buffer, Cluster, FabricConfig, Turn};
 
 /// Ranks that perform one schedule each by tagged messages. Copies and reductions take no time and are left out.
@@ -20,15 +23,8 @@ struct Job {
 
 impl Job {
     fn new(fabric: FabricConfig, ranks: usize, operation: Operation, bytes: usize) -> Self {
-        let request = |rank: usize| Request {
-            operation,
-            rank: u32::try_from(rank).unwrap(),
-            members: u32::try_from(ranks).unwrap(),
-            root: 0,
-            count: bytes,
-            element: 1,
-            overlap: Overlap::None,
-        };
+        let whole = request(operation, u32::try_from(ranks).unwrap(), bytes);
+        let request = |rank: usize| Request { rank: u32::try_from(rank).unwrap(), ..whole };
         let runs = (0..ranks).map(|rank| Run::new(Arc::new(compile(&request(rank)).unwrap()))).collect();
         let mut cluster = Cluster::new(fabric, Config::default(), ranks);
         cluster.set_slow(false);
@@ -103,4 +99,43 @@ fn many_whole_engines_end_a_barrier() {
     assert!(second_ns >= rounds * 1500 && second_ns <= rounds * 1900, "{second_ns} ns");
     let violations = job.cluster.fabric().violations();
     assert!(violations.is_empty(), "{violations:?}");
+}
+
+/// The virtual duration of a collective over costs (level two of the simulation).
+fn over_costs(costs: &Costs, operation: Operation, ranks: u32, bytes: usize) -> u64 {
+    let collective = Collective::compile(request(operation, ranks, bytes), None).unwrap();
+    Machine::new(&collective, costs, Options::default()).run(|_, _| ()).unwrap().end_ps
+}
+
+/// Whole engines and schedules over costs give the same times, once the connections are made, as no credit stalls.
+///
+/// They are equal to the nanosecond where a rank sends one message at a time. Several messages at once share a rank's
+/// device over costs, while each link of the simulated fabric has its own. They then agree within 1 %.
+#[test]
+fn both_levels_of_the_simulation_agree() {
+    let fabric = || FabricConfig { latency_ns: 1500, ps_per_byte: 1000, ..FabricConfig::new(1) };
+    let again = |ranks, operation, bytes| {
+        let mut job = Job::new(fabric(), ranks, operation, bytes);
+        job.perform();
+        job.perform()
+    };
+    // The bytes of a message beside its payload.
+    let head_ns = again(2, Operation::Barrier, 0) - fabric().latency_ns;
+    assert!((8..64).contains(&head_ns), "{head_ns} bytes");
+    let latency = (fabric().latency_ns + head_ns) * 1000;
+    let costs = Costs { ranks_per_host: 1, far: Path { latency, byte: 1000, ..Path::default() }, ..Costs::default() };
+    for ranks in [64, 256, 1024] {
+        for (operation, bytes, equal) in [
+            (Operation::Barrier, 0, true),
+            (Operation::AllReduce, 8, true),
+            (Operation::Broadcast, 8, false),
+            (Operation::Reduce, 8, false),
+        ] {
+            let engines_ps = again(ranks, operation, bytes) * 1000;
+            let costs_ps = over_costs(&costs, operation, u32::try_from(ranks).unwrap(), bytes);
+            let apart = engines_ps.abs_diff(costs_ps);
+            let allowed = if equal { 0 } else { engines_ps / 100 };
+            assert!(apart <= allowed, "{operation:?} of {ranks}: {engines_ps} ps by engines, {costs_ps} ps over costs");
+        }
+    }
 }
