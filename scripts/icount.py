@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Counts the instructions of operations in weft and in libfabric's shm and tcp.
 
-    scripts/icount.py [--json] [--rounds N] [SUBJECT…]   prints a table (subjects: weft-shm weft-tcp shm tcp)
+    scripts/icount.py [--json] [--rounds N] [SUBJECT…]   prints a table (subjects: weft-shm weft-tcp shm tcp weft-scale)
     scripts/icount.py --renew                            writes tests/icount.toml and docs/benchmarking.md
 
 `make icount` and `make icount-baseline` build the program and run this script. docs/benchmarking.md describes
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +42,10 @@ SUBJECTS = {
     "shm": ("shm", {}),
     "tcp": ("tcp", {}),
 }
-WEFT = [name for name, (provider, _) in SUBJECTS.items() if provider == "weft"]
+# The simulation of collectives, `weft sim scale`.
+SCALE = "weft-scale"
+SCALE_RANKS = 65_536
+WEFT = [*(name for name, (provider, _) in SUBJECTS.items() if provider == "weft"), SCALE]
 
 # glibc chooses memcpy and similar functions by the processor's features, most of which valgrind passes on.
 # Without these features it chooses the SSE2 variants, which every x86-64 processor has.
@@ -94,6 +98,8 @@ def host_library() -> Path:
 
 def count(subject: str, rounds: int = ROUNDS) -> dict[str, Count]:
     """Counts every operation of a subject."""
+    if subject == SCALE:
+        return {"event": count_event()}
     provider, variables = SUBJECTS[subject]
     env = jobs.environment(provider, GLIBC_TUNABLES=TUNABLES, LD_BIND_NOW="1", **variables)
     with tempfile.TemporaryDirectory(dir=jobs.TARGET) as directory:
@@ -108,6 +114,24 @@ def count(subject: str, rounds: int = ROUNDS) -> dict[str, Count]:
             totals = *spent(out.with_name(f"{out.name}.{2 * number}")), int(calls)
             result[operation] = Count(*(total / int(times) for total in totals))
         return result
+
+
+def count_event() -> Count:
+    """Counts an event of a simulated barrier: the difference between one barrier and two."""
+
+    def simulated(iterations: int) -> tuple[int, int]:
+        weft = [str(jobs.TARGET / "release" / "weft"), "sim", "scale", "--json", f"--ranks={SCALE_RANKS}"]
+        program = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *weft, f"--iterations={iterations}"]
+        said = jobs.run(program, jobs.environment("weft", GLIBC_TUNABLES=TUNABLES), 2 * TIMEOUT_S).check().output
+        found = [re.search(pattern, said) for pattern in (r"Collected : (\d+)", r'"events": (\d+)')]
+        if None in found:
+            raise RuntimeError(f"{SCALE}: nothing was counted:\n{said}")
+        instructions, events = (int(match[1]) for match in found if match)
+        return instructions, events
+
+    with ThreadPoolExecutor() as pool:
+        one, two = pool.map(simulated, (1, 2))
+    return Count((two[0] - one[0]) / (two[1] - one[1]), 0, 0)
 
 
 def count_all(subjects: list[str], rounds: int = ROUNDS) -> dict[str, dict[str, Count]]:
@@ -189,7 +213,7 @@ def baseline() -> dict:
 
 def renew() -> None:
     """Stores weft's counts in the baseline, and all subjects' counts in the document."""
-    counts = count_all(list(SUBJECTS))
+    counts = count_all([*SUBJECTS, SCALE])
     lines = [
         "# Instructions and system calls of each operation, as described in docs/benchmarking.md. tests/test_icount.py",
         "# compares weft with them. `make icount-baseline` renews them. The commit that changes a count explains the change.",
@@ -204,7 +228,7 @@ def renew() -> None:
     _, end, tail = rest.partition("<!-- end of instruction counts -->\n")
     if not end:
         raise RuntimeError(f"{DOCUMENT} has no marks for the table; restore them")
-    DOCUMENT.write_text(f"{head}{begin}{table(counts)}\n{end}{tail}")
+    DOCUMENT.write_text(f"{head}{begin}{table({name: row for name, row in counts.items() if name != SCALE})}\n{end}{tail}")
 
 
 def table(counts: dict[str, dict[str, Count]]) -> str:
@@ -226,15 +250,16 @@ def cell(one: Count) -> str:
 def main() -> None:
     """Counts, and prints or stores the counts."""
     parser = argparse.ArgumentParser(description="Counts the instructions of operations.")
-    parser.add_argument("subjects", nargs="*", help=f"the subjects to count: {' '.join(SUBJECTS)} (default: all)")
+    parser.add_argument("subjects", nargs="*", help=f"the subjects to count: {' '.join([*SUBJECTS, SCALE])} (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="the number of repetitions of each operation")
     parser.add_argument("--renew", action="store_true", help="write tests/icount.toml and the table in docs/benchmarking.md")
     options = parser.parse_args()
-    subjects = options.subjects or list(SUBJECTS)
-    unknown = [name for name in subjects if name not in SUBJECTS]
+    known = [*SUBJECTS, SCALE]
+    subjects = options.subjects or known
+    unknown = [name for name in subjects if name not in known]
     if unknown:
-        parser.error(f"unknown subject {unknown[0]}; use one of {' '.join(SUBJECTS)}")
+        parser.error(f"unknown subject {unknown[0]}; use one of {' '.join(known)}")
     why_not = refusal()
     if why_not is not None:
         sys.exit(f"icount: {why_not}")
