@@ -1,4 +1,5 @@
-/* Accesses to memory of the host that need no call of the library. Included by gasnetex.h and gasnet_ratomic.h.
+/* Accesses to memory of the host, and events of complete operations, that need no call of the library. Included by
+ * gasnetex.h and gasnet_ratomic.h.
  *
  * A macro takes the place of each function. Where the segment of the rank is mapped and the address lies in it, the
  * access is performed here; otherwise the function is called, which also reports errors. */
@@ -13,7 +14,7 @@ GEX_WEFT_INLINE void *gex_weft_here(gex_TM_t tm, gex_Rank_t rank, const void *ad
   at = (uintptr_t)addr;
   if (!(flags & GEX_FLAG_PEER_SEG_OFFSET)) at -= segment->base;
   if (at > segment->bytes || bytes > segment->bytes - at) return NULL;
-  return (void *)(segment->here + at);
+  return (void *)((uintptr_t)addr + segment->shift);
 }
 
 /* Makes an address of an offset in the own segment. Returns 0 if the segment is not known, or does not have it. */
@@ -87,6 +88,16 @@ GEX_WEFT_INLINE gex_Event_t gex_weft_get_nb(gex_TM_t tm, void *dest, gex_Rank_t 
   return gex_RMA_GetNB(tm, dest, rank, src, bytes, flags);
 }
 
+/* Most events are complete when their operation returns. */
+GEX_WEFT_INLINE int gex_weft_test(gex_Event_t event) {
+  return event == GEX_EVENT_INVALID ? GASNET_OK : gex_Event_Test(event);
+}
+GEX_WEFT_INLINE void gex_weft_wait(gex_Event_t event) {
+  if (event != GEX_EVENT_INVALID) gex_Event_Wait(event);
+}
+
+#define gex_Event_Test(event) gex_weft_test(event)
+#define gex_Event_Wait(event) gex_weft_wait(event)
 #define gex_RMA_PutBlocking(tm, rank, dest, src, bytes, flags) gex_weft_put(tm, rank, dest, src, bytes, flags)
 #define gex_RMA_GetBlocking(tm, dest, rank, src, bytes, flags) gex_weft_get(tm, dest, rank, src, bytes, flags)
 #define gex_RMA_PutNBI(tm, rank, dest, src, bytes, lc, flags) gex_weft_put_nbi(tm, rank, dest, src, bytes, lc, flags)

@@ -23,7 +23,7 @@ extern void gex_System_SetVerboseErrors(int enable);
 typedef struct {
   uintptr_t base; /* the address in the owner's process */
   uintptr_t bytes;
-  uintptr_t here; /* the address in this process */
+  uintptr_t shift; /* the address in this process, less base */
 } gex_weft_segment_t;
 typedef struct {
   gex_TM_t tm;

@@ -51,8 +51,9 @@ pub struct Mapped {
     /// The address in the owner's process.
     base: AtomicUsize,
     bytes: AtomicUsize,
-    /// The address here.
-    here: AtomicUsize,
+    /// The address here, less `base`. A distance serves accesses sooner than an address: it is added to that of the
+    /// client, while the comparisons go on.
+    shift: AtomicUsize,
 }
 
 impl Mapped {
@@ -61,12 +62,12 @@ impl Mapped {
         let Piece { addr, bytes } = piece;
         let at = addr.wrapping_sub(self.base.load(Ordering::Relaxed));
         let room = self.bytes.load(Ordering::Acquire);
-        (at <= room && bytes <= room - at).then(|| self.here.load(Ordering::Relaxed) + at)
+        (at <= room && bytes <= room - at).then(|| addr.wrapping_add(self.shift.load(Ordering::Relaxed)))
     }
 
     fn set(&self, base: usize, here: usize, bytes: usize) {
         self.base.store(base, Ordering::Relaxed);
-        self.here.store(here, Ordering::Relaxed);
+        self.shift.store(here.wrapping_sub(base), Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Release);
     }
 }
@@ -204,10 +205,10 @@ impl Segments {
     pub fn forget(&self, at: Location) {
         let _one = self.mapping.lock();
         let Some(row) = self.row(at) else { return };
-        let (here, bytes) = (row.here.load(Ordering::Relaxed), row.bytes.load(Ordering::Relaxed));
+        let [base, shift, bytes] = [&row.base, &row.shift, &row.bytes].map(|word| word.load(Ordering::Relaxed));
         row.set(0, 0, 0);
         if at.rank != self.rank && bytes > 0 {
-            memory::unmap_part(Piece { addr: here, bytes });
+            memory::unmap_part(Piece { addr: base.wrapping_add(shift), bytes });
         }
     }
 }
