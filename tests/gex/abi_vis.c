@@ -2,7 +2,7 @@
  * events and without, and the GASNet-1 forms. C99 and C++11. */
 #include "job.h"
 
-#define SEGMENT_BYTES ((uintptr_t)1 << 20)
+#define SEGMENT_BYTES ((uintptr_t)1 << 21)
 #define ROWS 12
 #define COLUMNS 9
 
@@ -132,6 +132,39 @@ static void old_forms(void) {
   CHECK(got[COLUMNS + 2] == sent[COLUMNS + 2] && got[COLUMNS + 3] == 0);
 }
 
+/* Pieces of many lengths, which need several messages between hosts. They are 3 bytes apart there, and touch here. */
+#define MANY 300
+#define APART 3
+
+static void many(void) {
+  static unsigned char data[MANY * 1500], back[MANY * 1500], whole[MANY * 1500];
+  gex_Memvec_t local[MANY], far[MANY];
+  char *there = (char *)segment_of(peer) + (SEGMENT_BYTES >> 1) + (size_t)rank * (SEGMENT_BYTES >> 3);
+  size_t i, bytes = 0, extent;
+  for (i = 0; i < MANY; i++) {
+    local[i].gex_addr = data + bytes;
+    far[i].gex_addr = there + bytes + APART * i;
+    local[i].gex_len = far[i].gex_len = i % 4 == 0 ? i * 7 % 1500 : i % 60;
+    bytes += local[i].gex_len;
+  }
+  extent = bytes + APART * MANY;
+  CHECK(extent <= SEGMENT_BYTES >> 3);
+  for (i = 0; i < bytes; i++) data[i] = (unsigned char)(i * 31 + rank + 1);
+  memset(whole, 0, extent);
+  OK(gex_RMA_PutBlocking(tm, peer, there, whole, extent, 0));
+  OK(gex_VIS_VectorPutBlocking(tm, peer, MANY, far, MANY, local, 0));
+  OK(gex_RMA_GetBlocking(tm, whole, peer, there, extent, 0));
+  for (i = 0; i < MANY; i++) {
+    size_t start = (size_t)((char *)far[i].gex_addr - there), end = start + far[i].gex_len;
+    CHECK(!memcmp(whole + start, local[i].gex_addr, far[i].gex_len));
+    CHECK(whole[end] == 0 && whole[end + APART - 1] == 0);
+    local[i].gex_addr = back + ((unsigned char *)local[i].gex_addr - data);
+  }
+  memset(back, 0, bytes);
+  OK(gex_VIS_VectorGetBlocking(tm, MANY, local, peer, MANY, far, 0));
+  CHECK(!memcmp(back, data, bytes));
+}
+
 int main(int argc, char **argv) {
   int round;
   start(&argc, &argv, NULL, 0, SEGMENT_BYTES);
@@ -143,6 +176,7 @@ int main(int argc, char **argv) {
       indexed();
       strided();
       old_forms();
+      if (round < 2) many();
     }
   }
   finish();

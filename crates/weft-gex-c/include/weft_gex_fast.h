@@ -14,7 +14,7 @@ GEX_WEFT_INLINE void *gex_weft_here(gex_TM_t tm, gex_Rank_t rank, const void *ad
   at = (uintptr_t)addr;
   if (!(flags & GEX_FLAG_PEER_SEG_OFFSET)) at -= segment->base;
   if (at > segment->bytes || bytes > segment->bytes - at) return NULL;
-  return (void *)((uintptr_t)addr + segment->shift);
+  return (void *)(segment->base + segment->shift + at);
 }
 
 /* Makes an address of an offset in the own segment. Returns 0 if the segment is not known, or does not have it. */

@@ -25,6 +25,7 @@ use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
 use crate::job::Job;
 use crate::memory::{self, Piece};
 use crate::outside;
+use crate::pack;
 use crate::table::{Location, Place};
 use crate::wait::Pause;
 
@@ -498,7 +499,10 @@ impl ActiveHandler for Handlers {
         let Some(job) = Job::get() else { return };
         let Ok(source) = u32::try_from(source) else { return };
         let Some(arrived) = Arrived::parse(head) else {
-            if take_own(job, head) || outside::take(job, head, body, answer) {
+            if take_own(job, head)
+                || outside::take(job, head, body, answer)
+                || pack::take(job, source, head, body, answer)
+            {
                 return;
             }
             crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");
@@ -531,8 +535,9 @@ impl ActiveHandler for Handlers {
     }
 
     fn lost(&mut self, source: Addr, why: LinkError) {
-        u32::try_from(source).into_iter().for_each(outside::lose);
         let rank = u32::try_from(source).unwrap_or(u32::MAX);
+        outside::lose(rank);
+        pack::lose(rank);
         if Job::get().is_some_and(|job| failure::link_ended(job, rank, why)) {
             return;
         }

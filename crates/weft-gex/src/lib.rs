@@ -54,6 +54,7 @@ pub mod memory;
 #[allow(unsafe_code)]
 pub mod os;
 pub mod outside;
+mod pack;
 pub mod places;
 mod rendezvous;
 pub mod spawn;

@@ -1,13 +1,14 @@
 //! Accesses to several pieces of memory: lists of pieces, and strided arrays.
 //!
 //! Place in the data flow: weft-gex-c makes lists of pieces or [`Strided`] of the client's arguments. Within the
-//! neighbourhood, each piece is copied by the call. Others are accesses of the engine, which the call starts one after
-//! the other, and whose end it awaits.
+//! neighbourhood, each piece is copied by the call. Other short pieces travel together ([`crate::pack`]). Long ones are
+//! accesses of the engine, which the call starts one after the other. The call awaits the end of all.
 
 use crate::event::Slot;
 use crate::far::Access;
 use crate::job::Job;
 use crate::memory::{self, Piece, Way};
+use crate::pack::{self, Pack};
 use crate::table::{Location, Place};
 use crate::wait;
 
@@ -19,7 +20,7 @@ pub fn copy_lists(
     near: impl Iterator<Item = Piece>,
     far: impl Iterator<Item = Piece>,
 ) {
-    let mut flow = Flow { job, at, way, event: None };
+    let mut flow = Flow::new(job, at, way);
     walk(near, far, |near, far, bytes| flow.piece(near, far, bytes));
     flow.finish();
 }
@@ -29,31 +30,47 @@ struct Flow<'a> {
     job: &'a Job,
     at: Location,
     way: Way,
-    /// The event of all pieces that the engine moves.
+    /// The event of all pieces that messages move.
     event: Option<&'static Slot>,
+    pack: Option<Pack>,
 }
 
-impl Flow<'_> {
+impl<'a> Flow<'a> {
+    fn new(job: &'a Job, at: Location, way: Way) -> Self {
+        Self { job, at, way, event: None, pack: None }
+    }
+
     fn piece(&mut self, near: usize, far: usize, bytes: usize) {
         let Self { job, at, way, .. } = *self;
-        if bytes > 0 && job.place(at, Piece { addr: far, bytes }) == Place::Remote {
-            let event = *self.event.get_or_insert_with(Slot::take);
-            event.add();
-            job.start_access(&Access { at, way, local: near, remote: far, bytes }, event, None);
-            return;
+        let there = Piece { addr: far, bytes };
+        if bytes > 0 && job.place(at, there) == Place::Remote {
+            return self.remote(near, there);
         }
         match way {
             Way::Put => job.put(at, far, Piece { addr: near, bytes }),
-            Way::Get => job.get_from(at, Piece { addr: far, bytes }, near),
+            Way::Get => job.get_from(at, there, near),
         }
     }
 
-    /// Waits for all pieces.
-    fn finish(self) {
-        if let Some(event) = self.event {
-            event.complete();
-            wait::until(self.job, || event.test());
+    /// A piece that lies in a segment of another neighbourhood.
+    fn remote(&mut self, near: usize, far: Piece) {
+        let Self { job, at, way, .. } = *self;
+        let event = *self.event.get_or_insert_with(Slot::take);
+        if far.bytes <= pack::MOST_BYTES {
+            return self.pack.get_or_insert_with(|| Pack::new(at, way)).add(job, event, near, far);
         }
+        event.add();
+        job.start_access(&Access { at, way, local: near, remote: far.addr, bytes: far.bytes }, event, None);
+    }
+
+    /// Waits for all pieces.
+    fn finish(mut self) {
+        let Some(event) = self.event else { return };
+        if let Some(pack) = &mut self.pack {
+            pack.send(self.job, event);
+        }
+        event.complete();
+        wait::until(self.job, || event.test());
     }
 }
 
@@ -117,26 +134,33 @@ impl Strided<'_> {
         if self.bytes == 0 || self.counts.contains(&0) {
             return;
         }
-        let far = extent(self.far_strides, self.counts, self.bytes).and_then(|(first, last)| {
-            let start = self.far.checked_add_signed(first)?;
-            match job.place(at, Piece { addr: start, bytes: last.abs_diff(first) }) {
-                Place::Here(here) => here.checked_add_signed(-first),
-                _ => None,
-            }
-        });
-        match (far, way) {
-            (Some(far), Way::Put) => {
+        match (self.place(job, at), way) {
+            (Place::Here(far), Way::Put) => {
                 self.each(far, |near, far| memory::copy_at(far, Piece { addr: near, bytes: self.bytes }))
             }
-            (Some(far), Way::Get) => {
+            (Place::Here(far), Way::Get) => {
                 self.each(far, |near, far| memory::copy_at(near, Piece { addr: far, bytes: self.bytes }))
             }
-            // The memory is not mapped here, or the arguments are wrong: each piece finds out.
-            (None, _) => {
-                let mut flow = Flow { job, at, way, event: None };
-                self.each(self.far, |near, far| flow.piece(near, far, self.bytes));
+            (place, _) => {
+                let mut flow = Flow::new(job, at, way);
+                let bytes = self.bytes;
+                match place {
+                    Place::Remote => self.each(self.far, |near, far| flow.remote(near, Piece { addr: far, bytes })),
+                    // The memory is not mapped here, or the arguments are wrong: each piece finds out.
+                    _ => self.each(self.far, |near, far| flow.piece(near, far, bytes)),
+                }
                 flow.finish();
             }
+        }
+    }
+
+    /// The place of the first element, if all lie in one segment.
+    fn place(&self, job: &Job, at: Location) -> Place {
+        let Some((first, last)) = extent(self.far_strides, self.counts, self.bytes) else { return Place::Nowhere };
+        let Some(start) = self.far.checked_add_signed(first) else { return Place::Nowhere };
+        match job.place(at, Piece { addr: start, bytes: last.abs_diff(first) }) {
+            Place::Here(here) => here.checked_add_signed(-first).map_or(Place::Nowhere, Place::Here),
+            other => other,
         }
     }
 
