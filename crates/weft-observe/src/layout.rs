@@ -129,7 +129,7 @@ block! {
     /// The row of a receive, a message or an operation that waits.
     Wait {
         kind: "0: the row is not in use. 1: a posted receive, 2: a message without a receive, 3: a send, 4: a remote write, 5: a remote read, 6: a remote atomic.",
-        flags: "Bit 0: it has a tag. Bit 1: all parts of the operation have left. Bit 2: a receive from any source.",
+        flags: "Bit 0: it has a tag. Bit 2: a receive from any source.",
         ip_high: "The upper half of the peer's address, as IPv6.",
         ip_low: "The lower half of the address.",
         port: "The peer's port.",
@@ -246,8 +246,6 @@ impl Wait {
     pub const KINDS: [&str; 7] = ["none", "receive", "message", "send", "write", "read", "atomic"];
     /// It has a tag.
     pub const TAGGED: u64 = 1;
-    /// All parts of the operation have left.
-    pub const LEFT: u64 = 2;
     /// The receive takes messages from any source.
     pub const ANY: u64 = 4;
 

@@ -84,9 +84,10 @@ impl Waits {
         let Self { now, before, .. } = self;
         engine.wait_reports(layout::WAITS_OF_A_KIND, |report| {
             let mut wait = wait(&report, now_ns);
-            let is_same = |(old, key): &&(Wait, u64)| *key == report.key && old.kind == wait.kind;
+            let (.., known) = report.parts();
+            let is_same = |(old, key): &&(Wait, u64)| *key == known && old.kind == wait.kind;
             wait.since_ns = before.iter().find(is_same).map_or(now_ns, |(old, _)| old.since_ns);
-            now.push((wait, report.key));
+            now.push((wait, known));
         });
         now != before
     }
@@ -297,7 +298,9 @@ fn group(report: &GroupReport, now_ns: u64) -> Group {
 
 /// The row of a wait that is seen for the first time.
 fn wait(report: &WaitReport, now_ns: u64) -> Wait {
-    let kind = match report.kind {
+    let (kind, peer, tag, bytes, _) = report.parts();
+    let tagged = tag.is_some();
+    let kind = match kind {
         WaitKind::Receive => 1,
         WaitKind::Message => 2,
         WaitKind::Send => 3,
@@ -306,19 +309,18 @@ fn wait(report: &WaitReport, now_ns: u64) -> Wait {
         WaitKind::Atomic => 6,
     };
     let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
-    let [ip_high, ip_low, port, id] = report.peer.as_ref().map_or([0; 4], name);
+    let [ip_high, ip_low, port, id] = peer.as_ref().map_or([0; 4], name);
+    let [tag, ignore] = tag.unwrap_or_default();
     Wait {
         kind,
-        flags: flag(report.tagged, Wait::TAGGED)
-            | flag(report.left, Wait::LEFT)
-            | flag(report.peer.is_none(), Wait::ANY),
+        flags: flag(tagged, Wait::TAGGED) | flag(peer.is_none(), Wait::ANY),
         ip_high,
         ip_low,
         port,
         id,
-        tag: report.tag,
-        ignore: report.ignore,
-        bytes: report.bytes,
+        tag,
+        ignore,
+        bytes,
         since_ns: now_ns,
     }
 }
@@ -503,23 +505,14 @@ mod tests {
 
     #[test]
     fn every_word_of_a_wait_comes_from_its_own_figure() {
-        let report = WaitReport {
-            kind: WaitKind::Send,
-            tagged: true,
-            left: true,
-            peer: Some(peer_name()),
-            tag: 1,
-            ignore: 2,
-            bytes: 3,
-            key: 4,
-        };
+        let report = WaitReport::new(WaitKind::Send, Some(peer_name()), Some([1, 2]), 3, 4);
         let found = wait(&report, 5);
         let Wait { ip_high, ip_low, port, .. } = found;
         assert_eq!((found.peer().name().as_str(), found.kind_name()), ("10.0.0.7:4711/00000000", "send"));
-        let flags = Wait::TAGGED | Wait::LEFT;
+        let flags = Wait::TAGGED;
         let expected = Wait { kind: 3, flags, ip_high, ip_low, port, id: 0, tag: 1, ignore: 2, bytes: 3, since_ns: 5 };
         assert_eq!(found, expected);
-        let any = wait(&WaitReport { kind: WaitKind::Receive, peer: None, tagged: false, left: false, ..report }, 5);
+        let any = wait(&WaitReport::new(WaitKind::Receive, None, None, 3, 4), 5);
         assert_eq!((any.flags, any.kind_name(), any.port), (Wait::ANY, "receive", 0));
     }
 

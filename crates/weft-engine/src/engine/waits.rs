@@ -35,22 +35,30 @@ pub enum WaitKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitReport {
     /// Its kind.
-    pub kind: WaitKind,
-    /// Whether it has a tag.
-    pub tagged: bool,
-    /// Whether all parts of an operation have left.
-    pub left: bool,
+    kind: WaitKind,
     /// The peer. `None`: any source, or a source that is not known any more.
-    pub peer: Option<EpName>,
-    /// The tag.
-    pub tag: u64,
-    /// The bits of the tag that a receive ignores.
-    pub ignore: u64,
+    peer: Option<EpName>,
+    /// The tag, if it has one, and the bits of it that a receive ignores.
+    tag: Option<[u64; 2]>,
     /// Length in bytes.
-    pub bytes: u64,
+    bytes: u64,
     /// A number by which the wait is recognized in the next report. It changes when messages of the peer have passed
     /// meanwhile.
-    pub key: u64,
+    key: u64,
+}
+
+impl WaitReport {
+    /// A report of these parts.
+    #[must_use]
+    pub const fn new(kind: WaitKind, peer: Option<EpName>, tag: Option<[u64; 2]>, bytes: u64, key: u64) -> Self {
+        Self { kind, peer, tag, bytes, key }
+    }
+
+    /// The kind, the peer, the tag with the ignored bits, the length, and the key.
+    #[must_use]
+    pub const fn parts(&self) -> (WaitKind, Option<EpName>, Option<[u64; 2]>, u64, u64) {
+        (self.kind, self.peer, self.tag, self.bytes, self.key)
+    }
 }
 
 /// Mixes words into one.
@@ -99,11 +107,8 @@ impl<N: Nic> Engine<N> {
         let sent = peer.map_or(0, traffic);
         WaitReport {
             kind,
-            tagged: kind == WaitKind::Send && op.flags().contains(OpFlags::TAGGED),
-            left: op.unsent() == 0,
             peer: peer.map(Peer::name),
-            tag: op.tag(),
-            ignore: 0,
+            tag: (kind == WaitKind::Send && op.flags().contains(OpFlags::TAGGED)).then(|| [op.tag(), 0]),
             bytes: op.len(),
             key: key([number.into(), op.ctx().ptr as u64, op.tag(), sent]),
         }
@@ -118,11 +123,8 @@ impl<N: Nic> Engine<N> {
         };
         WaitReport {
             kind: WaitKind::Receive,
-            tagged: space == Space::Tagged,
-            left: false,
             peer: source.map(Peer::name).or_else(|| peers.book().name(posted.src)),
-            tag: posted.tag,
-            ignore: posted.ignore,
+            tag: (space == Space::Tagged).then_some([posted.tag, posted.ignore]),
             bytes: crate::mem::total_len(&self.state.incoming.matcher(space).buffer(posted)) as u64,
             key: key([posted.src, posted.ctx.ptr as u64, posted.tag, passed]),
         }
@@ -131,11 +133,8 @@ impl<N: Nic> Engine<N> {
     fn message(&self, space: Space, number: u32, message: &Unexpected) -> WaitReport {
         WaitReport {
             kind: WaitKind::Message,
-            tagged: space == Space::Tagged,
-            left: true,
             peer: self.state.peers.get(message.peer()).map(Peer::name),
-            tag: message.tag(),
-            ignore: 0,
+            tag: (space == Space::Tagged).then(|| [message.tag(), 0]),
             bytes: message.len(),
             key: key([number.into(), message.tag(), message.len(), message.peer().place() as u64]),
         }

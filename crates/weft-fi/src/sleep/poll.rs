@@ -96,11 +96,11 @@ thread_local! {
 
 /// The clocks of this thread.
 fn clocks() -> Clocks {
-    let time = |clock| {
+    let time = |clock: ClockId| {
         let at = rustix::time::clock_gettime(clock);
         Duration::new(u64::try_from(at.tv_sec).unwrap_or(0), u32::try_from(at.tv_nsec).unwrap_or(0))
     };
-    Clocks { now: time(ClockId::Monotonic), used: time(ClockId::ThreadCPUTime) }
+    Clocks::read(time)
 }
 
 /// The library that carries the messages between the ranks of this host.

@@ -86,8 +86,6 @@ pub(crate) struct Call {
     /// Tag, and ignored bits, of tagged operations.
     pub(crate) tag: Option<(u64, u64)>,
     pub(crate) bytes: u64,
-    /// Whether an operation has left, and waits for the peer's answer.
-    pub(crate) left: bool,
     pub(crate) since: Duration,
     /// The operation and the members that it waits for, of a collective.
     pub(crate) collective: Option<String>,
@@ -262,7 +260,6 @@ impl Places<'_> {
             target: if wait.has(Wait::ANY) { Target::Any } else { self.target(&wait.peer()) },
             tag: wait.has(Wait::TAGGED).then_some((wait.tag, wait.ignore)),
             bytes: wait.bytes,
-            left: wait.has(Wait::LEFT),
             since: published.age_since(wait.since_ns),
             collective: None,
         }
@@ -287,7 +284,6 @@ impl Places<'_> {
                 },
                 tag: None,
                 bytes: group.block_bytes,
-                left: true,
                 since: published.age_of(group),
                 collective: Some(format!(
                     "weft's {} (number {} of the group), waits for {} {awaited}",

@@ -5,7 +5,7 @@ use super::*;
 
 fn call(kind: &'static str, target: Target, tag: u64) -> Call {
     let tag = Some((tag, 0));
-    Call { kind, target, tag, bytes: 8, left: true, since: Duration::from_secs(2), collective: None }
+    Call { kind, target, tag, bytes: 8, since: Duration::from_secs(2), collective: None }
 }
 
 fn receive(from: usize, tag: u64) -> Call {

@@ -87,12 +87,18 @@ impl Contention {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clocks {
     /// The monotonic clock.
-    pub(crate) now: Duration,
+    now: Duration,
     /// The processor time that the thread has used.
-    pub(crate) used: Duration,
+    used: Duration,
 }
 
 impl Clocks {
+    /// The clocks, each as it is read by `read`.
+    pub(crate) fn read(read: impl Fn(rustix::time::ClockId) -> Duration) -> Self {
+        use rustix::time::ClockId;
+        Self { now: read(ClockId::Monotonic), used: read(ClockId::ThreadCPUTime) }
+    }
+
     /// Time that the thread has spent without a core, from an arbitrary zero.
     pub(crate) fn without_core(self) -> Duration {
         self.now.saturating_sub(self.used)
