@@ -1,10 +1,10 @@
 //! The sleeps of a rank that waits for a collective for some milliseconds.
 //!
-//! Place in the data flow: [`crate::run::Runtime::wait`] polls the provider, and lets the MPI library make progress
-//! from time to time. After a while without an event it sleeps on the endpoint's descriptor between its polls
-//! ([`Lull`]). The provider ends the sleep; the MPI library's work waits for its end. A sleep therefore lasts at
-//! most a sixteenth of the wait, and at most FI_WEFT_NAP_US. The rank sleeps no more for a while when the library's
-//! queue has had events.
+//! Place in the data flow: [`crate::run::Runtime::wait`] polls the provider, and lets the MPI library make
+//! progress from time to time. After a while without an event it sleeps on the endpoint's descriptor between its polls
+//! ([`Lull`]). The provider ends the sleep; the MPI library's work waits for its end. A sleep therefore lasts at most a
+//! sixteenth of the wait, and at most FI_WEFT_NAP_US. The rank sleeps no more for a
+//! while when the library's queue has had events.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;

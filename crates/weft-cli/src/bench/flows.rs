@@ -1,7 +1,7 @@
 //! Plain TCP connections between this host and one that runs `weft bench serve`: whether they pass in both directions,
 //! and what one and several of them carry.
 //!
-//! Place in the data flow: `weft doctor --to` asks through a [`Control`], and the server's part is [`Server`]. weft's
+//! Place in the data flow: `weft doctor --to` asks through a [`Control`], and [`serve`] is the server's part. weft's
 //! endpoints listen at ports that the kernel chooses, so the connections here use such ports as well. The server
 //! connects to the address of its client only.
 

@@ -1,8 +1,8 @@
 //! `weft why`: for which ranks the ranks of a running job wait, and the cause.
 //!
-//! Place in the data flow: two looks at the pages of all processes (`find.rs`) → the ranks of each job (`rank.rs`)
-//! → the findings (`verdict.rs`) → text or JSON. The processes are neither stopped nor asked: they publish what is
-//! pending ten times a second.
+//! Place in the data flow: two looks at the pages of all processes (`find.rs`) → the ranks of each job
+//! (`rank.rs`) → the findings (`verdict.rs`) → text or JSON. The processes are neither stopped nor asked:
+//! they publish what is pending ten times a second.
 
 mod rank;
 mod tag;
@@ -233,7 +233,6 @@ impl Job {
             "tag": parts.map(|parts| parts.tag),
             "communicator": parts.map(|parts| parts.communicator),
             "bytes": call.bytes,
-            "left": call.left,
             "since_s": call.since.as_secs_f64(),
             "text": call_words(call, &self.ranks, rank.library),
         })

@@ -1,9 +1,9 @@
 //! Communicators and tags of MPI in the tags of messages.
 //!
-//! Place in the data flow: a tag of `weft_observe::layout::Wait` → here → the words of `weft why`. MPI libraries
-//! place the number of the communicator, the program's tag and flags of their own in the 64 bits. The layouts are
-//! those of MPICH's device for libfabric, of Intel MPI, and of Open MPI's component `mtl/ofi`. Tags of other
-//! clients are shown as they are.
+//! Place in the data flow: a tag of `weft_observe::layout::Wait` → here → the words of `weft why`. MPI libraries place
+//! the number of the communicator, the program's tag and flags of their own in the 64 bits. The layouts are those of
+//! MPICH's device for libfabric, of Intel MPI, and of Open MPI's component `mtl/ofi`. Tags of other clients are shown
+//! as they are.
 
 use std::path::Path;
 

@@ -77,8 +77,8 @@ fn blocked(ranks: &[Rank]) -> Vec<bool> {
     }
 }
 
-/// The call by which a blocked rank waits for another blocked one, and that rank. Calls that name their peer come
-/// first.
+/// The call by which a blocked rank waits for another blocked one, and that rank. Calls that name
+/// their peer come first.
 fn next<'a>(ranks: &'a [Rank], blocked: &[bool], place: usize) -> Option<(&'a Call, usize)> {
     let rank = &ranks[place];
     let named = |any: bool| rank.calls.iter().filter(move |call| (call.target == Target::Any) == any);
@@ -171,7 +171,7 @@ fn difference(library: Library, receive: &Call, message: &Call) -> Option<String
 fn without_receive(ranks: &[Rank]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (place, rank) in ranks.iter().enumerate() {
-        for call in rank.calls.iter().filter(|call| call.kind == "send" && call.left) {
+        for call in rank.calls.iter().filter(|call| call.kind == "send") {
             let Target::Rank(to) = call.target else { continue };
             let Some(receiver) = ranks.get(to) else { continue };
             let is_there = |message: &&Call| {
