@@ -101,7 +101,8 @@ def test_ranks_end_with_their_terminal(built: dict[tuple[str, str], Path]) -> No
     """A terminal that closes sends SIGHUP to the supervisor, and the whole job ends."""
     terminal, other = pty.openpty()
     job = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", built["hold", "seq"]],
+        # Under nohup, tests inherit that the signal is ignored.
+        ["env", "--default-signal=HUP", "setsid", "--ctty", "--wait", built["hold", "seq"]],
         env=environment(GASNET_PSHM_NODES="3"),
         stdin=other,
         stdout=other,
@@ -118,7 +119,8 @@ def test_ranks_end_with_their_terminal(built: dict[tuple[str, str], Path]) -> No
     while any(is_alive(pid) for pid in processes) and time.monotonic() < deadline:
         time.sleep(0.01)
     left = [pid for pid in processes if is_alive(pid)]
-    job.kill()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
     job.wait(timeout=20)
     assert not left
 
