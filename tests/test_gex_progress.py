@@ -44,3 +44,27 @@ def test_a_setting_that_is_neither_yes_nor_no(runner: harness.Runner, attended: 
     """The program names the variable."""
     outcome = runner.run([str(attended["par"])], clean_environment(GASNET_RCV_THREAD="maybe", GASNET_PSHM_NODES="2"), 30)
     assert "GASNET_RCV_THREAD=maybe is not yes or no" in outcome.output
+
+
+@pytest.fixture(scope="module")
+def with_endpoints(prefix: Path) -> dict[str, Path]:  # noqa: F811
+    """Programs whose endpoints have progress of their own, by name and mode."""
+    wanted = [("own", "seq"), ("own", "par"), ("lanes", "par")]
+    return {f"{name}-{mode}": build(prefix, name, mode) for name, mode in wanted}
+
+
+@pytest.mark.parametrize("reach", REACH)
+@pytest.mark.parametrize("name", ["own-seq", "own-par", "lanes-par"])
+def test_endpoints_with_progress(
+    runner: harness.Runner, prefix: Path, with_endpoints: dict[str, Path], name: str, reach: str  # noqa: F811
+) -> None:
+    """Endpoints have handlers, links and teams of their own, and threads use one each without a lock."""
+    script = 'for n in 1 2 3; do "$1" -n $n "$2" || exit; done'
+    command = ["sh", "-c", script, "sh", str(prefix / "bin/gasnetrun_smp"), str(with_endpoints[name])]
+    each_rank_succeeds(runner.run(command, clean_environment(**REACH[reach]), 90), 1 + 2 + 3)
+
+
+def test_endpoints_beside_a_thread(runner: harness.Runner, with_endpoints: dict[str, Path]) -> None:
+    """The thread that serves peers leaves serial endpoints alone."""
+    env = clean_environment(GASNET_RCV_THREAD="1", GASNET_PSHM_NODES="2")
+    each_rank_succeeds(runner.run([str(with_endpoints["lanes-par"])], env, 60), 2)

@@ -10,6 +10,7 @@
 
 #include "weft_gex_x_after.h"
 #include "weft_gex_x_coll.h"
+#include "weft_gex_x_endpoint.h"
 #include "weft_gex_x_fault.h"
 #include "weft_gex_x_memory.h"
 #include "weft_gex_x_signal.h"

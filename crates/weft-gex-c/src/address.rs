@@ -50,7 +50,7 @@ fn base_of_peer(job: &Job, at: Location, flags: u32) -> usize {
 /// The own endpoint of a team or pair.
 fn own(job: &Job, tm: Tm) -> Location {
     match tm.meaning() {
-        Meaning::Team(_) => Location::new(job.rank(), 0),
+        Meaning::Team(team) => Location::new(job.rank(), team.endpoint()),
         Meaning::Pair { local, .. } => Location::new(job.rank(), local),
     }
 }

@@ -238,7 +238,7 @@ export! {
         let (job, token) = (job(), of(token));
         let value = TokenInfo {
             source: token.source(),
-            ep: EpHandle::of(job.endpoint()),
+            ep: job.endpoint_at(token.endpoint()).map_or(EpHandle::INVALID, EpHandle::of),
             entry: token.entry(),
             is_request: c_int::from(token.is_request()),
             is_long: c_int::from(token.is_long()),

@@ -4,28 +4,58 @@ use std::ffi::{c_int, c_void};
 
 use weft_gex::endpoint;
 use weft_gex::invoke::{self, Entry};
+use weft_gex::own::FLAG_SERIAL;
+use weft_gex::wait::Pause;
 
 use crate::handles::{
     ClientHandle, ERR_BAD_ARG, ERR_RESOURCE, EpHandle, OK, SegmentHandle, Tm, export, failed, job, list, put,
 };
 
-/// The endpoint takes active messages.
-const CAPABILITY_AM: u32 = 1 << 1;
+/// All capabilities.
+const CAPABILITIES: u32 = 31;
+/// Hints for accelerators, which there are none of.
+const FLAG_HINT_ACCEL: u32 = 3;
 
 export! {
     fn gex_EP_Create(ep: *mut EpHandle, _client: ClientHandle, caps: u32, flags: u32) -> c_int {
-        if caps & CAPABILITY_AM != 0 {
-            let why = "further endpoints take no active messages; ask for GEX_EP_CAPABILITY_RMA";
+        let unknown = flags & !(FLAG_HINT_ACCEL | FLAG_SERIAL);
+        if caps == 0 || caps & !CAPABILITIES != 0 || unknown != 0 {
+            let why = "no capability or an unknown one, or an unknown flag; pass GEX_EP_CAPABILITY_… and GEXW_FLAG_EP_SERIAL";
             return failed(ERR_BAD_ARG, "gex_EP_Create", &why);
         }
         match job().add_endpoint(caps, flags) {
-            Some(made) => {
+            Ok(made) => {
                 // SAFETY: the client's pointer is writable.
                 unsafe { put(ep, EpHandle::of(made)) };
                 OK
             }
-            None => failed(ERR_RESOURCE, "gex_EP_Create", &"no endpoint is left; make at most GASNET_MAXEPS"),
+            Err(why) => failed(ERR_RESOURCE, "gex_EP_Create", &why),
         }
+    }
+
+    fn gexw_EP_Poll(ep: EpHandle, _flags: u32) -> c_int {
+        job().poll_by(ep.get().index());
+        OK
+    }
+
+    fn gexw_EP_WaitStep(ep: EpHandle, idle: u32) -> u32 {
+        let mut pause = Pause::after(idle);
+        pause.step_by(job(), ep.get().index());
+        pause.idle()
+    }
+
+    fn gexw_EP_Destroy(ep: EpHandle, flags: u32) -> c_int {
+        let refusal = if ep.is_invalid() || flags != 0 {
+            "no endpoint, or flags, of which none is defined; pass an endpoint and 0"
+        } else if ep.get().index() == 0 {
+            "the first endpoint lives as long as the job; destroy those of gex_EP_Create"
+        } else {
+            job().destroy(ep.get());
+            // SAFETY: the endpoint was leaked when it was made. No table has it, and the client uses it no more.
+            drop(unsafe { Box::from_raw(ep.as_ptr().cast_mut()) });
+            return OK;
+        };
+        failed(ERR_BAD_ARG, "gexw_EP_Destroy", &refusal)
     }
 
     fn gex_EP_RegisterHandlers(ep: EpHandle, table: *mut Entry, count: usize) -> c_int {

@@ -72,6 +72,12 @@ macro_rules! handle {
                 self.0.is_null()
             }
 
+            /// The address of the object, to destroy it.
+            #[allow(dead_code)] // As above.
+            pub(crate) fn as_ptr(self) -> *const $ty {
+                self.0
+            }
+
             /// The handle of an object.
             pub(crate) fn of(object: &'static $ty) -> Self {
                 Self(object)
@@ -162,8 +168,8 @@ impl Tm {
     #[inline(always)]
     pub(crate) fn at(self, job: &Job, rank: u32) -> Location {
         let place = match self.meaning() {
-            Meaning::Team(team) => team.job_rank(rank).map(|rank| Location::new(rank, 0)),
-            Meaning::Pair { remote, .. } => (rank < job.ranks()).then(|| Location::new(rank, remote)),
+            Meaning::Team(team) => team.location(rank),
+            Meaning::Pair { local, remote } => (rank < job.ranks()).then(|| Location::new(rank, remote).used_by(local)),
         };
         match place {
             Some(place) => place,

@@ -5,10 +5,10 @@ use std::ffi::{c_int, c_void};
 use weft_gex::endpoint;
 use weft_gex::fatal;
 use weft_gex::table::Location;
-use weft_gex::team::{Team, Wish};
+use weft_gex::team::{self, Team, Wish};
 
 use crate::address::base;
-use crate::handles::{ClientHandle, EpHandle, Meaning, Tm, export, job, list, put};
+use crate::handles::{ClientHandle, EpHandle, Meaning, Tm, export, job, list, list_mut, put};
 
 /// Flags that ask for the size of memory and make no team.
 const SIZE_QUERIES: u32 = 3;
@@ -66,13 +66,20 @@ fn destroy(tm: Tm, flags: u32) -> Option<[usize; 2]> {
     scratch
 }
 
-/// The color of this rank in the creation of a team from a list of members: the first member of the list, which is the
-/// same number in all its members.
-fn wish_of(job_rank: u32, parent: &Team, members: &[EpLocation]) -> Wish {
-    let key = members.iter().position(|member| parent.job_rank(member.rank) == Some(job_rank));
-    let color = members.first().map_or(0, |member| member.rank);
-    let key = key.and_then(|key| u32::try_from(key).ok());
-    Wish { color, key: key.unwrap_or(0), joins: key.is_some() }
+/// Makes the team of a list of endpoints, for each of them that this rank has.
+fn create(parent: Tm, members: &[EpLocation], flags: u32) -> Vec<Team> {
+    let (job, parent) = (job(), parent.team());
+    let locate = |member: &EpLocation| match parent.job_rank(member.rank) {
+        Some(rank) => Location::new(rank, member.endpoint),
+        None => fatal!("rank {} is not in the parent team; pass ranks below gex_TM_QuerySize", member.rank),
+    };
+    let members: Vec<Location> = members.iter().map(locate).collect();
+    for at in members.iter().filter(|at| at.rank() == job.rank()) {
+        if job.endpoint_at(at.endpoint()).is_none() {
+            fatal!("this rank has no endpoint {}; create it before a team of it", at.endpoint());
+        }
+    }
+    team::of_endpoints(job, parent, &members, flags).unwrap_or_else(|error| fatal!("a team cannot be made: {error}"))
 }
 
 export! {
@@ -96,16 +103,17 @@ export! {
         }
         // SAFETY: the client passes a list of that length.
         let members = if teams == 0 { &[] } else { unsafe { list(members, count) } };
-        if members.iter().any(|member| member.endpoint != 0) || teams > 1 {
-            fatal!("a team of endpoints other than the first of each rank is not supported; pass endpoints of index 0");
+        let made = create(parent, members, flags);
+        if made.len() != teams {
+            fatal!("gex_TM_Create got {} endpoints of this rank for {teams} teams; pass room for one team each", made.len());
         }
+        let rooms = if scratch.is_null() { 0 } else { teams };
         // SAFETY: the client passes one pointer for each team, or null.
-        let first = if scratch.is_null() || teams == 0 { std::ptr::null_mut() } else { unsafe { *scratch } };
-        let wish = wish_of(job().rank(), parent.team(), members);
-        let team = split(parent, wish, scratch_of(first, bytes, flags), flags);
-        if let Some(team) = team {
-            // SAFETY: the client's pointer is writable.
-            unsafe { put(new, Tm::of(team)) };
+        let scratch = unsafe { list(scratch, rooms) };
+        // SAFETY: the client passes room for the teams, and does not use it meanwhile.
+        for (at, (new, team)) in unsafe { list_mut(new, teams) }.iter_mut().zip(made).enumerate() {
+            let memory = scratch.get(at).and_then(|&addr| scratch_of(addr, bytes, flags));
+            *new = Tm::of(Box::leak(Box::new(team.with_scratch(memory))));
         }
         0
     }
@@ -148,7 +156,7 @@ export! {
 
     fn gex_TM_QueryEP(tm: Tm) -> EpHandle {
         match tm.meaning() {
-            Meaning::Team(_) => EpHandle::of(job().endpoint()),
+            Meaning::Team(team) => job().endpoint_at(team.endpoint()).map_or(EpHandle::INVALID, EpHandle::of),
             Meaning::Pair { local, .. } => job().endpoint_at(local).map_or(EpHandle::INVALID, EpHandle::of),
         }
     }

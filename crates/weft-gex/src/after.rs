@@ -27,6 +27,7 @@ use crate::far::{Access, Update};
 use crate::invoke::MAX_ARGS;
 use crate::job::Job;
 use crate::memory::{self, Piece, Way};
+use crate::own::Own;
 use crate::table::{Location, Place};
 
 /// A message with what it refers to.
@@ -119,6 +120,16 @@ impl Act {
                 true
             }
             (Self::Access { .. } | Self::Update(_), None) => true,
+        }
+    }
+
+    /// The number of the own endpoint.
+    fn by(&self) -> u16 {
+        match self {
+            Self::Access { access, .. } => access.at.by(),
+            Self::Update(update) => update.at.by(),
+            Self::Letter(letter) => letter.at.by(),
+            Self::Release(_) => 0,
         }
     }
 
@@ -317,6 +328,9 @@ impl Wait {
 
     /// Leaves an operation, which starts when all events are complete. `event` has been told of it.
     pub fn leave(self, job: &Job, act: Act, event: Option<&'static Slot>) {
+        if job.endpoint_at(act.by()).and_then(|endpoint| endpoint.own()).is_some_and(Own::is_serial) {
+            crate::fatal!("an operation of a serial endpoint waits for others; use another endpoint for it");
+        }
         with_table(|table| {
             if let Some(waiting) = table.waiting.get_mut(&self.number) {
                 waiting.act = Some(act);

@@ -20,6 +20,7 @@ use weft_engine::api::{Addr, Error};
 use weft_engine::nic::LinkError;
 use weft_nic::{Device as _, Devices};
 
+use crate::book::place_of;
 use crate::failure;
 use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
 use crate::job::Job;
@@ -182,7 +183,9 @@ enum ReplyTo<'a> {
 
 /// The token of a handler that runs.
 pub struct Token<'a> {
-    source: u32,
+    source: Location,
+    /// The endpoint that the message has reached.
+    endpoint: u16,
     is_long: bool,
     is_request: bool,
     entry: *const Entry,
@@ -191,21 +194,35 @@ pub struct Token<'a> {
 }
 
 impl Token<'_> {
-    fn new<'a>(source: u32, is_long: bool, entry: *const Entry, reply: ReplyTo<'a>) -> Token<'a> {
+    fn new<'a>(source: Location, is_long: bool, entry: *const Entry, reply: ReplyTo<'a>) -> Token<'a> {
         let is_request = !matches!(reply, ReplyTo::Nothing);
-        Token { source, is_long, is_request, entry, replied: Cell::new(false), reply: RefCell::new(reply) }
+        Token {
+            source,
+            endpoint: source.by(),
+            is_long,
+            is_request,
+            entry,
+            replied: Cell::new(false),
+            reply: RefCell::new(reply),
+        }
     }
 
     /// The token of a reply's handler.
     #[must_use]
     pub fn for_reply(source: u32, entry: *const Entry) -> Self {
-        Self::new(source, false, entry, ReplyTo::Nothing)
+        Self::new(Location::new(source, 0), false, entry, ReplyTo::Nothing)
     }
 
     /// The rank of the sender.
     #[must_use]
     pub fn source(&self) -> u32 {
-        self.source
+        self.source.rank()
+    }
+
+    /// The number of the endpoint that the message has reached.
+    #[must_use]
+    pub fn endpoint(&self) -> u16 {
+        self.endpoint
     }
 
     /// Whether the message is long.
@@ -234,9 +251,9 @@ impl Token<'_> {
         if self.replied.replace(true) {
             crate::fatal!("a handler has replied twice; send one reply to a request");
         }
-        let at = Location::new(self.source, 0);
+        let at = self.source;
         let is_long = matches!(message.kind, Kind::Long { .. });
-        if is_long && message.bytes > max_medium() && !job.places().is_near(self.source) {
+        if is_long && message.bytes > max_medium() && !job.places().is_near(at.rank()) {
             crate::fatal!(
                 "a long reply of {} bytes to another neighbourhood; send at most gex_Token_MaxReplyLong, which is {}",
                 message.bytes,
@@ -251,7 +268,7 @@ impl Token<'_> {
                 let body = body_bytes(message, cargo);
                 answer.put(header.as_bytes(), memory::bytes_at(Piece { addr: message.source, bytes: body }));
             }
-            ReplyTo::Own => run_own(job, message, false),
+            ReplyTo::Own => run_own(job, at.used_by(self.endpoint), message, false),
             ReplyTo::Nothing => {}
         }
     }
@@ -306,7 +323,7 @@ pub enum Patience {
 pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patience) -> bool {
     if at.rank() == job.rank() {
         place_long(job, at, message);
-        run_own(job, message, true);
+        run_own(job, at, message, true);
         return true;
     }
     // The payload of a long message must be in place first, and must not be if the message is refused. Its address is
@@ -329,7 +346,7 @@ pub(crate) fn request_placed(job: &Job, at: Location, message: &Message<'_>) -> 
 /// Sends a short or medium message whose handler is that of a reply, without a request.
 pub fn notify(job: &Job, at: Location, message: &Message<'_>) {
     if at.rank() == job.rank() {
-        return run_own(job, message, false);
+        return run_own(job, at, message, false);
     }
     check_medium(message.bytes);
     let body = Piece { addr: message.source, bytes: message.bytes };
@@ -348,7 +365,7 @@ struct Sending {
 #[cold]
 fn request_long_now(job: &Job, at: Location, message: &Message<'_>) -> bool {
     // Refusing is always allowed: without a link or while another thread is inside, the client tries again.
-    if !job.can_send_now(at.rank()) {
+    if !job.can_send_now(at) {
         return false;
     }
     let cargo = place_long(job, at, message);
@@ -364,7 +381,7 @@ fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending)
     let piece = invoke::message_piece(body);
     let pieces = std::slice::from_ref(&piece);
     let message = ActiveMessage {
-        dest: Addr::from(at.rank()),
+        dest: job.message_address(at),
         reply,
         head: header.as_bytes(),
         body: if body.bytes == 0 { &[] } else { pieces },
@@ -375,8 +392,8 @@ fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending)
     let mut pause = Pause::new();
     loop {
         let sent = match patience {
-            Patience::Wait => job.with_engine(|engine| engine.send_active(&message)),
-            Patience::Immediate => job.try_with_engine(|engine| engine.send_active(&message)),
+            Patience::Wait => job.with_engine_by(at.by(), |engine| engine.send_active(&message)),
+            Patience::Immediate => job.try_with_engine_by(at.by(), |engine| engine.send_active(&message)),
         };
         match sent {
             Some(Ok(())) => return true,
@@ -431,10 +448,11 @@ fn take_own(job: &Job, head: &[u8]) -> bool {
 
 /// Runs the handler of a message to the own rank.
 #[inline(never)]
-fn run_own(job: &Job, message: &Message<'_>, request: bool) {
-    let entry = find(job, message.handler, message.args.len());
+fn run_own(job: &Job, at: Location, message: &Message<'_>, request: bool) {
+    let entry = find(job, at.endpoint(), message.handler, message.args.len());
     let reply = if request { ReplyTo::Own } else { ReplyTo::Nothing };
-    let token = Token::new(job.rank(), matches!(message.kind, Kind::Long { .. }), entry, reply);
+    let source = Location::new(job.rank(), at.by()).used_by(at.endpoint());
+    let token = Token::new(source, matches!(message.kind, Kind::Long { .. }), entry, reply);
     let Some(function) = entry.function else { return };
     match message.kind {
         Kind::Short => invoke::handler(function, &token, None, message.args),
@@ -472,32 +490,42 @@ fn with_copy(bytes: &[u8], work: impl FnOnce(usize)) {
 }
 
 #[inline(always)]
-fn find(job: &Job, index: u8, count: usize) -> &Entry {
-    match job.endpoint().handler(index) {
+fn find(job: &Job, endpoint: u16, index: u8, count: usize) -> &Entry {
+    let found = match endpoint {
+        0 => job.endpoint().handler(index),
+        other => job.endpoint_at(other).and_then(|endpoint| endpoint.handler(index)),
+    };
+    match found {
         Some(entry) if entry.nargs == ANY_ARGS || entry.nargs as usize == count => entry,
-        other => wrong_handler(index, count, other),
+        other => wrong_handler(endpoint, index, count, other),
     }
 }
 
 #[cold]
-fn wrong_handler(index: u8, count: usize, found: Option<&Entry>) -> ! {
+fn wrong_handler(endpoint: u16, index: u8, count: usize, found: Option<&Entry>) -> ! {
     match found {
         Some(entry) => crate::fatal!(
             "handler {index} takes {} arguments and got {count}; send as many as were registered",
             entry.nargs
         ),
-        None => crate::fatal!("no handler has index {index}; register it in all ranks before the first message"),
+        None => crate::fatal!(
+            "no handler of endpoint {endpoint} has index {index}; register it in all ranks before the first message"
+        ),
     }
 }
 
 /// The engine's client: runs handlers.
-pub(crate) struct Handlers;
+pub(crate) struct Handlers {
+    /// The number of the endpoint whose engine this is.
+    pub(crate) endpoint: u16,
+}
 
 impl ActiveHandler for Handlers {
     #[inline]
     fn arrived(&mut self, source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>) {
         let Some(job) = Job::get() else { return };
-        let Ok(source) = u32::try_from(source) else { return };
+        let at = place_of(source).used_by(self.endpoint);
+        let source = at.rank();
         let Some(arrived) = Arrived::parse(head) else {
             if take_own(job, head)
                 || outside::take(job, head, body, answer)
@@ -508,15 +536,15 @@ impl ActiveHandler for Handlers {
             crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");
         };
         let args = &arrived.args[..arrived.count];
-        let entry = find(job, arrived.handler, args.len());
+        let entry = find(job, self.endpoint, arrived.handler, args.len());
         let Some(function) = entry.function else { return };
         let to = if reply { ReplyTo::Nothing } else { ReplyTo::Peer(invoke::for_token(answer)) };
-        let token = Token::new(source, matches!(arrived.kind, Kind::Long { .. }), entry, to);
+        let token = Token::new(at, matches!(arrived.kind, Kind::Long { .. }), entry, to);
         match arrived.kind {
             Kind::Short => invoke::handler(function, &token, None, args),
             Kind::Long { dest } => {
                 if arrived.cargo == Cargo::Aboard {
-                    unload(job, dest, body);
+                    unload(job, self.endpoint, dest, body);
                 }
                 let payload = Piece { addr: dest, bytes: arrived.long_bytes };
                 invoke::handler(function, &token, Some(payload), args);
@@ -552,15 +580,16 @@ impl ActiveHandler for Handlers {
                 | LinkError::Descriptors
         );
         if is_hopeless && Job::get().is_some_and(|job| job.board().exit_code().is_none()) {
-            crate::fatal!("no link to rank {source}: {why}");
+            crate::fatal!("no link to rank {}: {why}", place_of(source).rank());
         }
     }
 }
 
 /// Copies the payload of a long message to its destination.
 #[cold]
-fn unload(job: &Job, dest: usize, body: &[u8]) {
-    let Place::Here(here) = job.place(Location::new(job.rank(), 0), Piece { addr: dest, bytes: body.len() }) else {
+fn unload(job: &Job, endpoint: u16, dest: usize, body: &[u8]) {
+    let Place::Here(here) = job.place(Location::new(job.rank(), endpoint), Piece { addr: dest, bytes: body.len() })
+    else {
         crate::fatal!(
             "a long message of {} bytes to {dest:#x}, which is not in the segment; pass an address of the target's segment",
             body.len()

@@ -113,7 +113,7 @@ impl Bell {
     /// Sleeps until the bell or the device rings, or for a time.
     fn wait(&self, device: Option<RawFd>, time: Duration) {
         let Some(bell) = &self.0 else { return std::thread::sleep(time) };
-        os::wait_any(&[Some(bell.as_raw_fd()), device], time);
+        os::wait_any([bell.as_raw_fd()].into_iter().chain(device), time);
         let _ = rustix::io::read(bell, &mut [0; 8]);
     }
 }

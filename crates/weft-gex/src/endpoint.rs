@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::invoke::{ANY_ARGS, Entry, MAX_ARGS};
+use crate::own::Own;
 
 /// The first index that the client may use, if it does not choose it.
 pub const FIRST_INDEX: u8 = 128;
@@ -118,12 +119,14 @@ pub struct Endpoint {
     handlers: [OnceLock<Entry>; 256],
     segment: OnceLock<&'static Segment>,
     cdata: AtomicPtr<c_void>,
+    /// The engine, if it does not use that of the first endpoint.
+    own: Option<Own>,
 }
 
 impl Endpoint {
     /// An endpoint without handlers and segment.
     #[must_use]
-    pub fn new(index: u16, caps: u32, flags: u32) -> Self {
+    pub fn new(index: u16, caps: u32, flags: u32, own: Option<Own>) -> Self {
         Self {
             index,
             caps,
@@ -131,7 +134,15 @@ impl Endpoint {
             handlers: std::array::from_fn(|_| OnceLock::new()),
             segment: OnceLock::new(),
             cdata: AtomicPtr::default(),
+            own,
         }
+    }
+
+    /// Its own engine.
+    #[inline(always)]
+    #[must_use]
+    pub fn own(&self) -> Option<&Own> {
+        self.own.as_ref()
     }
 
     /// Its number in this rank.
@@ -225,7 +236,7 @@ mod tests {
 
     #[test]
     fn free_indices_are_given_from_above() {
-        let endpoint = Endpoint::new(0, 31, 0);
+        let endpoint = Endpoint::new(0, 31, 0, None);
         let mut table = [entry(0), entry(255), entry(200), entry(0)];
         assert_eq!(endpoint.register(&mut table), Ok(()));
         assert_eq!(table.map(|entry| entry.index), [254, 255, 200, 253]);

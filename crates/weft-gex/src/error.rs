@@ -43,6 +43,9 @@ pub enum Error {
     /// A number of ranks is out of the limits.
     #[error("a job of {0} ranks is not supported; start 1 to {most} ranks", most = crate::board::MAX_RANKS)]
     Ranks(u64),
+    /// The rank has all endpoints that it may have.
+    #[error("no endpoint is left; make at most GASNET_MAXEPS, or destroy one with gexw_EP_Destroy")]
+    Endpoints,
     /// The job's memory file has no room.
     #[error("a segment of {0} bytes does not fit into the job's memory file; ask for less, or raise `ulimit -f`")]
     NoRoom(u64),

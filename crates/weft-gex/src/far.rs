@@ -10,7 +10,7 @@
 //! A put is complete when the target's memory has the data. Short sources are copied by the call.
 
 use weft_engine::amo::{self, Amo, Form};
-use weft_engine::api::{self, Addr, AtomicOp, Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use weft_engine::api::{self, AtomicOp, Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use weft_engine::mem::Iov;
 use weft_engine::nic::Nic as _;
 use weft_engine::ordered_rma_bytes;
@@ -140,7 +140,7 @@ impl Job {
             events: false,
             mapping: None,
         };
-        let added = self.with_engine(|engine| engine.add_region(region.clone()));
+        let added = self.with_engine_by(endpoint, |engine| engine.add_region(region.clone()));
         debug_assert!(added.is_none_or(|added| added.is_ok()), "an endpoint has one segment");
     }
 
@@ -187,7 +187,8 @@ impl Job {
         }
         let iov = [piece(local, bytes)];
         let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
-        let op = RmaOp { dest: Addr::from(at.rank()), iov: &iov, remote: &remote, data: 0, ctx: context(ends), flags };
+        let op =
+            RmaOp { dest: self.access_address(at), iov: &iov, remote: &remote, data: 0, ctx: context(ends), flags };
         self.try_far(at, |engine| match way {
             Way::Put => engine.write(&op),
             Way::Get => engine.read(&RmaOp { flags: OpFlags::empty(), ..op }),
@@ -245,7 +246,7 @@ impl Job {
         let (iov, compare, result) = ([value], [compare], [piece(result, bytes)]);
         let remote = [RmaIov { addr: remote as u64, len: bytes as u64, key: u64::from(at.endpoint()) }];
         let atomic = AtomicOp {
-            dest: Addr::from(at.rank()),
+            dest: self.access_address(at),
             amo,
             iov: &iov,
             compare: &compare,
@@ -273,7 +274,7 @@ impl Job {
 
     /// Starts an operation of the engine if there is a place for it now.
     fn try_far(&self, at: Location, start: impl Fn(&mut RankEngine) -> Result<(), Error>) -> bool {
-        match self.with_engine(&start) {
+        match self.with_engine_by(at.by(), &start) {
             Some(Ok(())) => true,
             Some(Err(Error::Again)) => false,
             None => crate::fatal!("a handler has accessed remote memory; handlers may only reply"),

@@ -5,7 +5,7 @@
 //! rules of handlers say, and does not wait for itself.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
@@ -108,6 +108,42 @@ impl<T> Drop for Leave<'_, T> {
             // SAFETY: `enter` is called with the lock held, and its guard is dropped once.
             unsafe { self.0.lock.unlock() };
         }
+    }
+}
+
+/// A place for an object that lives until the place is cleared.
+pub struct Shelf<T>(AtomicPtr<T>);
+
+impl<T> Shelf<T> {
+    /// An empty place.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// Puts an object there.
+    pub fn set(&self, object: &'static T) {
+        self.0.store(std::ptr::from_ref(object).cast_mut(), Ordering::Release);
+    }
+
+    /// Empties the place.
+    pub fn clear(&self) {
+        self.0.store(std::ptr::null_mut(), Ordering::Release);
+    }
+
+    /// The object.
+    #[inline(always)]
+    #[must_use]
+    pub fn get(&self) -> Option<&'static T> {
+        // SAFETY: the pointer is null, or that of an object which `set` got as living for ever. The code that frees it clears
+        // the place first, and the client uses it no more.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+}
+
+impl<T> Default for Shelf<T> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 use weft_engine::api::Addr;
+use weft_engine::name::EpName;
 use weft_nic::Device as _;
 
 use crate::after;
@@ -18,6 +20,7 @@ use crate::area::Area;
 use crate::attend::{self, Attendant, Bell, Hidden, Next, Record, Sleeps};
 use crate::barrier::{Named, Outcome};
 use crate::board::{Board, MAX_ENDPOINTS, Published};
+use crate::book::Life;
 use crate::endpoint::{Client, Endpoint, Segment};
 use crate::env;
 use crate::error::Error;
@@ -25,13 +28,14 @@ use crate::event::Slot;
 use crate::exit;
 use crate::failure::{self, Failures};
 use crate::far::Access;
-use crate::gate::{Gate, Refused, Threads};
+use crate::gate::{Gate, Refused, Shelf, Threads};
 use crate::group::Seat;
 use crate::links::Links;
-use crate::meet::{Met, RankEngine, meet};
+use crate::meet::{Met, Opener, RankEngine, meet};
 use crate::memory::{self, Piece};
 use crate::os;
 use crate::outside;
+use crate::own::Own;
 use crate::places::Places;
 use crate::spawn::{self, Conduit, Launcher};
 use crate::table::{Location, Place, Segments};
@@ -54,14 +58,19 @@ pub struct Job {
     segments: Segments,
     /// `None`: the job has one rank.
     engine: Gate<Option<Links>>,
+    /// The means for more engines. `None`: the job has one rank.
+    opener: Option<Opener>,
     /// The descriptor on which a sleeper waits.
     wait_fd: Option<RawFd>,
     world: Team,
     named: Named,
     failures: Failures,
     client: Client,
-    endpoints: [OnceLock<&'static Endpoint>; MAX_ENDPOINTS],
-    endpoint_count: AtomicUsize,
+    first: OnceLock<&'static Endpoint>,
+    /// The endpoints by number, that of 0 too.
+    endpoints: [Shelf<Endpoint>; MAX_ENDPOINTS],
+    /// Endpoints with engines of their own that polls of the job include. Held while they are polled.
+    polled: RwLock<Vec<&'static Endpoint>>,
     launcher: Option<Mutex<Launcher>>,
     max_segment: u64,
     /// The limits of pauses, by [`Mode`].
@@ -71,6 +80,8 @@ pub struct Job {
     busy_teams: Mutex<Vec<&'static Team>>,
     /// Their number, and one more while operations wait for others.
     busy: AtomicUsize,
+    /// The number of endpoints in `polled`, which count as well.
+    busy_endpoints: AtomicUsize,
     /// Teams that this rank has numbered.
     numbered_teams: AtomicU32,
 }
@@ -84,6 +95,9 @@ pub struct Manner {
     pub hidden: Hidden,
 }
 
+/// The endpoint takes active messages.
+const CAPABILITY_AM: u32 = 1 << 1;
+
 static JOB: OnceLock<Job> = OnceLock::new();
 
 /// Starts the job, or joins it. A process that forks the ranks does not return.
@@ -94,7 +108,7 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
     let Manner { threads, hidden } = manner;
     let spawned = spawn::start(conduit)?;
     let (rank, ranks) = (spawned.rank, spawned.ranks);
-    let Met { board, places, engine, launcher } = meet(spawned, conduit)?;
+    let Met { board, places, engines, launcher } = meet(spawned, conduit)?;
     let pid = std::process::id();
     board.set_up(rank, pid);
     if flags & outside::FLAG_OPEN != 0 {
@@ -105,6 +119,7 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         false => None,
     };
     let on_host = u32::try_from(places.host().members.len()).unwrap_or(ranks);
+    let (engine, opener) = engines.unzip();
     let wait_fd = engine.as_ref().map(|engine| engine.nic().wait_fd().as_raw_fd());
     let attendant = match &engine {
         Some(_) => Attendant::wanted(hidden, flags, rank)?,
@@ -128,21 +143,25 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         world: Team::new(0, Seat { rank, members: ranks }, None, area, 0),
         named: Named::default(),
         failures: Failures::new(ranks),
+        opener,
         client: Client::new(name, flags),
-        endpoints: std::array::from_fn(|_| OnceLock::new()),
-        endpoint_count: AtomicUsize::new(0),
+        first: OnceLock::new(),
+        endpoints: std::array::from_fn(|_| Shelf::new()),
+        polled: RwLock::default(),
         launcher: launcher.map(Mutex::new),
         max_segment,
         limits: Mode::ALL.map(|mode| Limits::new(mode, on_host, processors, !places.all_near())),
         wait_mode: AtomicU32::new(Mode::SpinBlock as u32),
         busy_teams: Mutex::new(Vec::new()),
         busy: AtomicUsize::new(0),
+        busy_endpoints: AtomicUsize::new(0),
         numbered_teams: AtomicU32::new(0),
         board,
         places,
     };
     let job = JOB.get_or_init(|| job);
-    let _ = job.add_endpoint(u32::MAX, 0);
+    job.first.get_or_init(|| Box::leak(Box::new(Endpoint::new(0, u32::MAX, 0, None))));
+    job.endpoints[0].set(job.endpoint());
     exit::install();
     if attendant == Attendant::Own {
         attend::start(job)?;
@@ -287,28 +306,70 @@ impl Job {
 
     // ---- endpoints and segments ------------------------------------------------------------
 
-    /// Makes an endpoint. `None`: the rank has the most that there may be.
-    pub fn add_endpoint(&self, caps: u32, flags: u32) -> Option<&'static Endpoint> {
-        let index = self.endpoint_count.fetch_add(1, Ordering::Relaxed);
-        let place = self.endpoints.get(index)?;
-        let number = u16::try_from(index).ok()?;
-        Some(place.get_or_init(|| Box::leak(Box::new(Endpoint::new(number, caps, flags)))))
+    /// Makes an endpoint. One that takes messages gets an engine of its own.
+    ///
+    /// # Errors
+    /// The rank has the most that there may be, or the system refuses what an engine needs.
+    pub fn add_endpoint(&self, caps: u32, flags: u32) -> Result<&'static Endpoint, Error> {
+        let mut polled = self.polled.write();
+        let free = (0..).zip(&self.endpoints).find(|(_, place)| place.get().is_none());
+        let (index, place) = free.ok_or(Error::Endpoints)?;
+        let opener = self.opener.as_ref().filter(|_| caps & CAPABILITY_AM != 0);
+        let at = Location::new(self.rank, index);
+        let own = opener.map(|opener| Own::open(opener, at, flags, self.threads)).transpose()?;
+        let endpoint: &Endpoint = Box::leak(Box::new(Endpoint::new(index, caps, flags, own)));
+        place.set(endpoint);
+        if endpoint.own().is_some_and(|own| !own.is_serial()) {
+            polled.push(endpoint);
+            self.busy_endpoints.fetch_add(1, Ordering::Relaxed);
+            self.busy.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(endpoint)
+    }
+
+    /// Forgets an endpoint. Polls of the job have left it afterwards.
+    pub(crate) fn clear_endpoint(&self, index: u16) {
+        let mut polled = self.polled.write();
+        if let Some(at) = polled.iter().position(|endpoint| endpoint.index() == index) {
+            polled.swap_remove(at);
+            self.busy_endpoints.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(place) = self.endpoints.get(usize::from(index)) {
+            place.clear();
+        }
     }
 
     /// The first endpoint.
     #[inline(always)]
     #[must_use]
     pub fn endpoint(&self) -> &'static Endpoint {
-        match self.endpoints[0].get() {
+        match self.first.get() {
             Some(endpoint) => endpoint,
             None => crate::fatal!("the job has no endpoint; report this error"),
         }
     }
 
     /// The endpoint of a number.
+    #[inline(always)]
     #[must_use]
     pub fn endpoint_at(&self, index: u16) -> Option<&'static Endpoint> {
-        self.endpoints.get(usize::from(index))?.get().copied()
+        self.endpoints.get(usize::from(index))?.get()
+    }
+
+    /// The engines' address of an endpoint; `None`: it is not known to have an engine.
+    #[inline(always)]
+    pub(crate) fn address(&self, at: Location) -> Option<Addr> {
+        match &self.opener {
+            Some(opener) => opener.book().address(at),
+            None => Some(Addr::from(at.rank())),
+        }
+    }
+
+    /// Learns the name of a peer's endpoint.
+    pub(crate) fn learn(&self, at: Location, life: Life, name: EpName) {
+        if let Some(opener) = self.opener.as_ref().filter(|_| at.rank() != self.rank) {
+            opener.book().add(at, life, name);
+        }
     }
 
     /// Makes a segment of memory that all ranks of the host can map.
@@ -323,7 +384,7 @@ impl Job {
 
     /// Gives the memory of a segment back, and ends the accesses of other ranks to it.
     pub fn destroy_segment(&self, segment: &Segment) {
-        let endpoints = self.endpoints.iter().filter_map(OnceLock::get);
+        let endpoints = self.endpoints.iter().filter_map(Shelf::get);
         for endpoint in endpoints.filter(|one| one.segment().is_some_and(|bound| std::ptr::eq(bound, segment))) {
             let _ = self.with_engine(|engine| engine.remove_region(endpoint.index().into()));
         }
@@ -344,6 +405,7 @@ impl Job {
 
     /// Publishes the segments of endpoints to the members of a team, and waits for them. Collective.
     pub fn publish_all(&self, team: &Team, endpoints: &[&Endpoint]) {
+        self.introduce(team, endpoints);
         endpoints.iter().for_each(|endpoint| self.publish(endpoint));
         if team.area().is_some() {
             return team.pass_barrier(self);
@@ -439,8 +501,9 @@ impl Job {
     }
 
     /// Whether a message to a rank could leave at once.
-    pub(crate) fn can_send_now(&self, rank: u32) -> bool {
-        self.try_with_engine(|engine| engine.active_limit(Addr::from(rank)) > 0).unwrap_or(false)
+    pub(crate) fn can_send_now(&self, at: Location) -> bool {
+        let addr = self.message_address(at);
+        self.try_with_engine_by(at.by(), |engine| engine.active_limit(addr) > 0).unwrap_or(false)
     }
 
     /// Makes one round of progress. Returns the number of events.
@@ -460,15 +523,20 @@ impl Job {
     #[inline(never)]
     fn poll_teams(&self) -> usize {
         let started = after::run(self);
-        let Some(mut teams) = self.busy_teams.try_lock() else { return started };
+        let polled = self.polled.try_read();
+        let events: usize =
+            started + polled.iter().flat_map(|all| all.iter()).filter_map(|one| Some(one.own()?.poll())).sum::<usize>();
+        drop(polled);
+        let Some(mut teams) = self.busy_teams.try_lock() else { return events };
         let complete: usize = teams.iter().map(|team| team.run(self)).sum();
         teams.retain(|team| team.is_busy());
         self.note_busy(teams.len());
-        started + complete
+        complete + events
     }
 
     fn note_busy(&self, teams: usize) {
-        self.busy.store(teams + usize::from(after::any()), Ordering::Relaxed);
+        let endpoints = self.busy_endpoints.load(Ordering::Relaxed);
+        self.busy.store(teams + usize::from(after::any()) + endpoints, Ordering::Relaxed);
     }
 
     /// Notes that operations wait for others.
@@ -514,15 +582,33 @@ impl Job {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         self.sleeps.fetch_add(1, Ordering::Relaxed);
         let parked = self.engine.try_with(|links| links.as_mut().map(Links::park));
+        let (others, is_idle) = self.park_others();
         match (parked, self.wait_fd) {
-            // There is something to poll, or the engine has work that waits for a peer.
+            // There is something to poll, or an engine has work that waits for a peer.
             (Ok(Some(false)), _) => std::thread::yield_now(),
-            (Ok(Some(true)), Some(fd)) => os::wait_any(&[Some(fd)], time),
+            (Ok(_), _) if !is_idle => std::thread::yield_now(),
+            (Ok(Some(true)), Some(fd)) => os::wait_any(others.iter().copied().chain([fd]), time),
             // Another thread polls. It may leave without a sign.
             (Err(_), _) => std::thread::sleep(time.min(wait::LONGEST_NAP)),
             _ => std::thread::sleep(time),
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Prepares a sleep for the endpoints with engines of their own that a wait polls. Returns their descriptors, and
+    /// whether nothing is left to poll.
+    fn park_others(&self) -> (SmallVec<[RawFd; 4]>, bool) {
+        let mut fds = SmallVec::new();
+        let mut is_idle = true;
+        let mut park = |own: &Own| {
+            fds.push(own.wait_fd());
+            is_idle &= own.park();
+        };
+        self.last_own().into_iter().for_each(&mut park);
+        if let Some(polled) = self.polled.try_read() {
+            polled.iter().filter_map(|endpoint| endpoint.own()).for_each(park);
+        }
+        (fds, is_idle)
     }
 
     // ---- progress while the client computes ----------------------------------------------------

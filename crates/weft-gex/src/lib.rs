@@ -32,6 +32,7 @@ pub mod atomic;
 pub mod attend;
 pub mod barrier;
 pub mod board;
+mod book;
 pub mod coll;
 pub mod combine;
 pub mod endpoint;
@@ -54,6 +55,7 @@ pub mod memory;
 #[allow(unsafe_code)]
 pub mod os;
 pub mod outside;
+pub mod own;
 mod pack;
 pub mod places;
 mod rendezvous;

@@ -14,12 +14,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_engine::Engine;
-use weft_engine::api::{Addr, AddressBook, Config};
+use weft_engine::api::Config;
 use weft_engine::name::{EpName, NAME_BYTES};
 use weft_nic::{Device as _, Devices};
 
 use crate::am::Handlers;
 use crate::board::{Board, KEY_BYTES};
+use crate::book::Book;
 use crate::env;
 use crate::error::Error;
 use crate::memory::JobFile;
@@ -40,22 +41,43 @@ pub(crate) struct Met {
     pub(crate) board: Board,
     pub(crate) places: Places,
     /// `None`: the job has one rank.
-    pub(crate) engine: Option<Box<RankEngine>>,
+    pub(crate) engines: Option<Engines>,
     pub(crate) launcher: Option<Launcher>,
 }
 
-/// The names of all ranks' endpoints, by rank.
-struct Names(Vec<EpName>);
+/// The means by which endpoints get engines of their own.
+pub(crate) struct Opener {
+    key: [u8; KEY_BYTES],
+    reach: Reach,
+    book: Arc<Book>,
+    ranks: u32,
+}
 
-impl AddressBook for Names {
-    fn name(&self, addr: Addr) -> Option<EpName> {
-        self.0.get(usize::try_from(addr).ok()?).copied()
+impl Opener {
+    /// Opens the engine of an endpoint.
+    ///
+    /// # Errors
+    /// The system refuses what the devices need.
+    pub(crate) fn open(&self, endpoint: u16) -> Result<Box<RankEngine>, Error> {
+        let mut engine = open(&self.key, self.reach)?;
+        engine.bind_book(Arc::<Book>::clone(&self.book));
+        engine.set_active_handler(Box::new(Handlers { endpoint }));
+        Ok(engine)
     }
 
-    fn addr(&self, name: &EpName) -> Option<Addr> {
-        self.0.iter().position(|found| found.same_endpoint(name)).map(|at| at as Addr)
+    /// The names of endpoints.
+    pub(crate) fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// The number of ranks.
+    pub(crate) fn ranks(&self) -> u32 {
+        self.ranks
     }
 }
+
+/// The engine of the first endpoint, and the means for more.
+pub(crate) type Engines = (Box<RankEngine>, Opener);
 
 /// Meets the other ranks.
 pub(crate) fn meet(spawned: Spawned, conduit: Conduit) -> Result<Met, Error> {
@@ -67,15 +89,15 @@ pub(crate) fn meet(spawned: Spawned, conduit: Conduit) -> Result<Met, Error> {
     let host = weft_nic::host::host_id();
     let on_one_host = || Places::new(rank, &vec![host; ranks as usize], most);
     match way {
-        Way::Alone => Ok(Met { board: Board::create(1)?, places: on_one_host(), engine: None, launcher: None }),
+        Way::Alone => Ok(Met { board: Board::create(1)?, places: on_one_host(), engines: None, launcher: None }),
         Way::Forked(board) => {
-            let mut engine = open(&board.key(), Reach::Host)?;
+            let engine = open(&board.key(), Reach::Host)?;
             let names = names_on_board(&board, rank, &engine)?;
-            bind(&mut engine, names);
-            Ok(Met { board: *board, places: on_one_host(), engine: Some(engine), launcher: None })
+            let engines = bind(engine, names, board.key(), Reach::Host);
+            Ok(Met { board: *board, places: on_one_host(), engines: Some(engines), launcher: None })
         }
         Way::Launcher(mut launcher) => match meet_launched(&mut launcher, conduit, host, most) {
-            Ok((board, places, engine)) => Ok(Met { board, places, engine, launcher: Some(launcher) }),
+            Ok((board, places, engines)) => Ok(Met { board, places, engines, launcher: Some(launcher) }),
             Err(error) => {
                 // A launcher kills a rank that closes the connection, and the rank has not said why yet.
                 std::mem::forget(launcher);
@@ -91,21 +113,21 @@ fn meet_launched(
     conduit: Conduit,
     host: u64,
     most: u32,
-) -> Result<(Board, Places, Option<Box<RankEngine>>), Error> {
+) -> Result<(Board, Places, Option<Engines>), Error> {
     let (rank, ranks) = (launcher.rank(), launcher.ranks());
     let (places, key) = meet_hosts(launcher, host, most)?;
     if conduit == Conduit::Smp && places.host().count > 1 {
         let other = (0..ranks).find(|other| places.host_of(*other) != places.host_of(0));
         return Err(Error::OtherHost(other.unwrap_or(rank)));
     }
-    let (board, engine) = if ranks == 1 {
+    let (board, engines) = if ranks == 1 {
         (Board::create(1)?, None)
     } else {
-        let (board, engine) = meet_names(launcher, &places, &key)?;
-        (board, Some(engine))
+        let (board, engines) = meet_names(launcher, &places, &key)?;
+        (board, Some(engines))
     };
     board.set_up(rank, std::process::id());
-    Ok((board, places, engine))
+    Ok((board, places, engines))
 }
 
 /// Exchanges the identities of hosts, and gets the job's key.
@@ -131,14 +153,11 @@ fn meet_hosts(launcher: &mut Launcher, host: u64, most: u32) -> Result<(Places, 
 }
 
 /// Exchanges the names of endpoints, and the memory file of each host.
-fn meet_names(
-    launcher: &mut Launcher,
-    places: &Places,
-    key: &[u8; KEY_BYTES],
-) -> Result<(Board, Box<RankEngine>), Error> {
+fn meet_names(launcher: &mut Launcher, places: &Places, key: &[u8; KEY_BYTES]) -> Result<(Board, Engines), Error> {
     const STEP: &str = "name";
     let (host, ranks) = (places.host(), launcher.ranks());
-    let mut engine = open(key, if host.count > 1 { Reach::Hosts } else { Reach::Host })?;
+    let reach = if host.count > 1 { Reach::Hosts } else { Reach::Host };
+    let engine = open(key, reach)?;
     let leads = host.index == 0;
     let token = Token::random()?;
     let listener = if leads { Some(rendezvous::listen(&token)?) } else { None };
@@ -165,8 +184,7 @@ fn meet_names(
         let blob = launcher.get(STEP, rank)?;
         names.push(name(blob.get(..NAME_BYTES).unwrap_or_default())?);
     }
-    bind(&mut engine, names);
-    Ok((board, engine))
+    Ok((board, bind(engine, names, *key, reach)))
 }
 
 fn lost_blob() -> Error {
@@ -205,9 +223,12 @@ fn open(key: &[u8; KEY_BYTES], reach: Reach) -> Result<Box<RankEngine>, Error> {
     Ok(Engine::boxed(config, devices))
 }
 
-fn bind(engine: &mut RankEngine, names: Vec<EpName>) {
-    engine.bind_book(Arc::new(Names(names)));
-    engine.set_active_handler(Box::new(Handlers));
+fn bind(mut engine: Box<RankEngine>, names: Vec<EpName>, key: [u8; KEY_BYTES], reach: Reach) -> Engines {
+    let ranks = u32::try_from(names.len()).unwrap_or(u32::MAX);
+    let book = Arc::new(Book::new(names));
+    engine.bind_book(Arc::<Book>::clone(&book));
+    engine.set_active_handler(Box::new(Handlers { endpoint: 0 }));
+    (engine, Opener { key, reach, book, ranks })
 }
 
 /// Exchanges names over the board of a host that has all ranks.

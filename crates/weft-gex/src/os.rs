@@ -215,13 +215,13 @@ pub(crate) fn take_descriptor(fd: std::os::fd::RawFd) -> io::Result<std::fs::Fil
 }
 
 /// Waits until one of some descriptors that are never closed is readable, or for a time.
-pub(crate) fn wait_any(fds: &[Option<std::os::fd::RawFd>], time: std::time::Duration) {
+pub(crate) fn wait_any(fds: impl Iterator<Item = std::os::fd::RawFd>, time: std::time::Duration) {
     let watch = |fd: std::os::fd::RawFd| {
-        // SAFETY: callers pass descriptors of the device and of the bell of this process, which live as long as it.
+        // SAFETY: callers pass descriptors of the bell and of devices of this process, which live longer than the call.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)
     };
-    let mut fds: smallvec::SmallVec<[_; 2]> = fds.iter().flatten().map(|&fd| watch(fd)).collect();
+    let mut fds: smallvec::SmallVec<[_; 4]> = fds.map(watch).collect();
     let timeout = rustix::event::Timespec::try_from(time).ok();
     // An interruption ends the wait, like an event.
     let _ = rustix::event::poll(&mut fds, timeout.as_ref());

@@ -13,19 +13,34 @@ use crate::board::{Board, MAX_ENDPOINTS, Published};
 use crate::memory::{self, Piece};
 use crate::places::Places;
 
-/// An endpoint of the job: a rank, and the number of the endpoint there.
+/// An endpoint of the job: a rank, and the number of the endpoint there. It knows the own endpoint by which it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Location {
     rank: u32,
     endpoint: u16,
+    by: u16,
 }
 
 impl Location {
-    /// An endpoint of a rank.
+    /// An endpoint of a rank, used by the first of the own ones.
     #[inline(always)]
     #[must_use]
     pub fn new(rank: u32, endpoint: u16) -> Self {
-        Self { rank, endpoint }
+        Self { rank, endpoint, by: 0 }
+    }
+
+    /// The endpoint, used by another one.
+    #[inline(always)]
+    #[must_use]
+    pub fn used_by(self, by: u16) -> Self {
+        Self { by, ..self }
+    }
+
+    /// The number of the own endpoint.
+    #[inline(always)]
+    #[must_use]
+    pub fn by(self) -> u16 {
+        self.by
     }
 
     /// The rank.
@@ -114,13 +129,13 @@ impl Segments {
 
     /// Notes the segment of an endpoint of another neighbourhood.
     pub fn add_remote(&self, at: Location, addr: usize, bytes: usize) {
-        self.remote.write().insert(at, (addr, bytes));
+        self.remote.write().insert(at.used_by(0), (addr, bytes));
     }
 
     /// The address and the length of the segment of an endpoint of another neighbourhood.
     #[must_use]
     pub fn remote(&self, at: Location) -> Option<(usize, usize)> {
-        self.remote.read().get(&at).copied()
+        self.remote.read().get(&at.used_by(0)).copied()
     }
 
     /// The segments of endpoint 0, by rank.

@@ -19,10 +19,21 @@ use crate::event::Slot;
 use crate::group::{Group, Seat};
 use crate::job::Job;
 use crate::memory::Piece;
+use crate::table::Location;
 use crate::wait;
 
 /// A message of an exchange.
 pub type Message = [u64; EXCHANGE_WORDS - 1];
+
+/// The endpoints of a team of endpoints.
+struct Endpoints {
+    /// That of this member.
+    own: u16,
+    /// Those of all members.
+    all: Box<[u16]>,
+    /// Whether a rank has several. Groups of the engine have one member of each rank.
+    has_twins: bool,
+}
 
 /// A team, as one of its members sees it.
 pub struct Team {
@@ -31,6 +42,8 @@ pub struct Team {
     flags: u32,
     /// The ranks in the job of the members. `None`: they are the same numbers.
     members: Option<Box<[u32]>>,
+    /// The endpoints of the members. `None`: they are the first ones.
+    endpoints: Option<Endpoints>,
     /// The memory that the members share. `None`: they are in several neighbourhoods.
     area: Option<Area>,
     group: Group,
@@ -64,6 +77,7 @@ impl Team {
             size: seat.members,
             flags,
             members,
+            endpoints: None,
             area,
             group: Group::new(id),
             barrier: TeamBarrier::default(),
@@ -121,6 +135,11 @@ impl Team {
 
     /// The address of each member for the engine.
     fn addresses(&self) -> impl Iterator<Item = Addr> + Clone {
+        if self.endpoints.as_ref().is_some_and(|endpoints| endpoints.has_twins) {
+            crate::fatal!(
+                "a collective of a team that has several endpoints of a rank, and spans neighbourhoods; use a team with one endpoint of each rank"
+            );
+        }
         (0..self.size).filter_map(|member| self.job_rank(member)).map(Addr::from)
     }
 
@@ -138,6 +157,25 @@ impl Team {
             None => (member < self.size()).then_some(member),
             Some(members) => members.get(member as usize).copied(),
         }
+    }
+
+    /// The endpoint of a member.
+    #[inline(always)]
+    #[must_use]
+    pub fn location(&self, member: u32) -> Option<Location> {
+        let at = Location::new(self.job_rank(member)?, 0);
+        match &self.endpoints {
+            None => Some(at),
+            Some(Endpoints { own, all, .. }) => {
+                Some(Location::new(at.rank(), *all.get(member as usize)?).used_by(*own))
+            }
+        }
+    }
+
+    /// The number of the own endpoint.
+    #[must_use]
+    pub fn endpoint(&self) -> u16 {
+        self.endpoints.as_ref().map_or(0, |endpoints| endpoints.own)
     }
 
     /// The member with a rank in the job.
@@ -305,6 +343,45 @@ impl Team {
         let rank = members.iter().position(|&member| member == self.rank).and_then(|at| u32::try_from(at).ok());
         Ok(rank.map(|rank| Self::new(number, Seat { rank, members: size }, Some(ranks), area, flags)))
     }
+}
+
+/// Makes a team of endpoints. Collective over the parent. Returns the team of each own endpoint, in the order of the
+/// members. Ranks without members pass none.
+///
+/// # Errors
+/// The memory of the team cannot be had.
+pub fn of_endpoints(job: &Job, parent: &Team, members: &[Location], flags: u32) -> Result<Vec<Team>, Error> {
+    let own: Vec<_> =
+        members.iter().filter(|at| at.rank() == job.rank()).filter_map(|at| job.endpoint_at(at.endpoint())).collect();
+    job.introduce(parent, &own);
+    let ranks: Box<[u32]> = members.iter().map(|at| at.rank()).collect();
+    let nbrhd = |rank: &u32| job.places().nbrhd_of(*rank);
+    let shares = ranks.iter().all(|rank| nbrhd(rank) == ranks.first().and_then(nbrhd));
+    // The first member allocates the team's memory, or numbers it.
+    let mine = match (ranks.first() == Some(&job.rank()), shares) {
+        (false, _) => 0,
+        (true, true) => job.board().allocate(area_bytes(ranks.len())).unwrap_or(0),
+        (true, false) => job.new_team_id(),
+    };
+    let numbers = parent.exchange(job, [mine, 0, 0, 0, 0, 0, 0]);
+    let Some(leader) = ranks.first().and_then(|&rank| parent.member(rank)) else { return Ok(Vec::new()) };
+    let number = numbers[leader as usize][0];
+    if number == 0 {
+        return Err(Error::NoRoom(area_bytes(ranks.len())));
+    }
+    let size = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
+    let all: Box<[u16]> = members.iter().map(|at| at.endpoint()).collect();
+    let mut sorted = ranks.to_vec();
+    sorted.sort_unstable();
+    let has_twins = sorted.windows(2).any(|pair| pair[0] == pair[1]);
+    let one = |(number_in, at): (u32, &Location)| {
+        let area = shares.then(|| Area::map(job.board(), number, size)).transpose()?;
+        let seat = Seat { rank: number_in, members: size };
+        let team = Team::new(number, seat, Some(ranks.clone()), area, flags);
+        let endpoints = Endpoints { own: at.endpoint(), all: all.clone(), has_twins };
+        Ok(Team { endpoints: Some(endpoints), ..team })
+    };
+    (0..).zip(members).filter(|(_, at)| at.rank() == job.rank()).map(one).collect()
 }
 
 fn area_bytes(members: usize) -> u64 {

@@ -130,7 +130,17 @@ impl Pause {
 
     /// Polls once; pauses if nothing has happened.
     pub fn step(&mut self, job: &Job) {
-        if job.poll() > 0 {
+        self.after_poll(job, job.poll_waiting(self.idle));
+    }
+
+    /// As [`Self::step`], for an endpoint.
+    pub fn step_by(&mut self, job: &Job, endpoint: u16) {
+        self.after_poll(job, job.poll_by(endpoint));
+    }
+
+    #[inline(always)]
+    fn after_poll(&mut self, job: &Job, events: usize) {
+        if events > 0 {
             self.idle = 0;
             return;
         }
