@@ -135,8 +135,8 @@ impl<T> Shelf<T> {
     #[inline(always)]
     #[must_use]
     pub fn get(&self) -> Option<&'static T> {
-        // SAFETY: the pointer is null, or that of an object which `set` got as living for ever. The code that frees it clears
-        // the place first, and the client uses it no more.
+        // SAFETY: the pointer is null, or that of an object which `set` got as living for ever. The code that frees it
+        // clears the place first, and the client uses it no more.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 }
