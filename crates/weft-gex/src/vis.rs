@@ -1,7 +1,7 @@
 //! Accesses to several pieces of memory: lists of pieces, and strided arrays.
 //!
 //! Place in the data flow: weft-gex-c makes lists of pieces or [`Strided`] of the client's arguments. Within the
-//! neighbourhood, each piece is copied by the call. Other short pieces travel together ([`crate::pack`]). Long ones are
+//! neighbourhood, each piece is copied by the call. Other short pieces travel together (`pack`). Long ones are
 //! accesses of the engine, which the call starts one after the other. The call awaits the end of all.
 
 use crate::event::Slot;
