@@ -30,8 +30,7 @@ s S                      sort by the next, previous column
 r                        reverse the order
 g                        group by job, host, rank, nothing
 /                        filter: text in any column
-p                        pause
-+ -                      shorter, longer interval
+p + -                    pause; shorter, longer interval
 mouse                    select, open, scroll, sort
 ? q                      this help, quit
 
