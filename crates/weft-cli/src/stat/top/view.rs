@@ -25,7 +25,7 @@ Enter →                  peers of a process, counters of
                          a link; folds a group
 Esc ←                    back
 e c                      endpoint counters; collectives
-w                        what the ranks wait for, as weft why
+w                        causes of waits, as weft why
 s S                      sort by the next, previous column
 r                        reverse the order
 g                        group by job, host, rank, nothing
