@@ -171,7 +171,7 @@ impl Drop for Server {
     }
 }
 
-const GREETING: &str = r#"{"weft_bench":1,"version":"test"}"#;
+const GREETING: &str = r#"{"weft_bench":2,"version":"test"}"#;
 
 #[test]
 fn two_hosts_measure_the_same_rows() {
