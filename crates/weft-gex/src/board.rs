@@ -347,7 +347,7 @@ impl Board {
         self.news().is_ending()
     }
 
-    /// What all ranks must know.
+    /// The state that all ranks read.
     #[inline(always)]
     #[must_use]
     pub fn news(&self) -> News {
@@ -379,7 +379,7 @@ impl Board {
     }
 }
 
-/// What all ranks must know: whether the job ends, and the number of ranks that have failed.
+/// The state that all ranks read: whether the job ends, and the number of ranks that have failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct News(u64);
 

@@ -22,7 +22,7 @@ use crate::os;
 /// The time between two looks at the processes of the host.
 const LOOK_NS: u64 = 20_000_000;
 
-/// What a rank knows of the failures of others.
+/// The failures of other ranks, as one rank knows them.
 pub struct Failures {
     /// The client's function; 0: none.
     handler: AtomicUsize,

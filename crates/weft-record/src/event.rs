@@ -6,7 +6,7 @@ pub const ANY: u32 = u32::MAX;
 /// The bytes of a record.
 pub(crate) const RECORD_BYTES: usize = 32;
 
-/// What wrote a recording.
+/// The library that wrote a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The profiling library: calls of MPI.
@@ -22,7 +22,7 @@ pub enum Event {
     /// The begin of the file: the rank of this process, and the number of ranks. The provider does not know them, and
     /// names its endpoint by [`Event::Name`] 0.
     Start {
-        /// What writes the file.
+        /// The library that writes the file.
         source: Source,
         /// The rank.
         rank: u32,

@@ -7,7 +7,7 @@ use crate::event::{ANY, Event, RECORD_BYTES, Source};
 /// The recording of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
-    /// What wrote the file.
+    /// The library that wrote the file.
     pub source: Source,
     /// The rank, or [`ANY`].
     pub rank: u32,

@@ -104,7 +104,7 @@ fn in_order(recordings: &[Recording]) -> Result<Vec<&Recording>, Fault> {
     if have < ranks { Err(Fault::Missing(have)) } else { Ok(all) }
 }
 
-/// What numbers in a file mean in the job.
+/// The meaning of a file's numbers in the job.
 struct Names {
     /// By rank and number in the rank's file: the peer's rank, for recordings of the provider.
     peers: Vec<FxHashMap<u32, u32>>,

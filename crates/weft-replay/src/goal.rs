@@ -102,7 +102,7 @@ enum Action {
     Calc { ns: u64 },
 }
 
-/// What the text says about one rank.
+/// The text's part about one rank.
 #[derive(Debug, Default)]
 struct Graph {
     actions: Vec<Action>,

@@ -13,10 +13,10 @@ use weft_scale::Step;
 
 use crate::job::{Job, Message, Program};
 
-/// What messages of one pair of ranks are told apart by: a context and a tag.
+/// The key that tells messages of one pair of ranks apart: a context and a tag.
 pub(crate) type Key = (u64, u64);
 
-/// What a rank does, before its receives are matched.
+/// A step of a rank, before its receives are matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     /// A step that concerns no other rank.

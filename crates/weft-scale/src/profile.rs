@@ -105,7 +105,7 @@ pub struct Cpu {
     pub handler: u64,
     /// Peers whose buffers a handler finds in the cache; without a number, all.
     pub peers: Option<u64>,
-    /// What a handler takes longer for a peer whose buffers it does not find there.
+    /// The additional time of a handler for a peer whose buffers are not there.
     pub peer_miss: u64,
     /// The detour to a device at another socket, for each message at each end.
     pub far_socket: u64,

@@ -25,7 +25,7 @@ pub(super) const MOST_FLOWS: u8 = 16;
 /// Bytes of one write.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What the server shall do.
+/// A task for the server.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Wish {
@@ -49,7 +49,7 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-/// What the connections of one measurement have carried.
+/// The bytes that the connections of one measurement have carried, and their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Count {
     bytes: u64,
@@ -168,7 +168,7 @@ impl<'a> Path<'a> {
         }
     }
 
-    /// What this number of connections to the server carries together, in Mbit/s.
+    /// The rate of this number of connections to the server together, in Mbit/s.
     pub(crate) fn rate(&self, flows: u8) -> Result<f64, Blocked> {
         let Answer::Listening(port) = self.ask(Wish::Accept(flows))? else {
             return Err(Blocked::Server("it does not listen".to_owned()));

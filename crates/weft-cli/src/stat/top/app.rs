@@ -27,7 +27,7 @@ pub(crate) enum View {
     Peers(u32),
     /// The collectives under way of all processes.
     Collectives,
-    /// What the ranks of all jobs wait for.
+    /// The waits of the ranks of all jobs.
     Waits,
     /// The counters of a process's endpoints.
     Endpoints(u32),

@@ -18,7 +18,7 @@ use crate::render;
 /// Age of the last publication from which a process is said to compute.
 const COMPUTES: Duration = Duration::from_millis(400);
 
-/// What a rank does.
+/// The activity of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Messages or accesses have passed since the last look.

@@ -43,7 +43,7 @@ fn cycles_are_deadlocks() {
     let behind = [waits(0, vec![receive(1, 1)]), waits(1, vec![receive(2, 1)]), waits(2, vec![receive(1, 1)])];
     assert_eq!(found(&behind)[0], ("deadlock", vec![1, 2]));
     assert_eq!(found(&[waits(0, vec![receive(0, 1)])]), [("deadlock", vec![0])]);
-    // Receives from any source: nobody is left to send.
+    // Receives from any source, and no rank is left to send.
     let any = || vec![call("receive", Target::Any, 1)];
     assert_eq!(found(&[waits(0, any()), waits(1, any())]), [("deadlock", vec![0, 1])]);
 }
