@@ -297,7 +297,7 @@ impl Team {
         let mut all = Vec::with_capacity(self.size() as usize);
         for member in 0..self.size() {
             let mut found = None;
-            // A contribution that was posted before its member failed counts for all. Other failed members take no part.
+            // A contribution that was posted before its member failed counts. Other failed members take no part.
             wait::until(job, || {
                 let is_lost = self.job_rank(member).is_some_and(|rank| job.failures().has_lost(rank));
                 found = area.posted(member, number).or(is_lost.then(Message::default));

@@ -2,11 +2,11 @@
 //!
 //! Place in the data flow: called by [`super::compile_as`].
 
-use super::Algorithm;
 use super::builder::Builder;
+use super::{Algorithm, Span};
 
 /// Pairs of messages under way at a time, so that a member does not flood the others.
-pub(super) const WINDOW: usize = 32;
+const WINDOW: usize = 32;
 
 /// The schedule of an alltoall.
 pub(super) fn emit(builder: &mut Builder, algorithm: Algorithm) {
@@ -16,15 +16,22 @@ pub(super) fn emit(builder: &mut Builder, algorithm: Algorithm) {
     }
 }
 
-/// Member r sends to r + 1, r + 2, … and receives from r − 1, r − 2, …. No two members therefore send to the same
-/// one in the same step.
 fn direct(builder: &mut Builder) {
     let request = builder.request();
-    let (rank, members, block) = (request.rank, request.members, request.block());
+    let block = request.block();
     let input = builder.input(request.blocks());
     let result = builder.result(request.blocks());
     let slot = |place: u32| place as usize * block;
-    builder.copy(input.part(slot(rank), block), result.part(slot(rank), block));
+    exchange(builder, |to| input.part(slot(to), block), |from| result.part(slot(from), block));
+}
+
+/// Sends block `given(m)` to each member m, and receives block `taken(m)` from it.
+///
+/// Member r sends to r + 1, r + 2, … and receives from r − 1, r − 2, …. No two members therefore send to the same
+/// one in the same step.
+pub(super) fn exchange(builder: &mut Builder, given: impl Fn(u32) -> Span, taken: impl Fn(u32) -> Span) {
+    let (rank, members) = (builder.request().rank, builder.request().members);
+    builder.copy(given(rank), taken(rank));
     let mut started = Vec::new();
     for distance in 1..members {
         if let Some(oldest) = started.len().checked_sub(WINDOW) {
@@ -33,8 +40,8 @@ fn direct(builder: &mut Builder) {
             builder.wait(departure);
         }
         let (to, from) = ((rank + distance) % members, (rank + members - distance) % members);
-        let arrival = builder.receive(from, result.part(slot(from), block));
-        let departure = builder.send(to, input.part(slot(to), block));
+        let arrival = builder.receive(from, taken(from));
+        let departure = builder.send(to, given(to));
         started.push((arrival, departure));
     }
 }

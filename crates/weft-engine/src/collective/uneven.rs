@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: clients of the engine compile these schedules, and pass them to `Engine::start_schedule`.
 
-use super::alltoall::WINDOW;
+use super::alltoall::exchange;
 use super::builder::Builder;
 use super::{Operation, Overlap, Refusal, Request, Schedule, Span};
 
@@ -60,18 +60,6 @@ pub fn compile_uneven(rank: u32, given: &[Extent], taken: &[Extent], overlap: Ov
     let input = builder.input(len);
     let from = |at: Extent| input.part(at.offset, at.len);
     let into = |at: Extent| Span { buffer: super::Buffer::Result, offset: at.offset, len: at.len };
-    builder.copy(from(given[me]), into(taken[me]));
-    let mut started = Vec::new();
-    for distance in 1..members {
-        if let Some(oldest) = started.len().checked_sub(WINDOW) {
-            let (arrival, departure) = started[oldest];
-            builder.wait(arrival);
-            builder.wait(departure);
-        }
-        let (to, source) = ((rank + distance) % members, (rank + members - distance) % members);
-        let arrival = builder.receive(source, into(taken[source as usize]));
-        let departure = builder.send(to, from(given[to as usize]));
-        started.push((arrival, departure));
-    }
+    exchange(&mut builder, |to| from(given[to as usize]), |source| into(taken[source as usize]));
     builder.finish()
 }
