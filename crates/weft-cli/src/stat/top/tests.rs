@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind};
-use weft_observe::layout::{Endpoint, Group, Peer};
+use weft_observe::layout::{Endpoint, Group, Peer, Wait};
 
 use super::super::find::{Process, Published};
 use super::super::sample::Look;
@@ -220,6 +220,36 @@ fn collectives_have_a_page() {
     assert!(screen[3].contains("collectives under way") && screen[HEADS].contains("WAITS FOR RANKS"), "{screen:#?}");
     assert!(screen[LINES].contains("4000") && screen[LINES].contains("0 of 4"), "{screen:#?}");
     assert!(session.press(&[KeyCode::Enter])[3].contains("process 4000"));
+}
+
+#[test]
+fn waits_have_a_page() {
+    // The states of processes are read from /proc, so these two exist.
+    let pids = [std::process::id(), std::os::unix::process::parent_id()];
+    let stuck = |seconds: u64| {
+        let ranks = (0..2u64).zip(pids).map(|(rank, pid)| {
+            let mut process = Process { pid, ..process(rank, 2, 1) };
+            let published = &mut process.endpoints[0];
+            published.endpoint.published_ns = seconds * 1_000_000_000;
+            let Peer { ip_low, port, id, .. } = published.peers[0];
+            let kind = Wait::KINDS.iter().position(|kind| *kind == "receive").unwrap() as u64;
+            let since_ns = 1_000_000_000;
+            let wait = Wait { kind, ip_low, port, id, tag: 5, flags: Wait::TAGGED, since_ns, ..Wait::default() };
+            published.waits = vec![wait];
+            (pid, process)
+        });
+        Look(ranks.collect())
+    };
+    let mut session = Session::new(2, (200, 24));
+    session.app.take(stuck(3));
+    session.app.take(stuck(4));
+    let screen = session.type_text("w");
+    assert!(screen[HEADS].contains("FOUND") && screen[HEADS].contains("CALL"), "{screen:#?}");
+    let of_first = screen.iter().find(|line| line.contains("receives from rank 1, tag")).expect("a line of rank 0");
+    assert!(of_first.contains("waits") && of_first.contains("3.") && of_first.contains("deadlock"), "{screen:#?}");
+    assert!(screen.iter().any(|line| line.contains("receives from rank 0, tag")), "{screen:#?}");
+    let closed = session.press(&[KeyCode::Esc]);
+    assert!(closed[HEADS].contains("COMMAND"), "{closed:#?}");
 }
 
 #[test]
