@@ -8,6 +8,8 @@ static gex_EP_t endpoints[ENDPOINTS];
 static gex_Segment_t segments[ENDPOINTS];
 
 static void create(void) {
+  void *owner = NULL;
+  uintptr_t bytes = 0;
   int i;
   for (i = 0; i < ENDPOINTS; i++) {
     OK(gex_EP_Create(&endpoints[i], client, GEX_EP_CAPABILITY_RMA, 0));
@@ -18,6 +20,9 @@ static void create(void) {
     CHECK(gex_Segment_QueryAddr(segments[i]) != NULL && gex_Segment_QueryClient(segments[i]) == client);
     OK(gex_EP_BindSegment(endpoints[i], segments[i], 0));
     CHECK(gex_EP_QuerySegment(endpoints[i]) == segments[i]);
+    /* A process knows its own segments before it publishes them. */
+    gex_Event_Wait(gex_EP_QueryBoundSegmentNB(gex_TM_Pair(ep, (gex_EP_Index_t)(i + 1)), rank, &owner, NULL, &bytes, 0));
+    CHECK(owner == gex_Segment_QueryAddr(segments[i]) && bytes == gex_Segment_QuerySize(segments[i]));
   }
   OK(gex_EP_PublishBoundSegment(tm, endpoints, ENDPOINTS, 0));
 }

@@ -434,9 +434,14 @@ impl Job {
         }
     }
 
-    /// A published segment: its address there, its address here (0: it is not mapped), and its length.
+    /// A published segment: its address there, its address here (0: it is not mapped), and its length. An own one is
+    /// known from the moment at which it is bound.
     #[must_use]
     pub fn published(&self, at: Location) -> Option<[usize; 3]> {
+        if at.rank() == self.rank() {
+            let segment = self.endpoint_at(at.endpoint())?.segment()?;
+            return Some([segment.addr(), segment.addr(), segment.bytes()]);
+        }
         if !self.places.is_near(at.rank()) {
             return self.segments.remote(at).map(|(addr, bytes)| [addr, 0, bytes]);
         }
