@@ -163,6 +163,24 @@ struct ActiveRun {
 }
 
 impl ActiveRun {
+    /// A collective of the client. `request` is `None` if the schedule is the client's as well.
+    fn of_client(op: &CollectiveOp, sequence: u64, request: Option<Request>, run: Run, scratch: Owned) -> Self {
+        Self {
+            group: op.group,
+            purpose: Purpose::Operation { sequence },
+            request,
+            elements: op.elements,
+            run,
+            scratch,
+            input: op.input,
+            result: op.result,
+            ctx: op.ctx,
+            flags: op.flags,
+            fault: None,
+            ready: false,
+        }
+    }
+
     fn memory(&mut self, at: Span) -> Iov {
         let buffer = match at.buffer {
             Buffer::Input => self.input,
@@ -297,20 +315,7 @@ impl<N: Nic> Engine<N> {
         }
         let (run, scratch) = group.run_of(&request)?;
         let sequence = group.take_sequence();
-        self.start_run(ActiveRun {
-            group: op.group,
-            purpose: Purpose::Operation { sequence },
-            request: Some(request),
-            elements: op.elements,
-            run,
-            scratch,
-            input: op.input,
-            result: op.result,
-            ctx: op.ctx,
-            flags: op.flags,
-            fault: None,
-            ready: false,
-        });
+        self.start_run(ActiveRun::of_client(op, sequence, Some(request), run, scratch));
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{ActiveRun, Group, GroupId, Purpose, RUN_LIMIT};
+use super::{ActiveRun, Group, GroupId, RUN_LIMIT};
 use crate::api::{Context, Error, OpFlags};
 use crate::collective::{Buffer, Run, Schedule, Span, Task};
 use crate::engine::Engine;
@@ -63,20 +63,8 @@ impl<N: Nic> Engine<N> {
     pub(super) fn begin_schedule(&mut self, op: &CollectiveOp, schedule: &Arc<Schedule>) -> Result<(), Error> {
         let group = self.state.collectives().groups.get_mut(op.group).ok_or(Error::NoSuchAddress)?;
         let sequence = group.take_sequence();
-        self.start_run(ActiveRun {
-            group: op.group,
-            purpose: Purpose::Operation { sequence },
-            request: None,
-            elements: op.elements,
-            run: Run::new(Arc::clone(schedule)),
-            scratch: Owned::new(vec![0; schedule.scratch()]),
-            input: op.input,
-            result: op.result,
-            ctx: op.ctx,
-            flags: op.flags,
-            fault: None,
-            ready: false,
-        });
+        let scratch = Owned::new(vec![0; schedule.scratch()]);
+        self.start_run(ActiveRun::of_client(op, sequence, None, Run::new(Arc::clone(schedule)), scratch));
         Ok(())
     }
 }
