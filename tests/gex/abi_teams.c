@@ -71,6 +71,7 @@ static void split(void) {
 
 static void create(void) {
   gex_EP_Location_t *members = (gex_EP_Location_t *)calloc(size, sizeof(*members));
+  const gex_Rank_t even = (size + 1) / 2;
   gex_TM_t team = GEX_TM_INVALID;
   gex_Rank_t i;
   /* All ranks, the last first. */
@@ -82,6 +83,16 @@ static void create(void) {
   CHECK(team != GEX_TM_INVALID && gex_TM_QueryRank(team) == size - 1 - rank && gex_TM_QuerySize(team) == size);
   use(team);
   CHECK(gex_TM_Destroy(team, NULL, 0) == 0);
+  /* Ranks with even numbers. The others pass an empty list and room for a team, which stays as it is. */
+  for (i = 0; i < even; i++) members[i].gex_rank = 2 * i;
+  team = tm;
+  (void)gex_TM_Create(&team, 1, tm, members, rank % 2 ? 0 : even, NULL, 0, GEX_FLAG_TM_NO_SCRATCH);
+  if (rank % 2) {
+    CHECK(team == tm);
+  } else {
+    CHECK(team != tm && gex_TM_QueryRank(team) == rank / 2 && gex_TM_QuerySize(team) == even);
+    CHECK(gex_TM_Destroy(team, NULL, 0) == 0);
+  }
   free(members);
 }
 
