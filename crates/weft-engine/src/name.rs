@@ -350,6 +350,19 @@ impl EpName {
         name
     }
 
+    /// A name with an endpoint id alone, by which the endpoint can be looked up but not reached.
+    pub(crate) fn of_id(ep_id: [u8; 16]) -> Self {
+        Self::full(&NameParts {
+            socket: SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+            host_id: 0,
+            ep_id,
+            capability: [0; 16],
+            context: None,
+            shm: false,
+            tcp: false,
+        })
+    }
+
     /// Whether the endpoint id of a full name follows from its capability. Only then may a peer that presents
     /// the capability use the id.
     #[must_use]

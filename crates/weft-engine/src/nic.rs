@@ -160,14 +160,16 @@ pub enum LinkError {
     Cut,
     /// No endpoint accepted connections at the address.
     #[error(
-        "connection refused: no endpoint listens at that address; check that the peer runs and that the address is \
-         not from an earlier run"
+        "connection refused: no endpoint listens at that address, or a firewall rejects this host, and the peer has \
+         not connected to it; check that the peer runs and that the address is not from an earlier run (`weft doctor \
+         --to HOST` names a firewall)"
     )]
     Refused,
     /// No answer within the connect time-out.
     #[error(
-        "no answer within the connect time-out; check for a firewall, choose another interface (FI_WEFT_IFACE), or \
-         raise the time-out (FI_WEFT_CONNECT_TIMEOUT_MS)"
+        "no answer within the connect time-out, and the peer has not connected to this host; let a firewall accept one \
+         of the two directions (`weft doctor --to HOST` names it), choose another interface (FI_WEFT_IFACE), or raise \
+         the time-out (FI_WEFT_CONNECT_TIMEOUT_MS)"
     )]
     Timeout,
     /// No route to the address.
@@ -622,6 +624,9 @@ pub trait Sink {
     fn up(&mut self, link: LinkId, info: LinkUp);
     /// The link has ended, or could not be made.
     fn down(&mut self, link: LinkId, why: LinkError);
+    /// The device gets no connection for an attempt so far, and goes on. The peer may be able to connect in the other
+    /// direction. Repeated with growing pauses.
+    fn hindered(&mut self, link: LinkId);
     /// One complete message. The slice may be in memory that the peer can still write: read every byte once.
     fn message(&mut self, link: LinkId, bytes: &[u8]);
     /// The peer's engine has called [`Nic::confirm`] with this number. All messages that it sent before were delivered.
@@ -662,6 +667,7 @@ macro_rules! ignore_events {
         }
     };
     (@one holds_more) => {
+        fn hindered(&mut self, _: $crate::nic::LinkId) {}
         fn holds_more(&mut self, _: $crate::nic::LinkId) {}
     };
     (@one spare_link) => {

@@ -36,6 +36,8 @@ pub(crate) mod kind {
     pub(crate) const REJECT: u8 = 5;
     /// The reason why the sender does not serve the link, or ends it: [`super::Refused`]. The link is closed after it.
     pub(crate) const REFUSED: u8 = 6;
+    /// Asks for a connection in the other direction: [`super::CallBack`]. Only on links that carry messages.
+    pub(crate) const CALL_BACK: u8 = 7;
     /// A message with its payload.
     pub(crate) const EAGER: u8 = 8;
     /// Request to send: [`super::Rts`] and the source addresses.
@@ -181,6 +183,17 @@ pub(crate) struct Refused {
     pub(crate) reserved: [u8; 6],
 }
 
+/// CALL_BACK after [`Head`]: the endpoint `target` should connect to the endpoint `caller`, which gets no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct CallBack {
+    pub(crate) caller: [u8; 16],
+    pub(crate) target: [u8; 16],
+    /// The number of endpoints that have passed the message on without a link to the target.
+    pub(crate) hops: u8,
+    pub(crate) reserved: [u8; 7],
+}
+
 /// The reason of [`kind::REFUSED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
@@ -204,6 +217,13 @@ impl Refusal {
     pub(crate) fn from_wire(n: u8) -> Option<Self> {
         [Self::Version, Self::Crowded, Self::Evicted].into_iter().find(|reason| reason.to_wire() == n)
     }
+}
+
+/// The message that tells a peer why its link ends.
+pub(crate) fn refused(version: u8, reason: Refusal) -> Short {
+    let mut w = Short::new(kind::REFUSED, 0);
+    w.put(&Refused { version, reason: reason.to_wire(), reserved: [0; 6] });
+    w
 }
 
 /// Names a part of an operation. The side that started the operation chose the number.

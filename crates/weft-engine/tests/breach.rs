@@ -331,8 +331,8 @@ fn a_write_that_leaves_is_refused_later() {
     }
 }
 
-/// Starts a call to a peer whose name is greater than the endpoint's, so that the peer's calls wait. Also
-/// returns the byte of the peer's name.
+/// Starts a call to a peer whose name is greater than the endpoint's, so that the peer's calls wait once OPEN is sent.
+/// Also returns the byte of the peer's name.
 fn calling() -> (Case, u8) {
     let mut case = Case::new(CAPS, Config::default());
     case.engine.nic_mut().dials = Some(100);
@@ -346,20 +346,22 @@ fn calling() -> (Case, u8) {
 #[test]
 fn a_peer_has_one_waiting_call() {
     let (mut case, byte) = calling();
+    case.tell(Event::Up { link: LinkId(100), peer: name(byte), initiator: true });
     for link in 0..20 {
         case.connect(link, byte);
         assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(link)], "the own call and the peer's latest");
     }
     // When the endpoint's own call has failed, the waiting call is accepted, and the send leaves on it.
-    case.tell(Event::Down(LinkId(100)));
+    case.tell(Event::Closed(LinkId(100)));
     let sent = &case.engine.nic().sent;
-    assert!(sent.iter().map(|(link, bytes)| (link.0, bytes[0])).eq([(19, OPEN_OK), (19, EAGER)]));
+    assert!(sent.iter().map(|(link, bytes)| (link.0, bytes[0])).eq([(100, OPEN), (19, OPEN_OK), (19, EAGER)]));
 }
 
 /// The end of a waiting call that was replaced does not end its replacement.
 #[test]
 fn the_end_of_an_older_call_keeps_the_waiting_one() {
     let (mut case, byte) = calling();
+    case.tell(Event::Up { link: LinkId(100), peer: name(byte), initiator: true });
     let nic = case.engine.nic_mut();
     for link in [0, 1] {
         nic.events.push_back(Event::Up { link: LinkId(link), peer: name(byte), initiator: false });
@@ -370,8 +372,8 @@ fn the_end_of_an_older_call_keeps_the_waiting_one() {
     nic.burst = true;
     case.run();
     assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(1)]);
-    case.tell(Event::Down(LinkId(100)));
-    assert_eq!(case.engine.nic().sent.len(), 2, "OPEN_OK and the message");
+    case.tell(Event::Closed(LinkId(100)));
+    assert_eq!(case.engine.nic().sent.len(), 3, "OPEN, OPEN_OK and the message");
 }
 
 /// A link in use has no queued message that could delay its close.

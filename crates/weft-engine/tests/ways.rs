@@ -712,7 +712,7 @@ fn call(number: u64) -> Vec<u8> {
     words(&[u64::from(OPEN), PROTOCOL_VERSION | number << 32, 1 << 20])
 }
 
-/// Connects to a peer whose own call waits for the end of this attempt.
+/// Connects to a peer with a greater name: its own call waits for the end of this attempt once OPEN is sent.
 fn calling(case: &mut Case, mine: LinkId) -> u8 {
     case.engine.nic_mut().dials = Some(mine.0);
     let peer = (3..8).find(|byte| name(*byte) > name(1)).unwrap();
@@ -738,9 +738,9 @@ fn a_call_that_was_given_up_does_not_end_the_next() {
     }
     case.tell(Event::Message(next, call(2)));
     case.tell(Event::Message(late, call(1)));
+    // The attempt of this side has sent nothing, and is given up for the peer's.
     let closed = &case.engine.nic().closed;
-    assert!(sent_on(&case, late) == [OPEN_DUP] && *closed == [late], "{:?} {closed:?}", sent_on(&case, late));
-    case.tell(Event::Down(mine));
+    assert!(sent_on(&case, late) == [OPEN_DUP] && *closed == [mine, late], "{:?} {closed:?}", sent_on(&case, late));
     assert!(sent_on(&case, next)[0] == OPEN_OK && case.done().iter().all(|done| done.fault.is_none()));
     // An abandoned call is not accepted when there is no other link either.
     case.tell(Event::Down(next));
@@ -759,9 +759,10 @@ fn a_waiting_call_is_not_accepted_after_the_own_call_broke() {
     let mut case = Case::new(CAPS, Config::default());
     let [theirs, mine, again] = [1, 100, 101].map(LinkId);
     let peer = calling(&mut case, mine);
+    case.tell(Event::Up { link: mine, peer: name(peer), initiator: true });
     case.tell(Event::Up { link: theirs, peer: name(peer), initiator: false });
     case.tell(Event::Message(theirs, call(1)));
-    case.tell(Event::Up { link: mine, peer: name(peer), initiator: true });
+    assert_eq!(sent_on(&case, theirs), [0; 0], "the peer may have taken the OPEN of this side");
     case.tell(Event::Down(mine));
     assert_eq!((sent_on(&case, mine), sent_on(&case, theirs)), (vec![OPEN], vec![OPEN_DUP]));
     // The send waits for the next link.

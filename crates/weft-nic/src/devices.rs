@@ -103,6 +103,10 @@ impl<S: Sink> Sink for Relay<'_, S> {
         self.sink.placed(self.table.ours(self.via, link), window, offset, len);
     }
 
+    fn hindered(&mut self, link: LinkId) {
+        self.sink.hindered(self.table.ours(self.via, link));
+    }
+
     fn peer(&self, link: LinkId) -> Option<EpName> {
         self.sink.peer(self.table.ours(self.via, link))
     }

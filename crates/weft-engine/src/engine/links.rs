@@ -8,8 +8,9 @@
 //! smaller name wins:
 //!
 //! 1. The other endpoint drops its own attempt when the winner's OPEN arrives.
-//! 2. The winner keeps the loser's attempt on standby until its own has succeeded or failed. Then it refuses
-//!    the standby link or adopts it. A pair in which only one direction can connect therefore still meets.
+//! 2. If the winner has sent no OPEN, it adopts the loser's link. A pair in which only one direction can connect
+//!    therefore meets at once. Otherwise it keeps the loser's attempt on standby until its own has succeeded or
+//!    failed. Then it refuses the standby link or adopts it.
 //! 3. If the winner's attempt breaks after OPEN, the loser may have dropped the standby link already. The
 //!    winner refuses that link, and both sides connect again.
 
@@ -26,7 +27,7 @@ use crate::growth;
 use crate::ids::{PeerId, number};
 use crate::name::EpName;
 use crate::nic::{Layer, LinkError, LinkId, LinkUp, Nic, Notice, Sink, Versions};
-use crate::wire::{Open, Reader, Refusal, Refused, Short, kind};
+use crate::wire::{Open, Reader, Refusal, Refused, Short, kind, refused};
 
 /// Most links of peers that may be up and silent. Peers send as soon as a link is up.
 pub(crate) const MAX_SILENT: usize = 1024;
@@ -263,6 +264,17 @@ impl Links {
         self.due |= Due::ROUND;
     }
 
+    /// The number after that of the last link.
+    #[allow(clippy::cast_possible_truncation)] // Numbers of links have 32 bits.
+    pub(crate) fn end(&self) -> u32 {
+        self.table.len() as u32
+    }
+
+    /// The number of messages and closes of links that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.work.len()
+    }
+
     /// Whether messages or closes of links wait, or queries or collectives can continue.
     pub(crate) fn has_work(&self) -> bool {
         self.due.intersects(Due::LINKS | Due::ROUND)
@@ -364,6 +376,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn run_links(&mut self) -> bool {
         let closed = self.run_link_work();
         self.run_queries();
+        self.call_back();
         self.run_collectives();
         self.run_link_work() || closed
     }
@@ -411,13 +424,6 @@ impl<N: Nic> Engine<N> {
         self.state.links.work = work;
         moved
     }
-}
-
-/// The message that tells a peer why its link ends.
-pub(crate) fn refused(version: u8, reason: Refusal) -> Short {
-    let mut w = Short::new(kind::REFUSED, 0);
-    w.put(&Refused { version, reason: reason.to_wire(), reserved: [0; 6] });
-    w
 }
 
 impl State {
@@ -589,7 +595,8 @@ impl State {
                 self.queue_link_message(link, kind::OPEN_OK, false);
             }
             PeerState::Idle => self.adopt(link, peer_id, window),
-            PeerState::Connecting(mine) if name < self.me => {
+            // The peer cannot know of an attempt on which no OPEN has left.
+            PeerState::Connecting(mine) if name < self.me || self.links.state(mine) == LinkState::Dialing => {
                 self.links.close(mine);
                 self.adopt(link, peer_id, window);
             }

@@ -9,6 +9,7 @@
 
 mod am;
 mod atomic;
+mod call_back;
 mod claims;
 mod collective_op;
 mod collectives;
@@ -51,6 +52,7 @@ use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Faul
 use crate::broken::cannot_happen;
 use crate::bugs::planted;
 use crate::engine::am::Active;
+use crate::engine::call_back::CallBacks;
 use crate::engine::claims::AddressQuery;
 use crate::engine::collectives::Collectives;
 use crate::engine::connection::Connection;
@@ -82,6 +84,7 @@ pub(crate) struct State {
     links: Links,
     /// Pending queries for the endpoints at addresses.
     address_queries: Vec<AddressQuery>,
+    call_backs: CallBacks,
     outgoing: Outgoing,
     incoming: Incoming,
     target: Target,
@@ -118,6 +121,7 @@ impl State {
             leftovers: Leftovers::default(),
             links: Links::default(),
             address_queries: Vec::new(),
+            call_backs: CallBacks::default(),
             incoming: Incoming::new(&config),
             target: Target::new(config.probe),
             prompts: ImmediateReplies::default(),

@@ -273,6 +273,7 @@ impl State {
                 kind::ACCEPT => self.on_accept(link, r),
                 kind::REJECT => self.on_reject(link, &r),
                 kind::REFUSED => self.on_refused(link, r),
+                kind::CALL_BACK => self.on_call_back(link, r),
                 _ => Err(Violation),
             };
         }
@@ -485,6 +486,10 @@ impl Sink for State {
         if self.region_passed(link, key, region).is_err() {
             self.violated(link);
         }
+    }
+
+    fn hindered(&mut self, link: LinkId) {
+        self.ask_for_call(link);
     }
 
     fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {

@@ -20,11 +20,10 @@
 use crate::api::ADDR_NONE;
 use crate::engine::Engine;
 use crate::engine::State;
-use crate::engine::links::refused;
 use crate::engine::peer::{PeerState, Quota};
 use crate::ids::PeerId;
 use crate::nic::{LinkError, LinkId, Nic, Notice, Sink};
-use crate::wire::Refusal;
+use crate::wire::{Refusal, refused};
 
 /// The first window is at most this fraction of the budget.
 const FIRST_PART: u64 = 1024;

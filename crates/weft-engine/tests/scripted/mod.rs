@@ -60,6 +60,8 @@ pub enum Event {
         initiator: bool,
     },
     Down(LinkId),
+    /// An attempt gets no connection.
+    Hindered(LinkId),
     /// The peer has closed the link in an orderly way.
     Closed(LinkId),
     Message(LinkId, Vec<u8>),
@@ -245,6 +247,7 @@ impl ScriptedDevice {
                 self.leave(link);
                 sink.down(link, LinkError::Gone);
             }
+            Event::Hindered(link) if self.open.contains(&link) => sink.hindered(link),
             Event::Closed(link) if self.open.contains(&link) => {
                 self.leave(link);
                 sink.down(link, LinkError::Closed);

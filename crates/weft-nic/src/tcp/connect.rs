@@ -21,7 +21,8 @@
 //! the key is not secret, and neither are the two capabilities. A nonce is used once.
 //!
 //! A peer's name may have two addresses. They take turns: a refusal, an error, or a time without an answer from the
-//! host leads to the other one. An address that can never work is left out.
+//! host leads to the other one. An address that can never work is left out. While no connection is made, others are
+//! asked to have the peer connect ([`weft_engine::nic::Sink::hindered`]).
 //!
 //! Errors: [`Failure::Retry`] if another attempt may succeed, otherwise [`Failure::Final`].
 
@@ -47,6 +48,10 @@ use Failure::{Final, Retry};
 const DROPPED_MAX: u32 = 32;
 /// Time for the host at one of two addresses to answer, at first. It doubles with every second turn.
 const TURN_MS: u64 = 1000;
+/// Time without a connection after which others are asked to have the peer connect. The pauses between two requests
+/// grow from this time to the longest one.
+const ASK_MS: u64 = 250;
+const ASK_MAX_MS: u64 = 2000;
 
 /// The local part of every handshake.
 #[derive(Debug)]
@@ -108,14 +113,17 @@ pub(super) struct Attempt {
     dropped: u32,
     /// The time of the next dial, or of the last one.
     dial_at_ms: u64,
+    /// The number of times that others were asked to have the peer connect, and the time of the next one.
+    asked: u32,
+    ask_at_ms: u64,
     /// Refused connections are tried again until this time.
     retry_until_ms: u64,
     deadline_ms: u64,
 }
 
 impl Attempt {
-    /// An attempt that is ready to dial.
-    pub(super) fn new(peer: &EpName, config: &TcpConfig, now_ms: u64) -> Self {
+    /// An attempt that is ready to dial. `near`: the peer is on this host.
+    pub(super) fn new(peer: &EpName, near: bool, config: &TcpConfig, now_ms: u64) -> Self {
         Self {
             peer: *peer,
             initiator: Initiator::new(),
@@ -127,6 +135,8 @@ impl Attempt {
             refused: false,
             dropped: 0,
             dial_at_ms: now_ms,
+            asked: 0,
+            ask_at_ms: if peer.is_full() && !near { now_ms + ASK_MS } else { u64::MAX },
             retry_until_ms: now_ms.saturating_add(config.endpoint.connect_retry_ms),
             deadline_ms: now_ms.saturating_add(config.endpoint.connect_timeout_ms),
         }
@@ -149,7 +159,24 @@ impl Attempt {
 
     /// The time at which the attempt must be continued even if its socket reports nothing.
     pub(super) fn wake_ms(&self) -> u64 {
-        if self.initiator.is_idle() { self.dial_at_ms } else { self.deadline_ms.min(self.turn_ends_ms()) }
+        let wake_ms =
+            if self.initiator.is_idle() { self.dial_at_ms } else { self.deadline_ms.min(self.turn_ends_ms()) };
+        if self.awaits_peer() { wake_ms } else { wake_ms.min(self.ask_at_ms) }
+    }
+
+    /// Whether it is time to ask others to have the peer connect. Plans the next time.
+    pub(super) fn asks(&mut self, now_ms: u64) -> bool {
+        let asks = !self.awaits_peer() && now_ms >= self.ask_at_ms;
+        if asks {
+            self.asked += 1;
+            self.ask_at_ms = now_ms + (ASK_MS << self.asked.min(8)).min(ASK_MAX_MS);
+        }
+        asks
+    }
+
+    /// Whether others were asked to have the peer connect.
+    pub(super) fn has_asked(&self) -> bool {
+        self.asked > 0
     }
 
     /// The time at which the other address has its turn.
@@ -223,6 +250,8 @@ impl Attempt {
                 self.turn(config, now_ms);
                 return Ok(());
             }
+            // A firewall may report that a host is unreachable, which can connect itself.
+            Final(LinkError::Unreachable) if self.ask_at_ms != u64::MAX => LinkError::Unreachable,
             Final(why) => return Err(why),
             Retry(why) => why,
         };

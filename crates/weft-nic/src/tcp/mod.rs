@@ -166,6 +166,8 @@ pub struct Tcp {
     /// The time before which no timer is due.
     next_timer_ms: u64,
     next_scan_ms: u64,
+    /// An attempt has got no connection for a while ([`Sink::hindered`]).
+    hindered: bool,
     /// A thread may sleep, or have slept, on `wait_fd`.
     parked: bool,
     stats: TcpStats,
@@ -227,6 +229,7 @@ impl Tcp {
             events: None,
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,
+            hindered: false,
             parked: false,
             stats: TcpStats::default(),
             owner: rustix::process::getpid(),
@@ -565,7 +568,7 @@ impl Nic for Tcp {
 
     fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
         let now_ms = sys::now_ms();
-        let attempt = Box::new(Attempt::new(peer, &self.config, now_ms));
+        let attempt = Box::new(Attempt::new(peer, peer.same_host(&self.local.name), &self.config, now_ms));
         let generation = self.next_generation();
         let id = self.insert(None, generation, LinkState::Connecting(attempt))?;
         self.agenda.add(Task::Connect, id);

@@ -127,6 +127,10 @@ impl<S: Sink> Sink for CountingSink<'_, S> {
         self.calls += 1;
         self.sink.confirmed(link, number);
     }
+    fn hindered(&mut self, link: LinkId) {
+        self.calls += 1;
+        self.sink.hindered(link);
+    }
     fn peer(&self, link: LinkId) -> Option<EpName> {
         self.sink.peer(link)
     }
@@ -483,11 +487,15 @@ impl Tcp {
     pub(super) fn up<S: Sink>(&mut self, id: u32, found: ProvenPeer, initiator: bool, sink: &mut S) {
         self.secrets.set(id, found.keys.as_ref());
         let peer = found.peer;
+        let one_way = !initiator && self.is_hindered(&peer);
         log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "dialled" } else { "accepted" });
         self.stats.links_up += 1;
         if let Some(link) = self.links.get_mut(id) {
             link.state = LinkState::Up;
             let mut session = Session::new(found.session, &peer, &self.local, initiator);
+            if one_way {
+                session.set_one_way();
+            }
             if let (Some(socket), Some(second)) = (&link.socket, peer.second_socket()) {
                 session.prefer(second, sys::peer_ip(socket.as_fd()));
             }

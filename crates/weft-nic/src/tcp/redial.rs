@@ -44,6 +44,8 @@ const DROPPED_MAX: u32 = 64;
 pub(super) struct Redial {
     initiator: Initiator,
     near: bool,
+    /// Only the peer can connect.
+    one_way: bool,
     tries: u32,
     /// Tries that the peer accepted and then dropped.
     dropped: u32,
@@ -74,6 +76,7 @@ impl Redial {
         Self {
             initiator,
             near: session.is_near(),
+            one_way: session.is_one_way(),
             tries: fruitless,
             dropped: fruitless,
             wake_ms: now_ms + pause_ms,
@@ -143,7 +146,7 @@ impl Redial {
             self.dropped += 1;
             self.until_ms = self.until_ms.max(now_ms.saturating_add(config.endpoint.resume_ms));
             self.refused_since_ms = None;
-        } else if why == LinkError::Refused {
+        } else if why == LinkError::Refused && !self.one_way {
             let since_ms = *self.refused_since_ms.get_or_insert(now_ms);
             if self.near || now_ms >= since_ms + REFUSED_MS {
                 return Err(LinkError::Gone);

@@ -25,6 +25,17 @@ const USELESS_TICKS: u8 = 15;
 /// A connection without pending bytes that breaks earlier, without progress, was useless.
 const SHORT_LIVED_TICKS: u8 = 2;
 
+/// Whether this side can make connections to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// It can, as far as is known.
+    Open,
+    /// Only the peer can connect: connections of this side are dropped or refused on their way.
+    OneWay,
+    /// The peer is a transmit context and cannot be called.
+    Transmits,
+}
+
 /// The session of a link.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -39,8 +50,7 @@ pub(super) struct Session {
     initiator: bool,
     /// The peer is on this host.
     near: bool,
-    /// The peer is a transmit context and cannot be called.
-    transmits: bool,
+    reach: Reach,
     /// The number of consecutive connections that broke without progress.
     fruitless: u8,
     /// The time of the last break in ticks, and a digest of the progress in both directions by then. A few bits of each
@@ -68,7 +78,7 @@ impl Session {
             port: socket.port(),
             initiator,
             near,
-            transmits,
+            reach: if transmits { Reach::Transmits } else { Reach::Open },
             fruitless: 0,
             broke: 0,
             through: 0,
@@ -119,9 +129,26 @@ impl Session {
         self.near
     }
 
+    /// Whether further connections to the peer can be made from this side.
+    pub(super) fn can_be_dialled(&self) -> bool {
+        self.reach == Reach::Open
+    }
+
     /// Whether the peer is a transmit context, which cannot be called.
     pub(super) fn is_with_transmit_context(&self) -> bool {
-        self.transmits
+        self.reach == Reach::Transmits
+    }
+
+    /// Notes that only the peer can connect.
+    pub(super) fn set_one_way(&mut self) {
+        if self.reach == Reach::Open {
+            self.reach = Reach::OneWay;
+        }
+    }
+
+    /// Whether only the peer can connect. A refusal then tells nothing about the peer.
+    pub(super) fn is_one_way(&self) -> bool {
+        self.reach == Reach::OneWay
     }
 
     /// The number of consecutive connections that broke without progress.
@@ -142,7 +169,7 @@ impl Session {
     /// The id of the endpoint to call. For a transmit context it is that of the first receive context of its endpoint.
     fn target(&self) -> [u8; 16] {
         let mut id = self.ep_id;
-        if self.transmits {
+        if self.reach == Reach::Transmits {
             id[15] = 0;
         }
         id

@@ -7,7 +7,8 @@
 
 use std::os::fd::AsFd;
 
-use weft_engine::nic::{LinkError, Sink};
+use weft_engine::name::EpName;
+use weft_engine::nic::{LinkError, LinkId, Sink};
 
 use super::initiator::Failure;
 use super::{Link, LinkState, Task, Tcp, sys};
@@ -47,6 +48,7 @@ impl Tcp {
             } else if attempt.wants_dial(now_ms) {
                 self.dial(id, now_ms);
             }
+            self.ask_for_call(id, sink, now_ms);
             let Some(Link { state: LinkState::Connecting(attempt), .. }) = self.links.get(id) else { continue };
             if attempt.expired(now_ms) {
                 log::debug!("tcp: no answer from {}", attempt.peer());
@@ -59,6 +61,25 @@ impl Tcp {
                 self.set_timer(attempt.wake_ms());
             }
         }
+    }
+
+    /// Reports an attempt that gets no connection.
+    fn ask_for_call<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
+        let Some(Link { state: LinkState::Connecting(attempt), .. }) = self.links.get_mut(id) else { return };
+        if attempt.asks(now_ms) {
+            log::info!("tcp: no connection to {} so far, others are asked to have it connect", attempt.peer());
+            self.hindered = true;
+            sink.hindered(LinkId(id));
+        }
+    }
+
+    /// Whether this side has tried in vain to connect to a peer.
+    pub(super) fn is_hindered(&self, peer: &EpName) -> bool {
+        self.hindered
+            && self.agenda.links(Task::Connect).any(|id| match self.links.get(id).map(|link| &link.state) {
+                Some(LinkState::Connecting(attempt)) => attempt.has_asked() && attempt.peer().same_endpoint(peer),
+                _ => false,
+            })
     }
 
     /// Acknowledges messages that were received a while ago, so that the peers can release them.

@@ -47,7 +47,7 @@ impl Tcp {
     pub(super) fn begin_rails(&mut self, id: u32) {
         let Some(session) = self.links.get(id).and_then(|link| link.session.as_ref()) else { return };
         let may = self.config.streams > 1 && (!session.is_near() || self.config.streams_within_host);
-        if !may || session.is_with_transmit_context() {
+        if !may || !session.can_be_dialled() {
             return;
         }
         let bundle = self.rails.bundles.entry(id).or_default();
@@ -60,7 +60,7 @@ impl Tcp {
     }
 
     /// Dials the rails of a link that are due.
-    fn dial_rails(&mut self, id: u32, now_ms: u64) {
+    pub(super) fn dial_rails(&mut self, id: u32, now_ms: u64) {
         if !self.links.get(id).is_some_and(|link| matches!(link.state, LinkState::Up)) {
             return;
         }
