@@ -47,10 +47,14 @@ def test_paths(runner: harness.Runner, per_host: int) -> None:
         assert not {host(peer) for peer in near} & {host(peer) for peer in far}, f"rank {rank}: {links}"
 
 
-@pytest.mark.parametrize("kind", ["cold", "vpn", "apart"])
+LEFT_OUT = re.compile(r"interfaces for other hosts: (.*)")
+
+
+@pytest.mark.parametrize("kind", ["cold", "vpn", "apart", "crowd"])
 def test_odd_interfaces(runner: harness.Runner, kind: str) -> None:
     """The default route leads to an interface that does not reach the other host: one without carrier, a tunnel, or one
-    of another network. The first two are not chosen. Of the third, peers try the second address."""
+    of another network. The first two are not chosen. Of the third, peers try the second address, also among many
+    bridges. The log names the choice."""
     harness.need_sandbox()
     if harness.PROVIDER != "weft":
         pytest.skip("other providers choose addresses by other rules")
@@ -62,8 +66,47 @@ def test_odd_interfaces(runner: harness.Runner, kind: str) -> None:
     outcome = runner.run([*hosts, *command], env, timeout_s=60).check()
     assert "all pairs: good" in outcome.output
     named = {host(peer) for _, peer, device in LINK.findall(outcome.output) if device == "tcp"}
-    network = "10.88.0." if kind == "apart" else "10.77.0."
+    network = "10.88.0." if kind in ("apart", "crowd") else "10.77.0."
     assert named and all(peer.startswith(network) for peer in named), named
+    choice = LEFT_OUT.search(outcome.output)
+    assert choice, outcome.output[-3000:]
+    used, _, left = choice[1].partition("; left out: ")
+    assert "eth0 (10.77.0." in used, choice[1]
+    reasons = {
+        "cold": ["docker0", "has no carrier"],
+        "vpn": [],
+        "apart": [],
+        "crowd": ["more (is a bridge: other hosts may have its address)", "cold0", "has no carrier"],
+    }
+    assert all(reason in left for reason in reasons[kind]), choice[1]
+
+
+def test_the_choice_among_interfaces_is_shown(runner: harness.Runner) -> None:
+    """Among twenty bridges, `weft info` names the interfaces in use and why others are left out, and weft's own client
+    reaches the other host."""
+    harness.need_sandbox()
+    if harness.PROVIDER != "weft":
+        pytest.skip("a command of weft")
+    weft = str(jobs.DIST / "weft")
+    script = f"""
+ip netns exec h2 {weft} bench serve --libfabric {LIBFABRIC} --cores 1 &
+for try in $(seq 100); do ip netns exec h2 ss -ltn | grep -q ":18717 " && break; sleep 0.1; done
+ip netns exec h1 {weft} bench pingpong --to 10.77.0.2 --providers weft --sizes 8 --rounds 1 --sample-ms 20 \
+  --libfabric {LIBFABRIC} --cores 0 --json /dev/fd/3 3>&1 >/dev/null
+echo ====
+ip netns exec h1 {weft} info --json
+kill %1
+"""
+    env = {name: value for name, value in jobs.environment("weft").items() if name != "FI_PROVIDER"}
+    hosts = [str(harness.SUPPORT / "two-hosts.sh"), str(harness.SUPPORT / "odd-interfaces.sh"), "crowd"]
+    outcome = runner.run([*hosts, "bash", "-c", script], env, timeout_s=60).check()
+    measured, _, info = outcome.output.partition("====")
+    found = [json.loads(line.rstrip(",")) for line in measured.splitlines() if line.startswith("  {")]
+    rows = [row for row in found if row["provider"] == "weft" and row["metric"] == "latency"]
+    assert rows and all(row["status"] == "ok" for row in rows), outcome.output[-3000:]
+    usage = {row["name"]: row["usage"] for row in json.loads(info[info.index("{") : info.rindex("}") + 1])["interfaces"]}
+    assert (usage["odd0"], usage["eth0"], usage["cold0"]) == ("first", "second", "has no carrier"), usage
+    assert "other hosts may have its address" in usage["docker7"], usage
 
 
 @pytest.mark.parametrize("encrypt", ["0", "1"])

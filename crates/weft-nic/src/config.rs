@@ -133,12 +133,13 @@ impl Default for Config {
 }
 
 /// Properties of TCP that depend on the host. They are found out before the device is made, since that takes stack.
-#[derive(Clone, Copy)]
 pub(crate) struct Extras {
     /// Connections for long messages.
     pub(crate) streams: usize,
     /// The second address in the name.
     pub(crate) second: Option<Ipv4Addr>,
+    /// The networks of this host.
+    pub(crate) networks: host::Networks,
     /// The executor of barriers between hosts.
     pub(crate) uring: Uring,
 }
@@ -175,6 +176,7 @@ impl Config {
             admitted,
             job_key: self.job_key_bytes(),
             eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
+            networks: extras.networks,
             uring: extras.uring,
             unsent: self.on_unsent.map(|call| Arc::new(Unsent::new(call))),
             version: defaults.version + self.later_version,

@@ -217,7 +217,11 @@ impl Devices {
         let addrs = host::choose_addresses(config.iface.as_deref(), me.socket)?;
         let uring = if checker.is_some() && config.uring == Uring::Yes { Uring::No } else { config.uring };
         let second = host::second_address(config.iface.as_deref(), config.listen, me.socket);
-        let extras = Extras { streams: config.tcp_streams(&addrs), second, uring };
+        if config.tcp {
+            log_choice(&addrs, second);
+        }
+        let networks = host::Networks::of_this_host();
+        let extras = Extras { streams: config.tcp_streams(&addrs), second, networks, uring };
         let tcp = if config.tcp { open_tcp(config, addrs, extras, &mut me)? } else { None };
         let second = second.filter(|_| tcp.is_some());
         me.socket = config.named_socket.unwrap_or(me.socket);
@@ -658,6 +662,15 @@ fn log_notice(peer: &EpName, notice: Notice) {
             "messages that {peer} has left are dropped: it is in no address vector, and others need its place; receive \
              such messages sooner, or raise FI_WEFT_MAX_UNKNOWN_PEERS and `ulimit -n`"
         ),
+    }
+}
+
+/// Logs the interfaces at which peers reach the endpoint, and why others are left out.
+fn log_choice(addrs: &[SocketAddr], second: Option<Ipv4Addr>) {
+    if log::log_enabled!(log::Level::Info) {
+        let all = host::interfaces().unwrap_or_default();
+        let second = second.map(std::net::IpAddr::V4);
+        log::info!("interfaces for other hosts: {}", host::describe_choice(&all, addrs, second));
     }
 }
 

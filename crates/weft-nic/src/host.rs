@@ -33,6 +33,10 @@ pub struct Interface {
     pub addrs: Vec<SocketAddr>,
     /// Administratively up, and with a carrier.
     pub up: bool,
+    /// Administratively up, whether or not there is a carrier.
+    pub enabled: bool,
+    /// The networks of the addresses.
+    pub networks: Vec<Network>,
     /// The loopback interface.
     pub loopback: bool,
     /// Backed by a device of its own, in contrast to a bridge or tunnel.
@@ -43,6 +47,59 @@ pub struct Interface {
     pub bridge: bool,
     /// The speed in Mbit/s, if the driver reports it.
     pub speed_mbit: Option<u32>,
+}
+
+/// The addresses that an interface reaches without a gateway: those that begin with the same bits as its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    own: IpAddr,
+    bits: u32,
+}
+
+impl Network {
+    fn new(own: SocketAddr, mask: Option<SocketAddr>) -> Self {
+        let bits = match mask.map(|mask| mask.ip()) {
+            Some(IpAddr::V4(mask)) => mask.to_bits().leading_ones(),
+            Some(IpAddr::V6(mask)) => mask.to_bits().leading_ones(),
+            None => u32::MAX,
+        };
+        Self { own: own.ip(), bits }
+    }
+
+    /// Whether an address is in the network.
+    fn contains(&self, ip: IpAddr) -> bool {
+        match (self.own, ip) {
+            (IpAddr::V4(own), IpAddr::V4(ip)) => (own.to_bits() ^ ip.to_bits()).leading_zeros() >= self.bits.min(32),
+            (IpAddr::V6(own), IpAddr::V6(ip)) => (own.to_bits() ^ ip.to_bits()).leading_zeros() >= self.bits.min(128),
+            _ => false,
+        }
+    }
+}
+
+/// The networks of this host, for the choice between two addresses of a peer.
+#[derive(Clone, Debug, Default)]
+pub struct Networks(Vec<Network>);
+
+impl Networks {
+    /// The networks of the interfaces that are up.
+    #[must_use]
+    pub fn of_this_host() -> Self {
+        let up = interfaces().unwrap_or_default().into_iter().filter(|known| known.up && !known.loopback);
+        Self(up.flat_map(|known| known.networks).collect())
+    }
+
+    /// Whether the second address of a peer on another host promises more than the first one.
+    ///
+    /// An address of this host cannot be the peer's: bridges of containers, and the networks of virtual machines behind
+    /// address translation, have the same addresses on each host. An address in a network of this host precedes one
+    /// behind a gateway.
+    pub(crate) fn prefer_second(&self, first: IpAddr, second: IpAddr) -> bool {
+        let rank = |ip| {
+            let own = self.0.iter().any(|network| network.own == ip);
+            (own, !self.0.iter().any(|network| network.contains(ip)))
+        };
+        rank(second) < rank(first)
+    }
 }
 
 /// The interfaces of this host within this network namespace, in the kernel's order.
@@ -62,7 +119,10 @@ fn group(all: nix::ifaddrs::InterfaceAddressIterator) -> Vec<Interface> {
             found.push(describe(&entry.interface_name, entry.flags));
             found.len() - 1
         });
-        found[at].addrs.extend(entry.address.as_ref().and_then(internet_addr));
+        if let Some(addr) = entry.address.as_ref().and_then(internet_addr) {
+            found[at].addrs.push(addr);
+            found[at].networks.push(Network::new(addr, entry.netmask.as_ref().and_then(internet_addr)));
+        }
     }
     found
 }
@@ -74,6 +134,8 @@ fn describe(name: &str, flags: InterfaceFlags) -> Interface {
         name: name.to_owned(),
         addrs: Vec::new(),
         up: flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
+        enabled: flags.contains(InterfaceFlags::IFF_UP),
+        networks: Vec::new(),
         loopback: flags.contains(InterfaceFlags::IFF_LOOPBACK),
         physical: fs::exists(format!("{device}/device")).unwrap_or(false),
         point_to_point: flags.contains(InterfaceFlags::IFF_POINTOPOINT),
@@ -157,6 +219,92 @@ pub fn second_address(iface: Option<&str>, listen: Option<SocketAddr>, first: So
 /// The interfaces in a list.
 fn listed(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').map(str::trim).filter(|name| !name.is_empty())
+}
+
+/// The use of an interface for messages from other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Usage {
+    /// Its address is the first in the names of endpoints.
+    First,
+    /// Its address is the second: peers dial it if they cannot reach the first.
+    Second,
+    /// Further connections for long messages use it.
+    Further,
+    /// It is left out, for this reason.
+    LeftOut(&'static str),
+}
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::First => "first",
+            Self::Second => "second",
+            Self::Further => "long messages",
+            Self::LeftOut(why) => why,
+        })
+    }
+}
+
+impl Interface {
+    /// The use of the interface by an endpoint. `chosen`: the addresses of the endpoint's interfaces, the first of
+    /// which is in its name. `second`: the second address in its name.
+    #[must_use]
+    pub fn usage(&self, chosen: &[SocketAddr], second: Option<IpAddr>) -> Usage {
+        let has = |ip: IpAddr| self.addrs.iter().any(|own| own.ip() == ip);
+        match chosen {
+            [first, ..] if has(first.ip()) => Usage::First,
+            _ if second.is_some_and(has) => Usage::Second,
+            [_, further @ ..] if further.iter().any(|addr| has(addr.ip())) => Usage::Further,
+            _ => Usage::LeftOut(self.drawback()),
+        }
+    }
+
+    /// The reason why another interface is better.
+    fn drawback(&self) -> &'static str {
+        if !self.enabled {
+            "is down"
+        } else if !self.up {
+            "has no carrier"
+        } else if self.loopback {
+            "is loopback"
+        } else if best_addr(&self.addrs, Wants::V4First).is_none() {
+            "has no address that a peer can dial"
+        } else if self.point_to_point {
+            "leads to one host, as of a VPN"
+        } else if self.bridge {
+            "is a bridge: other hosts may have its address"
+        } else {
+            "is behind others by route and speed"
+        }
+    }
+}
+
+/// Interfaces that a text lists by name for one reason.
+const SHOWN: usize = 3;
+
+/// The choice of interfaces in words: `eth0 (10.0.0.1) (first); left out: eth1 (has no carrier)`.
+#[must_use]
+pub fn describe_choice(all: &[Interface], chosen: &[SocketAddr], second: Option<IpAddr>) -> String {
+    let mut used = Vec::new();
+    let mut left: Vec<(&str, Vec<&str>)> = Vec::new();
+    for known in all {
+        match known.usage(chosen, second) {
+            Usage::LeftOut(why) if !known.loopback => match left.iter_mut().find(|(other, _)| *other == why) {
+                Some((_, names)) => names.push(&known.name),
+                None => left.push((why, vec![known.name.as_str()])),
+            },
+            Usage::LeftOut(_) => {}
+            usage => used.push(format!("{}{} ({usage})", known.name, addresses(known))),
+        }
+    }
+    let left = left.iter().map(|(why, names)| {
+        let more = names.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{}{more} ({why})", names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", "))
+    });
+    let left = left.collect::<Vec<_>>().join(", ");
+    let left = if left.is_empty() { left } else { format!("; left out: {left}") };
+    format!("{}{left}", used.join(", "))
 }
 
 /// The addresses of all interfaces in a list. The first one is `first`, the address of the endpoint's name. If that is
@@ -280,7 +428,7 @@ fn default_routes() -> Vec<SocketAddr> {
 ///
 /// Interfaces that are down or without carrier are left out, although a default route may still lead there. Links to
 /// one host, for example of a VPN, are the last: the peers of a job are rarely behind them. Among the others, the one
-/// of the default route is the first, then devices of their own by their speed.
+/// of the default route is the first, then devices of their own by their speed. Other bridges follow.
 fn best_first<'a>(all: &'a [Interface], routed: &[SocketAddr], wants: Wants) -> Vec<(&'a Interface, SocketAddr)> {
     let mut found: Vec<_> = all
         .iter()
@@ -296,7 +444,7 @@ fn best_first<'a>(all: &'a [Interface], routed: &[SocketAddr], wants: Wants) -> 
         .collect();
     // The sort is stable: among equals the kernel's order decides.
     found.sort_by_key(|&(known, _, route)| {
-        (known.point_to_point, route, std::cmp::Reverse((known.physical, known.speed_mbit)))
+        (known.point_to_point, route, known.bridge, std::cmp::Reverse((known.physical, known.speed_mbit)))
     });
     found.into_iter().map(|(known, addr, _)| (known, addr)).collect()
 }
@@ -355,7 +503,8 @@ mod tests {
         let (loopback, point_to_point, bridge) =
             (name == "lo", name.starts_with("tun"), name.starts_with("docker") || name.starts_with("br"));
         let physical = !point_to_point && !bridge;
-        Interface { name: name.to_owned(), addrs, up, loopback, physical, point_to_point, bridge, speed_mbit }
+        let (name, enabled, networks) = (name.to_owned(), up, Vec::new());
+        Interface { name, addrs, up, enabled, networks, loopback, physical, point_to_point, bridge, speed_mbit }
     }
 
     #[test]
@@ -479,6 +628,53 @@ mod tests {
         // The host's address is on the loopback interface, and its routes lead over several others.
         all[0].addrs.push("192.0.2.1:0".parse().unwrap());
         assert_eq!(order(&all, &["192.0.2.1"], Wants::V4First)[0], "lo 192.0.2.1");
+    }
+
+    #[test]
+    fn bridges_follow_other_interfaces_unless_the_default_route_is_theirs() {
+        let all = [
+            interface("docker0", true, None, &["172.17.0.1"]),
+            Interface { physical: false, ..interface("eth0", true, None, &["10.0.0.1"]) },
+        ];
+        assert_eq!(order(&all, &[], Wants::V4First)[0], "eth0 10.0.0.1");
+        assert_eq!(order(&all, &["172.17.0.1"], Wants::V4First)[0], "docker0 172.17.0.1");
+    }
+
+    #[test]
+    fn the_choice_is_described_with_reasons() {
+        let mut all = vec![
+            interface("lo", true, None, &["127.0.0.1"]),
+            interface("eth0", true, None, &["10.0.0.1"]),
+            interface("eth1", true, None, &["10.1.0.1"]),
+            Interface { enabled: true, ..interface("eth2", false, None, &["10.2.0.1"]) },
+            interface("tun0", true, None, &["10.8.0.1"]),
+        ];
+        all.extend((0..20).map(|n| interface(&format!("docker{n}"), true, None, &[&format!("172.17.{n}.1")])));
+        let chosen = ["10.0.0.1:7".parse().unwrap()];
+        assert_eq!(
+            describe_choice(&all, &chosen, Some("10.1.0.1".parse().unwrap())),
+            "eth0 (10.0.0.1) (first), eth1 (10.1.0.1) (second); left out: eth2 (has no carrier), tun0 (leads to one \
+             host, as of a VPN), docker0, docker1, docker2 and 17 more (is a bridge: other hosts may have its address)"
+        );
+        assert_eq!(describe_choice(&all[..2], &chosen, None), "eth0 (10.0.0.1) (first)");
+    }
+
+    #[test]
+    fn of_two_addresses_the_one_in_a_network_of_this_host_is_dialled_first() {
+        let network = |own: &str, mask: &str| {
+            let addr = |text: &str| SocketAddr::new(text.parse().unwrap(), 0);
+            Network::new(addr(own), Some(addr(mask)))
+        };
+        let ours = Networks(vec![network("172.17.0.1", "255.255.0.0"), network("10.77.0.1", "255.255.255.0")]);
+        let prefers = |first: &str, second: &str| ours.prefer_second(first.parse().unwrap(), second.parse().unwrap());
+        // The first address is this host's own, or behind a gateway.
+        assert!(prefers("172.17.0.1", "10.77.0.2"));
+        assert!(prefers("172.17.0.1", "192.0.2.7"));
+        assert!(prefers("10.88.0.2", "10.77.0.2"));
+        assert!(!prefers("10.77.0.2", "172.17.0.2"));
+        assert!(!prefers("10.88.0.2", "10.99.0.2"));
+        let v6 = network("2001:db8::1", "ffff:ffff:ffff:ffff::");
+        assert!(v6.contains("2001:db8::7".parse().unwrap()) && !v6.contains("2001:db9::1".parse().unwrap()));
     }
 
     #[test]

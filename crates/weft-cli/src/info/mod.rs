@@ -78,6 +78,8 @@ struct InterfaceFact {
     addresses: Vec<String>,
     /// TCP uses one of its addresses.
     chosen: bool,
+    /// The use by TCP, or the reason why it is left out.
+    usage: String,
 }
 
 /// Collects the facts.
@@ -88,15 +90,19 @@ pub(crate) fn gather() -> Info {
     let set = std::env::var("FI_PROVIDER_PATH").ok();
     let library = library::find(&library::places(set.as_deref())).or_else(library::beside_us);
     let used = chosen.as_ref().ok().and_then(|addr| host::choose_addresses(params.iface.as_deref(), *addr).ok());
-    let mut used: Vec<IpAddr> = used.unwrap_or_default().iter().map(SocketAddr::ip).collect();
+    let used = used.unwrap_or_default();
     let first = chosen.as_ref().ok().copied();
-    used.extend(first.and_then(|first| host::second_address(params.iface.as_deref(), None, first)).map(IpAddr::V4));
-    let interfaces = host::interfaces().unwrap_or_default().into_iter().map(|interface| InterfaceFact {
-        chosen: interface.addrs.iter().any(|addr| used.contains(&addr.ip())),
-        name: interface.name,
-        up: interface.up,
-        loopback: interface.loopback,
-        addresses: interface.addrs.iter().map(|addr| addr.ip().to_string()).collect(),
+    let second = first.and_then(|first| host::second_address(params.iface.as_deref(), None, first)).map(IpAddr::V4);
+    let interfaces = host::interfaces().unwrap_or_default().into_iter().map(|interface| {
+        let usage = interface.usage(&used, second);
+        InterfaceFact {
+            chosen: !matches!(usage, host::Usage::LeftOut(_)),
+            usage: usage.to_string(),
+            name: interface.name,
+            up: interface.up,
+            loopback: interface.loopback,
+            addresses: interface.addrs.iter().map(|addr| addr.ip().to_string()).collect(),
+        }
     });
     let api = weft_fi::API_VERSION;
     let shm = shm_path(params);
@@ -177,7 +183,10 @@ impl Text for Info {
         );
         let interfaces = render::table(
             ["interface", "up", "used by tcp", "addresses"],
-            self.interfaces.iter().map(|i| [i.name.clone(), yes_no(i.up), yes_no(i.chosen), i.addresses.join(" ")]),
+            self.interfaces.iter().map(|i| {
+                let usage = if i.chosen { i.usage.clone() } else { format!("no: {}", i.usage) };
+                [i.name.clone(), yes_no(i.up), usage, i.addresses.join(" ")]
+            }),
         );
         format!(
             "{head}\n{paths}\n{interfaces}\n{}\n{}\n{}",

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::Unsent;
 use super::wire::VERSION;
+use crate::host::Networks;
 use crate::{Config, Uring};
 
 /// Settings of the TCP device. Sizes in bytes, times in milliseconds.
@@ -39,6 +40,8 @@ pub struct TcpConfig {
     pub addrs: Vec<SocketAddr>,
     /// Drop connections to other addresses of this host. Empty: to none.
     pub admitted: Vec<IpAddr>,
+    /// The networks of this host, for the choice between two addresses of a peer.
+    pub networks: Networks,
     /// The executor of the steps of collectives.
     pub uring: Uring,
     /// Limit of simultaneous half-open connections: those whose peer has not proven itself.
@@ -65,6 +68,7 @@ impl Default for TcpConfig {
             stripe_bytes: 256 * 1024,
             addrs: Vec::new(),
             admitted: Vec::new(),
+            networks: Networks::default(),
             uring: Uring::No,
             half_open: 128,
             unsent: None,

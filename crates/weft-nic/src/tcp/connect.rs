@@ -20,9 +20,10 @@
 //! capability never travels in the clear. If the initiator knows only a service name and there is no job key, however,
 //! the key is not secret, and neither are the two capabilities. A nonce is used once.
 //!
-//! A peer's name may have two addresses. They take turns: a refusal, an error, or a time without an answer from the
-//! host leads to the other one. An address that can never work is left out. While no connection is made, others are
-//! asked to have the peer connect ([`weft_engine::nic::Sink::hindered`]).
+//! A peer's name may have two addresses. The one in a network of this host is the first ([`crate::host::Networks`]).
+//! They take turns: a refusal, an error, or a time without an answer from the host leads to the other one. An address
+//! that can never work is left out. While no connection is made, others are asked to have the peer connect
+//! ([`weft_engine::nic::Sink::hindered`]).
 //!
 //! Errors: [`Failure::Retry`] if another attempt may succeed, otherwise [`Failure::Final`].
 
@@ -124,12 +125,14 @@ pub(super) struct Attempt {
 impl Attempt {
     /// An attempt that is ready to dial. `near`: the peer is on this host.
     pub(super) fn new(peer: &EpName, near: bool, config: &TcpConfig, now_ms: u64) -> Self {
+        let second = peer.second_socket().filter(|_| !near);
+        let prefers = |second: SocketAddr| config.networks.prefer_second(peer.socket().ip(), second.ip());
         Self {
             peer: *peer,
             initiator: Initiator::new(),
             found: None,
             tries: 0,
-            at_second: false,
+            at_second: second.is_some_and(prefers),
             given_up: None,
             silent_turns: 0,
             refused: false,
