@@ -464,6 +464,14 @@ impl Cluster {
         std::mem::take(node.engine.completions())
     }
 
+    /// Takes the completions of a rank into an empty list, whose memory the engine uses for further ones.
+    pub fn swap_completions(&mut self, rank: usize, list: &mut Vec<Completion>) {
+        debug_assert!(list.is_empty(), "completions would be lost");
+        if let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut) {
+            std::mem::swap(node.engine.completions(), list);
+        }
+    }
+
     /// The rank's client reads the next completion with these flags. The MULTI flag tells it whether a shared
     /// multi-receive is released.
     pub(crate) fn read_next(&mut self, rank: usize, flags: &mut CompletionFlags) {
