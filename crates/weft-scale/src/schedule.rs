@@ -124,8 +124,13 @@ impl Collective {
         self.of_rank.iter().map(|&number| of_shared[number as usize]).sum()
     }
 
+    #[inline]
     fn shared(&self, rank: u32) -> Option<&Shared> {
-        self.shared.get(*self.of_rank.get(rank as usize)? as usize)
+        match self.shared.as_slice() {
+            // All ranks share one schedule. The list of all ranks would not fit into the processor's cache.
+            [only] => Some(only),
+            all => all.get(*self.of_rank.get(rank as usize)? as usize),
+        }
     }
 
     fn partner(&self, ends: (u32, u32)) -> u32 {
