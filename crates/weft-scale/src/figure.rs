@@ -70,7 +70,8 @@ pub struct Comparison {
 
 impl Comparison {
     /// A number with a tolerance in percent.
-    fn number(what: &str, unit: &'static str, value: f64, percent: f64, ours: f64, label: Label) -> Self {
+    #[must_use]
+    pub fn number(what: &str, unit: &'static str, value: f64, percent: f64, ours: f64, label: Label) -> Self {
         let room = value * percent / 100.0;
         Self {
             what: what.to_owned(),
@@ -92,13 +93,15 @@ impl Comparison {
     }
 
     /// A range in which our number lies.
-    fn range(what: &str, unit: &'static str, (least, most): (f64, f64), ours: f64, label: Label) -> Self {
+    #[must_use]
+    pub fn range(what: &str, unit: &'static str, (least, most): (f64, f64), ours: f64, label: Label) -> Self {
         let published = if least > f64::MIN { format!("{least} to {most}") } else { format!("at most {most}") };
         Self { what: what.to_owned(), unit, published, value: None, ours, least, most, label }
     }
 
     /// A statement.
-    fn statement(what: &str, holds: bool, label: Label) -> Self {
+    #[must_use]
+    pub fn statement(what: &str, holds: bool, label: Label) -> Self {
         let ours = if holds { 1.0 } else { 0.0 };
         let published = "yes".to_owned();
         Self { what: what.to_owned(), unit: "", published, value: None, ours, least: 1.0, most: 1.0, label }
@@ -138,12 +141,15 @@ pub struct Line {
 }
 
 impl Line {
-    fn new(name: &str, points: Vec<(f64, f64)>) -> Self {
+    /// A line through points.
+    #[must_use]
+    pub fn new(name: &str, points: Vec<(f64, f64)>) -> Self {
         Self { name: name.to_owned(), points }
     }
 
-    /// The value at an x of the line.
-    fn at(&self, x: f64) -> f64 {
+    /// The value at an x of the line; no number if it has no such point.
+    #[must_use]
+    pub fn at(&self, x: f64) -> f64 {
         self.points.iter().find(|point| (point.0 - x).abs() < f64::EPSILON).map_or(f64::NAN, |point| point.1)
     }
 }

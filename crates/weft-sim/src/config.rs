@@ -6,6 +6,7 @@
 
 use weft_engine::nic::{Demands, NicCaps};
 
+use crate::card::Card;
 use crate::hazard::{Hazard, Hazards};
 use crate::rng::{Entity, Stream};
 
@@ -90,9 +91,8 @@ pub struct FabricConfig {
     /// Virtual duration of a poll. With 0, the ranks' times stay independent of each other; with more, a rank
     /// that waits inside a call sees time advance.
     pub poll_ns: u64,
-    /// Picoseconds per byte of copying into and out of the device's own memory. A push is copied at both
-    /// ends.
-    pub copy_ps_per_byte: u64,
+    /// The device is a card with mailboxes and special memory.
+    pub card: Option<Card>,
     /// Gets and puts need registered memory; `caps.registered` follows from this.
     pub registration: Option<Registration>,
     /// Endpoints per host, in the order of their numbers.
@@ -138,36 +138,13 @@ impl FabricConfig {
             max_segments: usize::MAX,
             poll_budget: 16,
             poll_ns: 0,
-            copy_ps_per_byte: 0,
+            card: None,
             registration: None,
             per_host: usize::MAX,
             boards: false,
             chains: None,
             faults: Faults::default(),
         }
-    }
-
-    /// A model of the Unimem prototype (Kim et al., EuroMPI 2018) by the figures that its paper states: a
-    /// mailbox of less than 1 µs, DMA of 1 GB/s between registered memory only, registration of 10 µs. The
-    /// paper reaches 360.59 MB/s with two copies of every byte, one after the other, so one copy takes 0.887
-    /// ns a byte. The mailbox has the 256 bytes that weft needs instead of 24; the rest follows the paper.
-    #[must_use]
-    pub fn unimem(seed: u64) -> Self {
-        let mut config = Self::new(seed);
-        let caps = NicCaps {
-            mailbox_bytes: 256,
-            inline_bytes: 24,
-            eager_bytes: 0,
-            push_follows: false,
-            confirms: false,
-            maps: false,
-            ..config.caps
-        };
-        let demands = Demands { cost_ns: 10_000, align_bytes: 1, regions: 1024, bytes: u64::MAX };
-        config.registration = Some(Registration { demands, end_ns: 10_000, observed: true });
-        (config.caps, config.latency_ns, config.ps_per_byte, config.copy_ps_per_byte) = (caps, 900, 1000, 887);
-        config.share_permille = 0;
-        config
     }
 
     /// A configuration drawn from the seed, with the faults that a device may always have.

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 
 use weft_engine::name::EpName;
 
+use crate::card::{Card, Unit};
 use crate::event::Event;
 use crate::fabric::FabricState;
 use crate::registration::Registered;
@@ -31,13 +32,14 @@ pub(crate) struct Endpoint {
     /// Transfers that still need this process.
     pub(crate) busy: usize,
     pub(crate) registered: Registered,
+    pub(crate) unit: Unit,
     /// Whether the endpoint is in the set.
     stirred: bool,
 }
 
 impl Endpoint {
     /// An endpoint that has not started.
-    pub(crate) fn new(name: EpName, rng: Stream) -> Self {
+    pub(crate) fn new(ep: usize, name: EpName, rng: Stream, card: Option<&Card>) -> Self {
         Self {
             name,
             alive: false,
@@ -48,6 +50,7 @@ impl Endpoint {
             dirty: Vec::new(),
             busy: 0,
             registered: Registered::default(),
+            unit: Unit::new(ep, card),
             stirred: false,
         }
     }

@@ -10,6 +10,7 @@ use weft_engine::board::Board;
 use weft_engine::mapped::PeerRegion;
 use weft_engine::nic::LinkError;
 
+use crate::card::Question;
 use crate::wire::EndId;
 
 /// A scheduled event. `to` is the end at which it happens.
@@ -21,6 +22,12 @@ pub(crate) enum Event {
     Up { to: EndId },
     /// A message arrives.
     Message { to: EndId, bytes: Vec<u8> },
+    /// A message is in the mailbox of a card.
+    Mailbox { to: EndId, bytes: Vec<u8> },
+    /// A card asks for the place of a piece of a push.
+    Question { to: EndId, question: Question },
+    /// A piece of a push takes its next step over cards.
+    Piece { piece: u64 },
     /// A piece of a push arrives.
     Segment { to: EndId, window: u64, offset: u64, bytes: Vec<u8> },
     /// A confirmation of executed messages arrives.

@@ -7,20 +7,21 @@
 //! Invariants: single-threaded; only [`Fabric::advance`] and [`Fabric::pass`] move time; no iteration follows
 //! hash order; every random draw comes from the stream of the entity concerned.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, Identity, NameParts, endpoint_id};
-use weft_engine::nic::{LinkError, LinkId, RemoteIov, Span};
+use weft_engine::nic::{LinkError, LinkId, RemoteIov};
 
+use crate::card::Cards;
 use crate::chain::Chains;
 use crate::config::{FabricConfig, Faults};
 use crate::endpoint::Endpoint;
 use crate::event::{Agenda, Event};
-use crate::memory::{Buffer, Memory};
+use crate::memory::Memory;
 use crate::nic::SimNic;
 use crate::rng::{Entity, Stream};
 use crate::stats::Stats;
@@ -73,6 +74,7 @@ pub(crate) struct FabricState {
     pub(crate) transfers: BTreeMap<u64, SimTransfer>,
     pub(crate) next_transfer: u64,
     pub(crate) chains: Chains,
+    pub(crate) cards: Cards,
     pub(crate) memory: Memory,
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
@@ -97,6 +99,7 @@ impl FabricState {
             connections: BTreeMap::new(),
             transfers: BTreeMap::new(),
             next_transfer: 0,
+            cards: Cards::default(),
             memory: Memory::default(),
             trace: Trace::default(),
             stats: Stats::default(),
@@ -163,7 +166,7 @@ impl FabricState {
             tcp: true,
         });
         self.directory.insert(name.identity(), ep);
-        self.endpoints.push(Endpoint::new(name, rng));
+        self.endpoints.push(Endpoint::new(ep, name, rng, self.config.card.as_ref()));
         ep
     }
 
@@ -312,6 +315,9 @@ impl FabricState {
 
     /// Sends a message on its way.
     pub(crate) fn depart(&mut self, from: EndId, bytes: Vec<u8>) {
+        if let Some(card) = self.config.card {
+            return self.post(&card, from, bytes);
+        }
         let Self { config, wires, agenda, now_ns, stats, .. } = self;
         let end = &mut wires[from.wire].ends[from.side.index()];
         let before_ns = end.end_arrival_ns(config, *now_ns);
@@ -372,6 +378,8 @@ impl FabricState {
             Event::Tick => {}
             Event::ConnectRequest { wire } => self.connect_request(wire),
             Event::Step { transfer } => self.step(transfer),
+            Event::Mailbox { to, bytes } => self.take_mail(to, bytes),
+            Event::Piece { piece } => self.move_piece(piece),
             Event::Land { transfer, offset, bytes } => {
                 self.land(transfer, offset, &bytes);
                 self.recycle(bytes);
@@ -379,6 +387,7 @@ impl FabricState {
             Event::Up { to }
             | Event::Message { to, .. }
             | Event::Segment { to, .. }
+            | Event::Question { to, .. }
             | Event::Confirm { to, .. }
             | Event::Board { to, .. }
             | Event::Region { to, .. }
@@ -390,8 +399,13 @@ impl FabricState {
                 }
             }
             Event::Down { to, why } => {
+                let now_ns = self.now_ns;
                 let end = self.end(to);
-                if end.alive() {
+                if end.taken_ns > now_ns {
+                    // The processor takes earlier messages first.
+                    let at_ns = end.taken_ns;
+                    self.agenda.schedule(at_ns, event);
+                } else if end.alive() {
                     end.ending = Some(why);
                     self.arrive(to, event);
                 }
@@ -405,7 +419,7 @@ impl FabricState {
         }
     }
 
-    fn arrive(&mut self, to: EndId, event: Event) {
+    pub(crate) fn arrive(&mut self, to: EndId, event: Event) {
         let end = self.end(to);
         let ep = end.ep;
         if end.phase != Phase::Closed && self.endpoints[ep].alive {
@@ -510,6 +524,10 @@ impl Fabric {
     #[must_use]
     pub fn new(config: FabricConfig) -> Self {
         Self(Rc::new(RefCell::new(FabricState::new(config))))
+    }
+
+    pub(crate) fn state(&self) -> RefMut<'_, FabricState> {
+        self.0.borrow_mut()
     }
 
     /// Makes a new endpoint's device. Endpoints are numbered from 0 in the order of these calls. Dropping the
@@ -672,54 +690,6 @@ impl Fabric {
     /// Passes everything that is delivered from now on through `intercept`.
     pub fn set_interceptor(&self, intercept: Intercept) {
         self.0.borrow_mut().interceptor = Some(Interceptor(intercept));
-    }
-
-    /// Allocates a buffer in the address space of endpoint `ep`.
-    #[must_use]
-    pub fn alloc(&self, ep: usize, len: usize) -> Buffer {
-        self.alloc_filled(ep, len, 0)
-    }
-
-    /// Allocates a buffer in the address space of endpoint `ep`, filled with one byte.
-    #[must_use]
-    pub fn alloc_filled(&self, ep: usize, len: usize, byte: u8) -> Buffer {
-        self.0.borrow_mut().memory.alloc(ep, len, |bytes| bytes.resize(bytes.len() + len, byte))
-    }
-
-    /// Allocates a buffer of `len` bytes in the address space of endpoint `ep`, filled by `append`.
-    #[must_use]
-    pub fn alloc_of(&self, ep: usize, len: usize, append: impl FnOnce(&mut Vec<u8>)) -> Buffer {
-        self.0.borrow_mut().memory.alloc(ep, len, append)
-    }
-
-    /// Frees a buffer; [`Fabric::violations`] reports later writes to it.
-    pub fn free(&self, buffer: Buffer) {
-        let mut state = self.0.borrow_mut();
-        let state = &mut *state;
-        let Some(place) = state.memory.place(&Span::from(&buffer.iov())) else { return };
-        if let Some(owner) = state.memory.free(buffer) {
-            for ep in 0..state.endpoints.len() {
-                if state.memory.is_shared(ep, owner) && state.endpoints[ep].registered.unmapped(place) {
-                    state.stir(ep);
-                }
-            }
-        }
-    }
-
-    /// Makes endpoints share address spaces. `spaces` gives, by endpoint, the number of its own.
-    pub(crate) fn share_memory(&self, spaces: Vec<usize>) {
-        self.0.borrow_mut().memory.share(spaces);
-    }
-
-    /// Makes every registration of this buffer fail.
-    pub fn forbid_registration(&self, buffer: Buffer) {
-        self.0.borrow_mut().memory.forbid_registration(buffer);
-    }
-
-    /// Number of buffers not freed.
-    #[must_use]
-    pub fn live_buffers(&self) -> usize {
-        self.0.borrow().memory.live()
     }
 
     /// Breaches of the device contract, and writes to memory that must not be written.

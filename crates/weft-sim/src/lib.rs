@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod card;
 mod chain;
 mod cluster;
 mod collectives;
@@ -30,9 +31,11 @@ pub mod shrink;
 mod stats;
 mod trace;
 mod transfer;
+pub mod unimem;
 mod wire;
 pub mod workload;
 
+pub use card::{Card, Moved, Movement, Place};
 pub use cluster::{Cluster, Turn};
 pub use config::{FabricConfig, Faults, Registration};
 pub use endpoints::Endpoints;

@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 use weft_engine::mem::{self, Iov, IovList, Owned};
 use weft_engine::nic::{RemoteIov, Span};
 
+use crate::fabric::Fabric;
+
 /// Guard bytes before and after each buffer.
 const GUARD_BYTES: usize = 32;
 const GUARD: u8 = 0xA5;
@@ -163,6 +165,13 @@ impl Memory {
         buffer
     }
 
+    /// Gives a buffer another place.
+    pub(crate) fn set_place(&mut self, buffer: Buffer, place: &Span) {
+        if let Some(block) = self.blocks.get_mut(buffer.id) {
+            block.place = place.start;
+        }
+    }
+
     /// Frees a buffer and returns its owner; `damage` reports later changes to it.
     pub(crate) fn free(&mut self, buffer: Buffer) -> Option<usize> {
         let block = self.blocks.get_mut(buffer.id).filter(|block| !block.freed)?;
@@ -209,6 +218,11 @@ impl Memory {
         }
         let (block, offset) = self.find(memory)?;
         Some(Span { start: block.place + offset as u64, len: memory.len })
+    }
+
+    /// The whole place of the buffer that contains `memory`.
+    pub(crate) fn block(&self, memory: &Span) -> Option<Span> {
+        self.find(memory).map(|(block, _)| Span { start: block.place, len: block.buffer.len() as u64 })
     }
 
     /// The buffer that contains `memory`, and the offset of `memory` in it.
@@ -260,6 +274,57 @@ impl Memory {
         let (block, offset) = self.find(&Span { start: piece.addr, len: piece.len })?;
         let len = usize::try_from(piece.len).ok()?;
         self.is_shared(block.owner, owner).then(|| block.buffer.iov.slice(offset, len))
+    }
+}
+
+impl Fabric {
+    /// Allocates a buffer in the address space of endpoint `ep`.
+    #[must_use]
+    pub fn alloc(&self, ep: usize, len: usize) -> Buffer {
+        self.alloc_filled(ep, len, 0)
+    }
+
+    /// Allocates a buffer in the address space of endpoint `ep`, filled with one byte.
+    #[must_use]
+    pub fn alloc_filled(&self, ep: usize, len: usize, byte: u8) -> Buffer {
+        self.state().memory.alloc(ep, len, |bytes| bytes.resize(bytes.len() + len, byte))
+    }
+
+    /// Allocates a buffer of `len` bytes in the address space of endpoint `ep`, filled by `append`.
+    #[must_use]
+    pub fn alloc_of(&self, ep: usize, len: usize, append: impl FnOnce(&mut Vec<u8>)) -> Buffer {
+        self.state().memory.alloc(ep, len, append)
+    }
+
+    /// Frees a buffer; [`Fabric::violations`] reports later writes to it.
+    pub fn free(&self, buffer: Buffer) {
+        let mut state = self.state();
+        let state = &mut *state;
+        let Some(place) = state.memory.place(&Span::from(&buffer.iov())) else { return };
+        if let Some(owner) = state.memory.free(buffer) {
+            state.free_special(owner, place);
+            for ep in 0..state.endpoints.len() {
+                if state.memory.is_shared(ep, owner) && state.endpoints[ep].registered.unmapped(place) {
+                    state.stir(ep);
+                }
+            }
+        }
+    }
+
+    /// Makes endpoints share address spaces. `spaces` gives, by endpoint, the number of its own.
+    pub(crate) fn share_memory(&self, spaces: Vec<usize>) {
+        self.state().memory.share(spaces);
+    }
+
+    /// Makes every registration of this buffer fail.
+    pub fn forbid_registration(&self, buffer: Buffer) {
+        self.state().memory.forbid_registration(buffer);
+    }
+
+    /// Number of buffers not freed.
+    #[must_use]
+    pub fn live_buffers(&self) -> usize {
+        self.state().memory.live()
     }
 }
 

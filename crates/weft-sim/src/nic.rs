@@ -21,6 +21,7 @@ use weft_engine::nic::{
     Share, Sink,
 };
 
+use crate::card::Question;
 use crate::event::Event;
 use crate::fabric::{FabricState, Fate};
 use crate::trace::TraceEvent;
@@ -57,6 +58,7 @@ enum Handover {
     Up(LinkId, LinkUp),
     Message(LinkId, Vec<u8>),
     Confirm(LinkId, u32),
+    Question(LinkId, Question),
     Segment { link: LinkId, window: u64, offset: u64, bytes: Vec<u8>, short_permille: u32 },
     Down { link: LinkId, why: LinkError, dones: Vec<(u64, Result<(), LinkError>)> },
     Done(LinkId, u64, Result<(), LinkError>),
@@ -139,6 +141,12 @@ impl SimNic {
             Handover::Confirm(link, number) => {
                 sink.confirmed(link, number);
                 1
+            }
+            Handover::Question(link, Question { piece, window, offset, len }) => {
+                let memory = sink.place(link, window, offset, len);
+                sink.placed(link, window, offset, 0);
+                self.state.borrow_mut().answer(piece, memory.as_deref());
+                2
             }
             Handover::Segment { link, window, offset, bytes, short_permille } => {
                 let has_work = self.deliver_segment(sink, link, window, offset, &bytes, short_permille);
@@ -429,6 +437,10 @@ impl FabricState {
             Event::Up { to } => self.take_up(to),
             Event::Message { to, bytes } => self.take_message(to, bytes),
             Event::Segment { to, window, offset, bytes } => self.take_segment(to, window, offset, bytes),
+            Event::Question { to, question } => match self.link_of(to) {
+                Some(link) => Handover::Question(link, question),
+                None => Handover::Nothing,
+            },
             Event::Confirm { to, number } => match self.link_of(to) {
                 Some(link) => Handover::Confirm(link, number),
                 None => Handover::Nothing,
@@ -445,6 +457,7 @@ impl FabricState {
             Event::Finish { transfer, result } => self.take_finish(ep, transfer, result),
             Event::WakeUp { .. } | Event::Chain { .. } => Handover::Nothing,
             Event::ConnectRequest { .. } | Event::Step { .. } | Event::Land { .. } | Event::Tick => Handover::Nothing,
+            Event::Mailbox { .. } | Event::Piece { .. } => Handover::Nothing,
         })
     }
 

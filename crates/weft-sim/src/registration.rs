@@ -128,7 +128,10 @@ impl Registrar for SimNic {
             state.violation(self.ep, "a registration that is not aligned");
         }
         let fails_permille = state.config.faults.unregistrable_permille;
-        if !state.memory.registrable(&span) || state.endpoints[self.ep].rng.chance(fails_permille) {
+        if !state.memory.registrable(&span)
+            || !state.is_special(&span)
+            || state.endpoints[self.ep].rng.chance(fails_permille)
+        {
             state.stats.unregistrable += 1;
             return Err(Refused::Memory);
         }

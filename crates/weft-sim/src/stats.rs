@@ -57,6 +57,12 @@ pub struct Stats {
     pub registrations: u64,
     /// Registrations that were refused.
     pub unregistrable: u64,
+    /// Copies by processors beside a card.
+    pub copies: u64,
+    /// DMAs by cards.
+    pub dmas: u64,
+    /// Registrations of a peer's memory with a card.
+    pub reached: u64,
     /// Links that came up; each end counts.
     pub ups: u64,
     /// Links that ended with `down`.

@@ -53,6 +53,8 @@ pub enum TraceEvent {
     Act,
     /// Reserved for tests.
     Note,
+    /// A copy, DMA or registration by a card or its processor.
+    Move,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -13,6 +13,7 @@
 use weft_engine::mem::{self, IovList};
 use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov, Share, Sharing};
 
+use crate::card::{Movement, Place};
 use crate::event::Event;
 use crate::fabric::FabricState;
 use crate::trace::TraceEvent;
@@ -114,9 +115,11 @@ impl FabricState {
         let transfer = SimTransfer { end: id, link, ctx, kind, local, len, sent, given, landed, not_before_ns, result };
         self.transfers.insert(number, transfer);
         self.endpoints[ep].busy += 1;
-        let Self { config, wires, now_ns, .. } = self;
+        let is_copy = self.config.card.is_some() && what != TraceEvent::Push;
+        let started_ns = if is_copy { self.busy_with_copy(ep, true) } else { self.now_ns };
+        let Self { config, wires, .. } = self;
         let end = &mut wires[id.wire].ends[id.side.index()];
-        let first_ns = if asks_first { *now_ns + end.flight_ns(config) } else { *now_ns };
+        let first_ns = if asks_first { started_ns + end.flight_ns(config) } else { started_ns };
         self.agenda.schedule(first_ns, Event::Step { transfer: number });
         Ok(Some(number))
     }
@@ -157,6 +160,12 @@ impl FabricState {
         if !self.check_registered(number) {
             return self.refuse_access(number);
         }
+        if self.config.card.is_some() && is_push && len > 0 {
+            if let Some(piece) = self.claim(number, self.config.piece_bytes()) {
+                self.push_piece(number, piece);
+            }
+            return;
+        }
         let segment_bytes = self.config.segment_bytes.max(len.div_ceil(self.config.max_segments));
         let access_fail = self.config.faults.access_fail_permille;
         let end = self.end(id);
@@ -168,9 +177,7 @@ impl FabricState {
         if sent + portion < len {
             let Self { config, wires, now_ns, .. } = self;
             let end = &mut wires[id.wire].ends[id.side.index()];
-            // A segment is copied while the one before it is in flight.
-            let copied = config.copy_ps_per_byte > 0 && is_push;
-            let next_ns = if copied { end.copy(config, *now_ns, 0) } else { end.depart(config, *now_ns, 0) };
+            let next_ns = end.depart(config, *now_ns, 0);
             self.agenda.schedule(next_ns, Event::Step { transfer: number });
         }
     }
@@ -268,11 +275,8 @@ impl FabricState {
                 if !bytes.is_empty() {
                     // Segments of one push keep their order because they take turns on the wire and share its
                     // latency. Messages that are sent after its start may overtake them or be overtaken.
-                    let copied_ns = end.copy(config, *now_ns, bytes.len());
-                    let arrival_ns = end.depart(config, copied_ns, bytes.len()) + config.latency_ns;
+                    let arrival_ns = end.depart(config, *now_ns, bytes.len()) + config.latency_ns;
                     let arrival_ns = arrival_ns.max(end.not_before_ns).max(transfer.not_before_ns);
-                    let peer = id.other();
-                    let arrival_ns = wires[peer.wire].ends[peer.side.index()].copy(config, arrival_ns, bytes.len());
                     let offset = offset.wrapping_add(at as u64);
                     let event = Event::Segment { to: id.other(), window, offset, bytes };
                     agenda.schedule(arrival_ns, event);
@@ -331,6 +335,14 @@ impl FabricState {
         }
     }
 
+    /// A piece of a push has left this side's memory.
+    pub(crate) fn piece_left(&mut self, number: u64, len: usize) {
+        if let Some(transfer) = self.transfers.get_mut(&number).filter(|transfer| transfer.result.is_none()) {
+            transfer.landed += len;
+            self.finish_if_landed(number);
+        }
+    }
+
     fn finish_if_landed(&mut self, number: u64) {
         if self.transfers.get(&number).is_some_and(|transfer| transfer.landed == transfer.len) {
             self.finish(number, Ok(()));
@@ -339,7 +351,7 @@ impl FabricState {
 
     /// Ends a transfer; its initiator learns of it a little later.
     fn finish(&mut self, number: u64, result: Result<(), LinkError>) {
-        let Self { config, wires, transfers, agenda, now_ns, stats, endpoints, .. } = self;
+        let Self { config, wires, transfers, now_ns, stats, endpoints, .. } = self;
         let Some(transfer) = transfers.get_mut(&number) else { return };
         if result.is_ok() {
             match transfer.kind {
@@ -356,7 +368,14 @@ impl FabricState {
             Kind::Put { .. } => end.flight_ns(config),
             Kind::Get { .. } | Kind::Push { .. } | Kind::Assist { .. } => end.rng.below(config.latency_ns + 1),
         };
-        agenda.schedule(*now_ns + after_ns, Event::Finish { transfer: number, result });
+        let (ep, len) = (end.ep, transfer.len as u64);
+        let is_copy = config.card.is_some() && !matches!(transfer.kind, Kind::Push { .. });
+        let mut at_ns = *now_ns + after_ns;
+        if is_copy {
+            self.note(ep, Movement::Dma(Place::Special, Place::Special), len);
+            at_ns = self.busy_with_copy(ep, false);
+        }
+        self.agenda.schedule(at_ns, Event::Finish { transfer: number, result });
     }
 
     /// Stops a transfer whose link was ended by the other side. Its own `down` tells the initiator.

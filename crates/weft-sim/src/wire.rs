@@ -90,14 +90,14 @@ pub(crate) struct End {
     pub(crate) transfers: usize,
     /// The time at which the next byte can leave.
     free_at_ns: u64,
-    /// The time at which this side's processor can copy the next byte of a push.
-    copier_free_at_ns: u64,
     /// The arrival time of the last message to leave from here.
     last_arrival_ns: u64,
     /// Nothing arrives at the peer before this time, at which it knows of the link.
     pub(crate) not_before_ns: u64,
     /// The time at which the peer learns that this end was closed.
     pub(crate) close_seen_ns: u64,
+    /// The time at which this side's processor has taken the last message from a card.
+    pub(crate) taken_ns: u64,
     /// The stream for delays and faults of this direction.
     pub(crate) rng: Stream,
 }
@@ -118,10 +118,10 @@ impl End {
             gathered: Vec::new(),
             transfers: 0,
             free_at_ns: 0,
-            copier_free_at_ns: 0,
             last_arrival_ns: 0,
             not_before_ns: 0,
             close_seen_ns: 0,
+            taken_ns: 0,
             rng: Stream::new(seed, entity),
         }
     }
@@ -144,12 +144,6 @@ impl End {
         self.free_at_ns
     }
 
-    /// The time at which `len` bytes have been copied into or out of the device's memory.
-    pub(crate) fn copy(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
-        self.copier_free_at_ns = self.copier_free_at_ns.max(now_ns) + len as u64 * config.copy_ps_per_byte / 1000;
-        self.copier_free_at_ns
-    }
-
     /// Time of flight of a message that leaves now.
     pub(crate) fn flight_ns(&mut self, config: &FabricConfig) -> u64 {
         config.latency_ns + self.rng.below(config.jitter_ns + 1)
@@ -157,8 +151,14 @@ impl End {
 
     /// The arrival time of a message of `len` bytes that leaves now, in order or not.
     pub(crate) fn arrival_ns(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
+        let left_ns = self.depart(config, now_ns, len);
+        self.arrives_ns(config, left_ns)
+    }
+
+    /// The arrival time of a message whose last byte leaves at `left_ns`, in order or not.
+    pub(crate) fn arrives_ns(&mut self, config: &FabricConfig, left_ns: u64) -> u64 {
         let faults = &config.faults;
-        let mut at_ns = self.depart(config, now_ns, len) + self.flight_ns(config);
+        let mut at_ns = left_ns + self.flight_ns(config);
         if self.rng.chance(faults.stall_permille) {
             at_ns += self.rng.below(faults.stall_ns + 1);
             self.stalls += 1;
