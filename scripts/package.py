@@ -34,7 +34,7 @@ NAME = "weft_fabric"
 KNOWN_NAME = "libusnic-fi.so"
 SUMMARY = "weft, a libfabric provider for shared memory and TCP, for MPICH, Open MPI and Intel MPI"
 PYTHONS = "Requires-Python: >=3.8"
-LARGEST_PROVIDER = 5 << 19
+LARGEST_PROVIDER = 11 << 18
 
 
 def version() -> str:
