@@ -1,28 +1,9 @@
 // Every collective of weft-coll in many forms, in an MPI program that does not know it. Rank 0 prints a digest of all
 // results, which must not depend on the library that ran the operations, and how many operations each should have run.
 
-#include <mpi.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "coll.h"
 
 enum { MOST = 40000 };
-
-static int rank, ranks;
-static long weft, library;  // Calls that weft-coll runs, and those that it leaves to the MPI library.
-static uint64_t digest = 14695981039346656037u;
-
-static void note(const void *data, size_t bytes) {
-    const unsigned char *at = data;
-    for (size_t i = 0; i < bytes; i++) digest = (digest ^ at[i]) * 1099511628211u;
-}
-
-static void check(int holds, const char *what) {
-    if (holds) return;
-    fprintf(stderr, "rank %d: %s\n", rank, what);
-    MPI_Abort(MPI_COMM_WORLD, 3);
-}
 
 // Starts the non-blocking form if `nb` is set, and completes it, else calls the blocking form.
 #define BOTH(nb, form, Form, ...)                    \
@@ -115,17 +96,17 @@ static void add(void *in, void *inout, int *count, MPI_Datatype *type) {
     for (int i = 0; i < *count; i++) ((int *)inout)[i] += ((int *)in)[i];
 }
 
-// Calls that the MPI library must run, and data of derived types, which weft runs.
+// A call that the MPI library must run, and operations of the program, pairs and derived types, which weft runs.
 static void odd_calls(MPI_Comm comm) {
     int me, n, value = 1, sum = 0;
     MPI_Comm_rank(comm, &me);
     MPI_Comm_size(comm, &n);
     MPI_Op op;
     MPI_Op_create(add, 1, &op);
-    MPI_Allreduce(&value, &sum, 1, MPI_INT, op, comm), library++;
+    MPI_Allreduce(&value, &sum, 1, MPI_INT, op, comm), weft++;
     MPI_Op_free(&op);
     struct { int value, place; } mine = {me * 5 % 3, me}, most;
-    MPI_Allreduce(&mine, &most, 1, MPI_2INT, MPI_MAXLOC, comm), library++;
+    MPI_Allreduce(&mine, &most, 1, MPI_2INT, MPI_MAXLOC, comm), weft++;
     MPI_Bcast(&value, 0, MPI_INT, 0, comm), library++;
     note(&sum, sizeof sum), note(&most, sizeof most);
 

@@ -5,11 +5,11 @@
 //! [`Endpoint::poll`] returns as any other.
 
 use std::ffi::c_void;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 
 use weft_fi_sys::*;
 
-use crate::domain::close;
+use crate::domain::{close, extension};
 use crate::endpoint::{Address, Endpoint, Piece, Posted};
 use crate::{Error, Library};
 
@@ -111,6 +111,45 @@ pub struct Collective {
     pub op: fi_op,
 }
 
+/// A block of a buffer: `struct weft_block` (fi_weft(7), "EXTENSIONS").
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it begins, in bytes.
+    pub offset: usize,
+    /// Its length in bytes.
+    pub len: usize,
+}
+
+/// The arguments of an exchange of blocks of different lengths.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// The memory of the blocks that this member gives; null if it has none.
+    pub input: *const c_void,
+    /// The block for each member.
+    pub given: Box<[Extent]>,
+    /// The memory of the blocks that it takes; null if it has none.
+    pub result: *mut c_void,
+    /// The block of each member.
+    pub taken: Box<[Extent]>,
+}
+
+/// `struct weft_collective_ops` (fi_weft(7), "EXTENSIONS").
+#[repr(C)]
+pub(crate) struct CollectiveOps {
+    size: usize,
+    exchange: unsafe extern "C" fn(
+        *mut fid_ep,
+        fi_addr_t,
+        *const c_void,
+        *const Extent,
+        *mut c_void,
+        *const Extent,
+        usize,
+        *mut c_void,
+    ) -> isize,
+}
+
 /// A group of endpoints. A group that is dropped stays open until the process ends: leave it.
 #[derive(Debug)]
 pub struct Group {
@@ -188,7 +227,10 @@ impl Endpoint {
         // SAFETY: fabric and attributes are valid, and the result goes to a field of this structure.
         let result = unsafe { open(domain.fabric, &mut attr, &mut self.eq, null_mut()) };
         library.check("fi_eq_open", result as isize)?;
-        self.bind(library, self.ep.cast(), self.eq.cast(), 0)
+        self.bind(library, self.ep.cast(), self.eq.cast(), 0)?;
+        // SAFETY: the endpoint is open, and its handle begins with a fid.
+        self.extension = unsafe { extension(self.ep.cast(), c"weft_collective") }.map(NonNull::cast);
+        Ok(())
     }
 
     /// Starts to join the group of these members, in this order. All of them must do so.
@@ -338,6 +380,25 @@ impl Endpoint {
         // SAFETY: by the caller's promise.
         let result = unsafe { self.call(group.address(), call, context) }?;
         self.posted("fi_collective", slot, result)
+    }
+
+    /// Starts an exchange of blocks of different lengths. This is a feature of weft.
+    ///
+    /// # Safety
+    /// The blocks lie in the caller's memory, and are left to the provider until the operation is complete.
+    pub unsafe fn start_exchange(&mut self, slot: u32, group: &Group, call: &Exchange) -> Result<Posted, Error> {
+        let ops = self.extension.ok_or(Error::Misuse("the provider has no exchange of blocks of different lengths"))?;
+        if call.given.len() != group.members || call.taken.len() != group.members {
+            return Err(Error::Misuse("an exchange has a block for each member, and one of each"));
+        }
+        let (context, addr) = (self.claim(slot)?, group.address());
+        let Exchange { input, given, result, taken } = call;
+        let (given, taken) = (given.as_ptr(), taken.as_ptr());
+        // SAFETY: the table exists as long as the library, which is not unloaded.
+        let function = unsafe { ops.as_ref() }.exchange;
+        // SAFETY: the endpoint is open, the lists are as long as the group, and the rest is the caller's promise.
+        let result = unsafe { function(self.ep, addr, *input, given, *result, taken, group.members, context) };
+        self.posted("weft_collective.exchange", slot, result)
     }
 
     /// # Safety

@@ -239,6 +239,22 @@ impl Domain {
     }
 }
 
+/// The table of a provider's extension.
+///
+/// # Safety
+/// The object is open.
+pub(crate) unsafe fn extension(object: *mut fid, name: &CStr) -> Option<NonNull<c_void>> {
+    // SAFETY: by the caller's promise.
+    let head = unsafe { &*object };
+    // SAFETY: an open object has its table.
+    let table = unsafe { &*head.ops };
+    let open = table.ops_open?;
+    let mut ops = null_mut();
+    // SAFETY: the object is open, the name is a C string, and the table goes to a local.
+    let result = unsafe { open(object, name.as_ptr(), 0, &mut ops, null_mut()) };
+    NonNull::new(ops).filter(|_| result == 0)
+}
+
 /// weft's counters of a domain: `struct weft_stats`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -283,15 +299,8 @@ impl MappedBlock {
 impl Inner {
     /// The table of one of weft's extensions.
     fn extension(&self, name: &CStr) -> Option<NonNull<c_void>> {
-        // SAFETY: the domain is open.
-        let domain = unsafe { &*self.domain };
-        // SAFETY: an open domain has its table.
-        let table = unsafe { &*domain.fid.ops };
-        let open = table.ops_open?;
-        let mut ops = null_mut();
-        // SAFETY: the domain is open, the name is a C string, and the table goes to a local.
-        let result = unsafe { open(self.domain.cast(), name.as_ptr(), 0, &mut ops, null_mut()) };
-        NonNull::new(ops).filter(|_| result == 0)
+        // SAFETY: the domain is open, and its handle begins with a fid.
+        unsafe { extension(self.domain.cast(), name) }
     }
 
     /// Memory of an endpoint. `None`: it is longer than an address space.

@@ -4,13 +4,14 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use weft_fi_sys::v2::fi_cq_err_entry_1_20;
 use weft_fi_sys::*;
 
 use crate::block::Block;
+use crate::collective::CollectiveOps;
 use crate::domain::{Domain, Inner, Waiting, close};
 use crate::{Error, Library};
 
@@ -68,6 +69,8 @@ pub struct Endpoint {
     pub(crate) av: *mut fid_av,
     /// Null unless collectives were requested.
     pub(crate) eq: *mut fid_eq,
+    /// weft's table of further collectives.
+    pub(crate) extension: Option<NonNull<CollectiveOps>>,
     mr: *mut fid_mr,
     pub(crate) desc: *mut c_void,
     name: Vec<u8>,
@@ -93,6 +96,7 @@ impl Endpoint {
             cq: null_mut(),
             av: null_mut(),
             eq: null_mut(),
+            extension: None,
             mr: null_mut(),
             desc: null_mut(),
             name: Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: each function first makes progress, or waits for this library's requests, and then calls the
 //! MPI library, which finds them complete. In libraries that poll themselves (MPICH, Intel MPI) and in programs without
-//! such requests, the call goes on at once.
+//! such requests, the call goes on at once. No library polls persistent collectives ([`crate::persistent`]).
 //!
 //! Probes first let the MPI library take what has arrived with a collective ([`Runtime::take_arrived`]).
 
@@ -62,33 +62,62 @@ fn repeat(count: c_int, array: *mut c_void, mut test: impl FnMut() -> (c_int, bo
     Some(result)
 }
 
+/// The result of a completion call for these requests. A persistent collective among them may have failed.
+fn ended(count: c_int, array: *mut c_void, code: c_int) -> c_int {
+    let Some(runtime) = runtime() else { return code };
+    let places = 0..usize::try_from(count).unwrap_or(0);
+    let handles = places.map(|place| {
+        // SAFETY: the program passes an array of `count` requests.
+        unsafe { runtime.pmpi.mpi.read(array, place) }
+    });
+    runtime.with_failures(code, handles)
+}
+
+fn test_any(count: c_int, requests: *mut c_void, index: *mut c_void, flag: *mut c_void, status: *mut c_void) -> c_int {
+    pmpi!(
+        "PMPI_Testany",
+        count => c_int,
+        requests => *mut c_void,
+        index => *mut c_void,
+        flag => *mut c_void,
+        status => *mut c_void,
+    )
+}
+
+/// Calls a function of the MPI library for some of several requests.
+macro_rules! some {
+    ($name:literal $count:ident $requests:ident $found:ident $indices:ident $statuses:ident) => {
+        pmpi!(
+            $name,
+            $count => c_int,
+            $requests => *mut c_void,
+            $found => *mut c_void,
+            $indices => *mut c_void,
+            $statuses => *mut c_void,
+        )
+    };
+}
+
 export! {
     [c_int] MPI_Wait(request: pointer, status: pointer)
-    |_library| ends::wait(request, status, |status| {
+    |_library| ended(1, request, ends::one(request, None, status, |status| {
         wait_for_all(1, request);
         pmpi!("PMPI_Wait", request => *mut c_void, status => *mut c_void)
-    })
+    }))
 }
 export! {
     [c_int] MPI_Waitall(count: int, requests: pointer, statuses: pointer)
-    |_library| ends::wait_all(count, requests, statuses, |statuses| {
+    |_library| ended(count, requests, ends::all(count, requests, None, statuses, |statuses| {
         wait_for_all(count, requests);
         pmpi!("PMPI_Waitall", count => c_int, requests => *mut c_void, statuses => *mut c_void)
-    })
+    }))
 }
 export! {
     [c_int] MPI_Waitany(count: int, requests: pointer, index: pointer, status: pointer)
-    |_library| ends::any(count, requests, index, None, status, |status| {
+    |_library| ended(count, requests, ends::any(count, requests, index, None, status, |status| {
         let test = || {
             let mut flag: c_int = 0;
-            let code = pmpi!(
-                "PMPI_Testany",
-                count => c_int,
-                requests => *mut c_void,
-                index => *mut c_void,
-                &raw mut flag => *mut c_int,
-                status => *mut c_void,
-            );
+            let code = test_any(count, requests, index, (&raw mut flag).cast(), status);
             (code, flag != 0)
         };
         repeat(count, requests, test).unwrap_or_else(|| pmpi!(
@@ -98,44 +127,31 @@ export! {
             index => *mut c_void,
             status => *mut c_void,
         ))
-    })
+    }))
 }
 export! {
     [c_int] MPI_Waitsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
-    |_library| ends::some(count, requests, found, indices, statuses, |statuses| {
+    |_library| ended(count, requests, ends::some(count, requests, found, indices, statuses, |statuses| {
         let test = || {
-            let code = pmpi!(
-                "PMPI_Testsome",
-                count => c_int,
-                requests => *mut c_void,
-                found => *mut c_void,
-                indices => *mut c_void,
-                statuses => *mut c_void,
-            );
+            let code = some!("PMPI_Testsome" count requests found indices statuses);
             // SAFETY: the program's place for the number.
             let found = unsafe { found.cast::<c_int>().read() };
             (code, found != 0)
         };
-        repeat(count, requests, test).unwrap_or_else(|| pmpi!(
-            "PMPI_Waitsome",
-            count => c_int,
-            requests => *mut c_void,
-            found => *mut c_void,
-            indices => *mut c_void,
-            statuses => *mut c_void,
-        ))
-    })
+        let wait = || some!("PMPI_Waitsome" count requests found indices statuses);
+        repeat(count, requests, test).unwrap_or_else(wait)
+    }))
 }
 export! {
     [c_int] MPI_Test(request: pointer, flag: pointer, status: pointer)
-    |_library| ends::test(request, flag, status, |status| {
+    |_library| ended(1, request, ends::one(request, Some(flag), status, |status| {
         make_progress();
         pmpi!("PMPI_Test", request => *mut c_void, flag => *mut c_void, status => *mut c_void)
-    })
+    }))
 }
 export! {
     [c_int] MPI_Testall(count: int, requests: pointer, flag: pointer, statuses: pointer)
-    |_library| ends::test_all(count, requests, flag, statuses, |statuses| {
+    |_library| ended(count, requests, ends::all(count, requests, Some(flag), statuses, |statuses| {
         make_progress();
         pmpi!(
             "PMPI_Testall",
@@ -144,35 +160,21 @@ export! {
             flag => *mut c_void,
             statuses => *mut c_void,
         )
-    })
+    }))
 }
 export! {
     [c_int] MPI_Testany(count: int, requests: pointer, index: pointer, flag: pointer, status: pointer)
-    |_library| ends::any(count, requests, index, Some(flag), status, |status| {
+    |_library| ended(count, requests, ends::any(count, requests, index, Some(flag), status, |status| {
         make_progress();
-        pmpi!(
-            "PMPI_Testany",
-            count => c_int,
-            requests => *mut c_void,
-            index => *mut c_void,
-            flag => *mut c_void,
-            status => *mut c_void,
-        )
-    })
+        test_any(count, requests, index, flag, status)
+    }))
 }
 export! {
     [c_int] MPI_Testsome(count: int, requests: pointer, found: pointer, indices: pointer, statuses: pointer)
-    |_library| ends::some(count, requests, found, indices, statuses, |statuses| {
+    |_library| ended(count, requests, ends::some(count, requests, found, indices, statuses, |statuses| {
         make_progress();
-        pmpi!(
-            "PMPI_Testsome",
-            count => c_int,
-            requests => *mut c_void,
-            found => *mut c_void,
-            indices => *mut c_void,
-            statuses => *mut c_void,
-        )
-    })
+        some!("PMPI_Testsome" count requests found indices statuses)
+    }))
 }
 export! {
     [c_int] MPI_Request_get_status(request: handle, flag: pointer, status: pointer)

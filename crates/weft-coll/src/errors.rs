@@ -8,7 +8,6 @@ use std::ffi::{CString, c_int};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use weft_client::Operation;
 use weft_fi_sys::{FI_EINVAL, FI_ETRUNC};
 
 use crate::mpi::{ERR_BUFFER, ERR_COUNT, ERR_TYPE, Handle};
@@ -95,8 +94,8 @@ impl fmt::Display for Cause {
 
 /// A call that has failed, or that is wrong.
 pub(crate) struct Failure<'a> {
-    pub(crate) operation: Operation,
-    pub(crate) blocking: bool,
+    /// The name of the function that the program has called. Its form with large counts has the same name here.
+    pub(crate) name: &'static str,
     /// The program's communicator, if it still has one.
     pub(crate) comm: Option<Handle>,
     pub(crate) rank: usize,
@@ -108,10 +107,9 @@ impl Failure<'_> {
     pub(crate) fn code(&self, runtime: &Runtime) -> c_int {
         let pmpi = &runtime.pmpi;
         let class = self.class(pmpi);
-        let name = self.comm.map(|comm| pmpi.name(comm)).filter(|name| !name.is_empty());
-        let on = name.unwrap_or_else(|| "a communicator".to_owned());
-        let Self { operation, blocking, rank, cause, .. } = self;
-        let call = name_of(*operation, *blocking);
+        let on = self.comm.map(|comm| pmpi.name(comm)).filter(|name| !name.is_empty());
+        let on = on.unwrap_or_else(|| "a communicator".to_owned());
+        let Self { name: call, rank, cause, .. } = self;
         let cause = cause.text(&runtime.hosts);
         pmpi.described(class, &format!("weft-coll: {call} on {on}, rank {rank}: {cause}")).unwrap_or(class)
     }
@@ -136,30 +134,6 @@ impl Failure<'_> {
                 pmpi.mpi.err_other()
             }
         }
-    }
-}
-
-/// The name of the function that the program has called. Its form with large counts has the same name here.
-const fn name_of(operation: Operation, blocking: bool) -> &'static str {
-    match (operation, blocking) {
-        (Operation::Barrier, true) => "MPI_Barrier",
-        (Operation::Barrier, false) => "MPI_Ibarrier",
-        (Operation::Broadcast, true) => "MPI_Bcast",
-        (Operation::Broadcast, false) => "MPI_Ibcast",
-        (Operation::AllToAll, true) => "MPI_Alltoall",
-        (Operation::AllToAll, false) => "MPI_Ialltoall",
-        (Operation::AllReduce, true) => "MPI_Allreduce",
-        (Operation::AllReduce, false) => "MPI_Iallreduce",
-        (Operation::AllGather, true) => "MPI_Allgather",
-        (Operation::AllGather, false) => "MPI_Iallgather",
-        (Operation::ReduceScatter, true) => "MPI_Reduce_scatter_block",
-        (Operation::ReduceScatter, false) => "MPI_Ireduce_scatter_block",
-        (Operation::Reduce, true) => "MPI_Reduce",
-        (Operation::Reduce, false) => "MPI_Ireduce",
-        (Operation::Scatter, true) => "MPI_Scatter",
-        (Operation::Scatter, false) => "MPI_Iscatter",
-        (Operation::Gather, true) => "MPI_Gather",
-        (Operation::Gather, false) => "MPI_Igather",
     }
 }
 

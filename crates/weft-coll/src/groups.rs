@@ -22,8 +22,9 @@ use weft_client::{Collective, Operation};
 use weft_fi_sys::{FI_NOOP, FI_VOID};
 
 use crate::mpi::{Handle, SUCCESS};
-use crate::plan::{Member, Staged};
+use crate::plan::Member;
 use crate::run::{Communicator, Joined, Op, Runtime, runtime};
+use crate::shape::{Staged, Transfer};
 
 /// If the first barrier of all ranks takes longer, the MPI library runs the collectives.
 const REACH_LIMIT: Duration = Duration::from_secs(30);
@@ -101,7 +102,7 @@ impl Runtime {
                 datatype: FI_VOID,
                 op: FI_NOOP,
             };
-            let op = Arc::new(Op::new(call, group, self.own, Staged::default()));
+            let op = Arc::new(Op::new(Transfer::Even(call), group, self.own, Staged::default()));
             let end = Instant::now() + REACH_LIMIT;
             self.submit(&op);
             self.wait(|| op.is_complete() || Instant::now() > end);

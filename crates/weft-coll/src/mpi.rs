@@ -111,6 +111,11 @@ impl Mpi {
         program.address(name).or_else(|| self.address(name))
     }
 
+    /// The place `index` of an array of handles.
+    pub(crate) const fn place(&self, array: *mut c_void, index: usize) -> *mut c_void {
+        array.wrapping_byte_add(index * self.handle_bytes())
+    }
+
     /// The handle at place `index` of an array.
     ///
     /// # Safety

@@ -1,7 +1,7 @@
 //! The decision about one call: whether weft runs it, and with which buffers.
 //!
 //! Place in the data flow: [`decide`] turns a [`Call`] of the program into a [`Shape`], or leaves it to the MPI
-//! library. [`Shape::prepare`] packs the data of derived types and gives the arguments of the provider's call.
+//! library. `uneven.rs` has the calls with a count for each member.
 //!
 //! Invariant: the members of a communicator decide alike. They may name different datatypes with the same signature, so
 //! a decision about moved data depends on the number of bytes only. Reductions have the same datatype, count and
@@ -15,16 +15,19 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use weft_client::{Collective, Operation};
-use weft_fi_sys::{FI_NOOP, FI_UINT8, fi_datatype, fi_op};
+use smallvec::smallvec;
+use weft_client::Operation;
+use weft_fi_sys::{FI_NOOP, FI_UINT8};
 
 use crate::errors::Cause;
+use crate::fold::{self, Fold, Kind, Operands};
 use crate::mpi::{Abi, Handle};
 use crate::pmpi::Pmpi;
+use crate::shape::{Piece, Shape, Side, Way};
 use crate::types::Types;
 
 /// The most bytes of a buffer. Longer ones are left to the MPI library.
-const MAX_BYTES: usize = 1 << 30;
+pub(crate) const MAX_BYTES: usize = 1 << 30;
 
 /// A buffer of a call.
 #[derive(Clone, Copy, Debug)]
@@ -38,10 +41,44 @@ impl Buffer {
     pub(crate) const NONE: Self = Self { at: null_mut(), count: 0, datatype: 0 };
 }
 
+/// The members whose values a scan combines for member r.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prefix {
+    /// Members 0 to r.
+    Inclusive,
+    /// Members 0 to r − 1. Member 0 gets no result.
+    Exclusive,
+}
+
+/// A count and a displacement for each member, as the program passes them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lengths {
+    pub(crate) counts: *const c_int,
+    /// In elements. Null: each block follows the one before.
+    pub(crate) displacements: *const c_int,
+}
+
+impl Lengths {
+    pub(crate) const NONE: Self = Self { counts: std::ptr::null(), displacements: std::ptr::null() };
+}
+
+/// The operation of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Function {
+    /// A collective of blocks of one length.
+    Even(Operation),
+    /// One of blocks with a length for each member, on the sides that have such.
+    Uneven { operation: Operation, sent: Lengths, received: Lengths },
+    /// A scan.
+    Scan(Prefix),
+}
+
 /// The arguments of a collective, as the program passed them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    pub(crate) operation: Operation,
+    pub(crate) function: Function,
+    /// The name of the function of MPI.
+    pub(crate) name: &'static str,
     pub(crate) send: Buffer,
     pub(crate) recv: Buffer,
     pub(crate) op: Handle,
@@ -51,8 +88,13 @@ pub(crate) struct Call {
 
 impl Call {
     /// A call without buffers and root.
-    pub(crate) const fn new(operation: Operation, comm: Handle) -> Self {
-        Self { operation, send: Buffer::NONE, recv: Buffer::NONE, op: 0, root: 0, comm }
+    pub(crate) const fn new(function: Function, comm: Handle) -> Self {
+        Self { function, name: "", send: Buffer::NONE, recv: Buffer::NONE, op: 0, root: 0, comm }
+    }
+
+    /// A call without buffers and root of a collective of blocks of one length.
+    pub(crate) const fn even(operation: Operation, comm: Handle) -> Self {
+        Self::new(Function::Even(operation), comm)
     }
 }
 
@@ -61,37 +103,6 @@ impl Call {
 pub(crate) struct Member {
     pub(crate) rank: usize,
     pub(crate) size: usize,
-}
-
-/// One side of an operation at this member.
-#[derive(Clone, Copy, Debug)]
-enum Side {
-    /// The member has no such buffer.
-    None,
-    /// The program's memory, as it is.
-    Plain(*mut c_void),
-    /// Elements of a derived type, which are packed or unpacked.
-    Derived { at: *mut c_void, count: usize, datatype: Handle, bytes: usize },
-    /// A result that is not wanted, of this many bytes.
-    Unwanted(usize),
-}
-
-/// An operation that weft runs.
-#[derive(Debug)]
-pub(crate) struct Shape {
-    operation: Operation,
-    root: usize,
-    count: usize,
-    datatype: fi_datatype,
-    op: fi_op,
-    input: Side,
-    result: Side,
-    /// Whether the result is also this member's input (the root of a broadcast).
-    sends_result: bool,
-    /// Bytes of the longest buffer at any member.
-    bytes: usize,
-    /// The member's own error, in spite of which it takes part.
-    wrong: Option<Cause>,
 }
 
 /// The treatment of a call.
@@ -113,16 +124,26 @@ pub(crate) struct Context<'a> {
     pub(crate) own: Handle,
     /// Whether the MPI library refuses two buffers that are the same.
     pub(crate) refuses_aliases: bool,
+    /// Whether the program's types exist until the operation is complete.
+    pub(crate) waits: bool,
 }
 
 /// Decides about a call.
 pub(crate) fn decide(call: &Call, context: &Context<'_>) -> Decision {
     let root = usize::try_from(call.root).ok().filter(|&root| root < context.member.size);
     let Some(root) = root else { return Decision::Library };
-    match context.check(call, context.member.rank == root) {
+    let operation = match call.function {
+        Function::Even(operation) => operation,
+        // The buffers are those of an allreduce.
+        Function::Scan(_) => Operation::AllReduce,
+        Function::Uneven { operation, sent, received } => {
+            return context.uneven(call, operation, root, [sent, received]);
+        }
+    };
+    match context.check(call, operation, context.member.rank == root) {
         Err(Some(cause)) => Decision::Refused(cause),
         Err(None) => Decision::Library,
-        Ok(()) => context.shape(call, root).map_or(Decision::Library, Decision::Weft),
+        Ok(()) => context.shape(call, operation, root).map_or(Decision::Library, Decision::Weft),
     }
 }
 
@@ -133,29 +154,25 @@ fn within_limits(block: usize, blocks: usize) -> Option<usize> {
 
 impl Context<'_> {
     /// The operation that weft runs for a call, or `None` if the MPI library does.
-    fn shape(&self, call: &Call, root: usize) -> Option<Shape> {
-        let none = Shape {
-            operation: call.operation,
-            root,
-            count: 0,
-            datatype: FI_UINT8,
-            op: FI_NOOP,
-            input: Side::None,
-            result: Side::None,
-            sends_result: false,
-            bytes: 0,
-            wrong: None,
-        };
-        match call.operation {
-            Operation::Barrier => Some(none),
-            Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => self.reduction(call, none),
-            _ => self.movement(call, none),
+    fn shape(&self, call: &Call, operation: Operation, root: usize) -> Option<Shape> {
+        if let Function::Scan(prefix) = call.function {
+            return self.scan(call, prefix);
+        }
+        match operation {
+            Operation::Barrier => {
+                let way = Way::moves(Operation::Barrier, 0, 0);
+                Some(Shape { way, input: Side::None, result: Side::None, bytes: 0, wrong: None })
+            }
+            Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => {
+                self.reduction(call, operation, root)
+            }
+            _ => self.movement(call, operation, root),
         }
     }
 
     /// Whether the arguments are valid. An error without a cause is one that the MPI library finds, too.
-    fn check(&self, call: &Call, is_root: bool) -> Result<(), Option<Cause>> {
-        for buffer in self.buffers(call, is_root).into_iter().flatten() {
+    fn check(&self, call: &Call, operation: Operation, is_root: bool) -> Result<(), Option<Cause>> {
+        for buffer in self.buffers(call, operation, is_root).into_iter().flatten() {
             if self.is_in_place(buffer) {
                 let finds_all = self.pmpi.mpi.abi() == Abi::OpenMpi;
                 return Err((!finds_all).then_some(Cause::InPlace));
@@ -170,20 +187,24 @@ impl Context<'_> {
             }
         }
         // Open MPI checks its reductions to a root alone.
-        let left = self.pmpi.mpi.abi() == Abi::OpenMpi && call.operation == Operation::Reduce;
-        if (left || self.refuses_aliases) && self.is_aliased(call, is_root) {
+        let left = self.pmpi.mpi.abi() == Abi::OpenMpi && operation == Operation::Reduce;
+        if (left || self.refuses_aliases) && self.is_aliased(call, operation, is_root) {
             return Err((!left).then_some(Cause::Aliased));
         }
         Ok(())
     }
 
     /// The buffers that this member must pass.
-    fn buffers<'a>(&self, call: &'a Call, is_root: bool) -> [Option<&'a Buffer>; 2] {
+    fn buffers<'a>(&self, call: &'a Call, operation: Operation, is_root: bool) -> [Option<&'a Buffer>; 2] {
         let (send, recv) = (&call.send, &call.recv);
         let unless_in_place = |buffer: &'a Buffer, allowed: bool| {
             if allowed && self.is_in_place(buffer) { None } else { Some(buffer) }
         };
-        match call.operation {
+        // The first member of an exclusive scan gets no result.
+        if let (Function::Scan(Prefix::Exclusive), 0) = (call.function, self.member.rank) {
+            return [unless_in_place(send, true), None];
+        }
+        match operation {
             Operation::Barrier => [None, None],
             Operation::Broadcast => [None, Some(recv)],
             Operation::Reduce | Operation::Gather => [unless_in_place(send, is_root), is_root.then_some(recv)],
@@ -193,7 +214,7 @@ impl Context<'_> {
     }
 
     /// Whether this member's block lies at the same address in both buffers, by the rules of MPICH.
-    fn is_aliased(&self, call: &Call, is_root: bool) -> bool {
+    fn is_aliased(&self, call: &Call, operation: Operation, is_root: bool) -> bool {
         let (send, recv) = (&call.send, &call.recv);
         let alike = send.count == recv.count && send.datatype == recv.datatype;
         if !alike || send.count <= 0 || self.is_in_place(send) || self.is_in_place(recv) {
@@ -203,7 +224,7 @@ impl Context<'_> {
             let block = self.bytes(buffer).unwrap_or(0);
             buffer.at.wrapping_byte_add(self.member.rank.wrapping_mul(block))
         };
-        match call.operation {
+        match operation {
             Operation::Barrier | Operation::Broadcast => false,
             Operation::AllReduce | Operation::ReduceScatter | Operation::AllToAll => send.at == recv.at,
             Operation::Reduce => is_root && send.at == recv.at,
@@ -213,47 +234,118 @@ impl Context<'_> {
         }
     }
 
-    fn is_in_place(&self, buffer: &Buffer) -> bool {
+    pub(crate) fn is_in_place(&self, buffer: &Buffer) -> bool {
         buffer.at.addr() == self.pmpi.mpi.in_place()
     }
 
-    fn reduction(&self, call: &Call, none: Shape) -> Option<Shape> {
+    fn reduction(&self, call: &Call, operation: Operation, root: usize) -> Option<Shape> {
         let members = self.member.size;
         let datatype = self.pmpi.mpi.handle(call.recv.datatype);
-        let (datatype, op, size) = self.types.reduction(datatype, self.pmpi.mpi.handle(call.op))?;
+        let Some((datatype, op, size)) = self.types.reduction(datatype, self.pmpi.mpi.handle(call.op)) else {
+            return self.folded(call, operation, root);
+        };
         let count = usize::try_from(call.recv.count).ok()?;
-        let blocks = if call.operation == Operation::ReduceScatter { members } else { 1 };
+        let blocks = if operation == Operation::ReduceScatter { members } else { 1 };
         let bytes = within_limits(count.checked_mul(size)?, blocks)?;
-        let input = if self.is_in_place(&call.send) { call.recv.at } else { call.send.at };
-        let has_result = call.operation != Operation::Reduce || self.member.rank == none.root;
+        let has_result = operation != Operation::Reduce || self.member.rank == root;
         let result = if has_result { Side::Plain(call.recv.at) } else { Side::None };
-        Some(Shape { count, datatype, op, input: Side::Plain(input), result, bytes, ..none })
+        let way = Way::Even { operation, root, count, datatype, op, sends_result: false };
+        Some(Shape { way, input: Side::Plain(self.operand(call)), result, bytes, wrong: None })
     }
 
-    fn movement(&self, call: &Call, none: Shape) -> Option<Shape> {
+    /// The memory of this member's operand.
+    pub(crate) fn operand(&self, call: &Call) -> *mut c_void {
+        if self.is_in_place(&call.send) { call.recv.at } else { call.send.at }
+    }
+
+    /// A reduction whose contributions the MPI library combines. `None`: it runs the call itself.
+    fn folded(&self, call: &Call, operation: Operation, root: usize) -> Option<Shape> {
+        let members = self.member.size;
+        let operands = self.operands(call, usize::try_from(call.recv.count).ok()?)?;
+        let block = operands.count.checked_mul(operands.size)?;
+        let bytes = within_limits(block, members)?;
+        let (moves, blocks) = match operation {
+            Operation::Reduce => (Operation::Gather, 1),
+            Operation::ReduceScatter => (Operation::AllToAll, members),
+            _ => (Operation::AllGather, 1),
+        };
+        // Of a reduce-scatter each member combines its own part only.
+        if operation != Operation::ReduceScatter && bytes > fold::MAX_BYTES {
+            return None;
+        }
+        let has_result = operation != Operation::Reduce || self.member.rank == root;
+        let result = if has_result { Fold::new(operands, members, members).side() } else { Side::None };
+        let input = self.packed(self.operand(call), operands.count * blocks, &operands);
+        Some(Shape { way: Way::moves(moves, root, block), input, result, bytes, wrong: None })
+    }
+
+    fn scan(&self, call: &Call, prefix: Prefix) -> Option<Shape> {
+        let Member { rank, size: members } = self.member;
+        let operands = self.operands(call, usize::try_from(call.recv.count).ok()?)?;
+        let block = operands.count.checked_mul(operands.size)?;
+        let bytes = within_limits(block, members).filter(|&bytes| bytes <= fold::MAX_BYTES)?;
+        let combined = match prefix {
+            Prefix::Inclusive => rank + 1,
+            Prefix::Exclusive => rank,
+        };
+        let input = self.packed(self.operand(call), operands.count, &operands);
+        let result = Fold::new(operands, members, combined).side();
+        Some(Shape { way: Way::moves(Operation::AllGather, 0, block), input, result, bytes, wrong: None })
+    }
+
+    /// The arguments of a reduction by the MPI library. `None`: it refuses them, or runs the call itself.
+    pub(crate) fn operands(&self, call: &Call, count: usize) -> Option<Operands> {
+        let (datatype, op) = (self.pmpi.mpi.handle(call.recv.datatype), self.pmpi.mpi.handle(call.op));
+        if !self.types.is_sound(datatype, op) {
+            return None;
+        }
+        let (kind, size) = match self.types.plain(datatype) {
+            Some(size) => (Kind::Plain, size),
+            None if self.types.is_pair(datatype) => (Kind::Predefined, self.pmpi.type_size(datatype)?),
+            None => (Kind::Derived { waits: self.waits }, self.derived_size(datatype)?),
+        };
+        let has_gaps = kind != Kind::Plain;
+        if has_gaps && count > 0 && self.pmpi.true_span(datatype, count).is_none() {
+            return None;
+        }
+        Some(Operands { at: call.recv.at, count, size, datatype, op, kind })
+    }
+
+    /// Elements of a reduction as the input of an operation.
+    pub(crate) fn packed(&self, at: *mut c_void, count: usize, operands: &Operands) -> Side {
+        let Operands { size, datatype, kind, .. } = *operands;
+        match kind {
+            Kind::Plain => Side::Plain(at),
+            Kind::Predefined | Kind::Derived { .. } => {
+                Side::Derived { pieces: smallvec![Piece { at, count, bytes: count * size }], datatype }
+            }
+        }
+    }
+
+    fn movement(&self, call: &Call, operation: Operation, root: usize) -> Option<Shape> {
         let Member { rank, size } = self.member;
         let (send, recv) = (&call.send, &call.recv);
-        let is_root = rank == none.root;
+        let is_root = rank == root;
         let in_place = self.is_in_place(send);
-        let from_recv = match call.operation {
+        let from_recv = match operation {
             Operation::Broadcast => true,
             Operation::Scatter => !is_root,
             _ => in_place,
         };
         let block = self.bytes(if from_recv { recv } else { send })?;
-        let has_both = match call.operation {
+        let has_both = match operation {
             Operation::Broadcast => false,
             Operation::Gather => is_root && !in_place,
             Operation::Scatter => is_root && !self.is_in_place(recv),
             _ => !in_place,
         };
         let received = if has_both { self.bytes(recv)? } else { block };
-        let bytes = within_limits(block, if call.operation == Operation::Broadcast { 1 } else { size })?;
+        let bytes = within_limits(block, if operation == Operation::Broadcast { 1 } else { size })?;
         let whole = |buffer| self.side(buffer, 0, size, block);
         let single = |buffer| self.side(buffer, 0, 1, block);
         // In place, the own block lies in the result.
         let own = || if in_place { self.side(recv, rank, 1, block) } else { single(send) };
-        let (input, result) = match call.operation {
+        let (input, result) = match operation {
             Operation::Broadcast => (Side::None, single(recv)?),
             Operation::AllGather => (own()?, whole(recv)?),
             Operation::AllToAll => (whole(if in_place { recv } else { send })?, whole(recv)?),
@@ -263,14 +355,14 @@ impl Context<'_> {
             Operation::Scatter => (whole(send)?, single(recv)?),
             _ => return None,
         };
-        let sends_result = call.operation == Operation::Broadcast && is_root;
-        let shape = Shape { count: block, input, result, sends_result, bytes, ..none };
+        let sends_result = operation == Operation::Broadcast && is_root;
+        let way = Way::Even { operation, root, count: block, datatype: FI_UINT8, op: FI_NOOP, sends_result };
         if received == block {
-            return Some(shape);
+            return Some(Shape { way, input, result, bytes, wrong: None });
         }
-        let unwanted = if call.operation == Operation::Scatter { block } else { bytes };
+        let unwanted = Side::Unwanted(if operation == Operation::Scatter { block } else { bytes });
         let wrong = Some(Cause::OtherLength { sent: block, received });
-        Some(Shape { result: Side::Unwanted(unwanted), wrong, ..shape })
+        Some(Shape { way, input, result: unwanted, bytes, wrong })
     }
 
     /// Bytes of a buffer's elements.
@@ -281,7 +373,7 @@ impl Context<'_> {
     }
 
     /// Bytes of one element of a type that is not predefined. `None`: it cannot be used, which the MPI library says.
-    fn derived_size(&self, datatype: Handle) -> Option<usize> {
+    pub(crate) fn derived_size(&self, datatype: Handle) -> Option<usize> {
         let usable = datatype != self.pmpi.constants.no_type && self.pmpi.is_committed(datatype, self.own);
         if usable { self.pmpi.type_size(datatype) } else { None }
     }
@@ -296,86 +388,6 @@ impl Context<'_> {
         let extent = if skipped == 0 { 0 } else { self.pmpi.type_extent(datatype)? };
         let skipped = isize::try_from(skipped * count).ok()?.checked_mul(extent)?;
         let at = buffer.at.wrapping_byte_offset(skipped);
-        Some(Side::Derived { at, count: count * blocks, datatype, bytes: block * blocks })
-    }
-}
-
-/// Memory of an operation besides the program's, and the end of its way.
-#[derive(Default)]
-pub(crate) struct Staged {
-    /// Packed input. The provider reads it until the operation is complete.
-    _input: Vec<u8>,
-    result: Vec<u8>,
-    unpack: Option<Unpack>,
-}
-
-/// Elements that the result is unpacked into.
-struct Unpack {
-    at: *mut c_void,
-    count: usize,
-    /// This library's own handle of the type.
-    datatype: Handle,
-}
-
-impl Staged {
-    /// Moves the result to the program's memory, if the operation succeeded. Returns whether all went well.
-    pub(crate) fn finish(self, pmpi: &Pmpi, comm: Handle, success: bool) -> bool {
-        let Some(Unpack { at, count, datatype }) = self.unpack else { return success };
-        let done = success && pmpi.unpack(&self.result, at, count, datatype, comm);
-        pmpi.free_type(datatype);
-        done
-    }
-}
-
-impl Shape {
-    /// Bytes of the longest buffer at any member.
-    pub(crate) const fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// The member's own error, in spite of which it takes part.
-    pub(crate) fn take_wrong(&mut self) -> Option<Cause> {
-        self.wrong.take()
-    }
-
-    /// The arguments of the provider's call. `None`: the MPI library could not pack the data. `comm` is any
-    /// communicator, which packing needs.
-    pub(crate) fn prepare(&self, pmpi: &Pmpi, comm: Handle) -> Option<(Collective, Staged)> {
-        let mut staged = Staged::default();
-        let pack = |side: &Side| match *side {
-            Side::Derived { at, count, datatype, bytes } => {
-                let mut packed = vec![0; bytes];
-                pmpi.pack(at, count, datatype, &mut packed, comm).then_some(packed)
-            }
-            _ => Some(Vec::new()),
-        };
-        let input = match self.input {
-            Side::Plain(at) => at,
-            Side::Derived { .. } => {
-                staged._input = pack(&self.input)?;
-                staged._input.as_mut_ptr().cast()
-            }
-            Side::None | Side::Unwanted(_) => null_mut(),
-        };
-        let result = match self.result {
-            Side::None => null_mut(),
-            Side::Plain(at) => at,
-            Side::Derived { .. } if self.sends_result => {
-                staged.result = pack(&self.result)?;
-                staged.result.as_mut_ptr().cast()
-            }
-            Side::Derived { at, count, datatype, bytes } => {
-                staged.result = vec![0; bytes];
-                staged.unpack = Some(Unpack { at, count, datatype: pmpi.duplicate_type(datatype)? });
-                staged.result.as_mut_ptr().cast()
-            }
-            Side::Unwanted(bytes) => {
-                staged.result = vec![0; bytes];
-                staged.result.as_mut_ptr().cast()
-            }
-        };
-        let Self { operation, count, datatype, op, .. } = *self;
-        let call = Collective { operation, input, result, count, root: self.root as u64, datatype, op };
-        Some((call, staged))
+        Some(Side::Derived { pieces: smallvec![Piece { at, count: count * blocks, bytes: block * blocks }], datatype })
     }
 }

@@ -17,7 +17,9 @@ pub(crate) struct Constants {
     pub(crate) world: Handle,
     pub(crate) no_communicator: Handle,
     pub(crate) no_type: Handle,
-    itself: Handle,
+    /// `MPI_OP_NULL`.
+    pub(crate) no_op: Handle,
+    pub(crate) itself: Handle,
     byte: Handle,
     long: Handle,
     min: Handle,
@@ -30,6 +32,7 @@ impl Constants {
             world: mpi.constant(&Named::new(0x4400_0000, c"ompi_mpi_comm_world", 0x101))?,
             no_communicator: mpi.constant(&Named::new(0x0400_0000, c"ompi_mpi_comm_null", 0x100))?,
             no_type: mpi.constant(&Named::new(0x0c00_0000, c"ompi_mpi_datatype_null", 0x200))?,
+            no_op: mpi.constant(&Named::new(0x1800_0000, c"ompi_mpi_op_null", 0x20))?,
             itself: mpi.constant(&Named::new(0x4400_0001, c"ompi_mpi_comm_self", 0x102))?,
             byte: mpi.constant(&Named::new(0x4c00_010d, c"ompi_mpi_byte", 0x247))?,
             long: mpi.constant(&Named::new(0x4c00_0807, c"ompi_mpi_long", 0x20a))?,
@@ -284,6 +287,71 @@ impl Pmpi {
             comm => Handle,
         );
         code == SUCCESS
+    }
+
+    /// Bytes from the lowest byte of `count` elements to the highest, and the place of the lowest one. `None` also for
+    /// elements that follow one another downwards.
+    pub(crate) fn true_span(&self, datatype: Handle, count: usize) -> Option<(isize, usize)> {
+        let (mut lower, mut length): (isize, isize) = (0, 0);
+        succeeded(pmpi!(
+            "PMPI_Type_get_true_extent",
+            datatype => Handle,
+            &raw mut lower => *mut isize,
+            &raw mut length => *mut isize,
+        ))?;
+        let stride = usize::try_from(self.type_extent(datatype)?).ok()?;
+        let length = stride.checked_mul(count.checked_sub(1)?)?.checked_add(usize::try_from(length).ok()?)?;
+        Some((lower, length))
+    }
+
+    /// Combines `count` elements: `into` becomes the result, and `from` is the first operand.
+    pub(crate) fn reduce_local(
+        &self,
+        from: *const c_void,
+        into: *mut c_void,
+        count: usize,
+        datatype: Handle,
+        op: Handle,
+    ) -> bool {
+        let Ok(count) = c_int::try_from(count) else { return false };
+        let code = pmpi!(
+            "PMPI_Reduce_local",
+            from => *const c_void,
+            into => *mut c_void,
+            count => c_int,
+            datatype => Handle,
+            op => Handle,
+        );
+        code == SUCCESS
+    }
+
+    /// A persistent receive of no data from the rank itself in `alone`, a communicator of this rank alone.
+    pub(crate) fn persistent_receive(&self, alone: Handle, tag: c_int) -> Option<Handle> {
+        let mut request: Handle = 0;
+        succeeded(pmpi!(
+            "PMPI_Recv_init",
+            null_mut::<c_void>() => *mut c_void,
+            0 => c_int,
+            self.constants.byte => Handle,
+            0 => c_int,
+            tag => c_int,
+            alone => Handle,
+            &raw mut request => *mut Handle,
+        ))?;
+        Some(self.mpi.handle(request))
+    }
+
+    /// Completes the receive that [`Pmpi::persistent_receive`] made and that has started.
+    pub(crate) fn complete_receive(&self, alone: Handle, tag: c_int) {
+        pmpi!(
+            "PMPI_Send",
+            null_mut::<c_void>() => *mut c_void,
+            0 => c_int,
+            self.constants.byte => Handle,
+            0 => c_int,
+            tag => c_int,
+            alone => Handle,
+        );
     }
 
     /// Whether packed data are the elements' bytes alone.

@@ -5,8 +5,8 @@
 //!
 //! Rules beside those of weft-record:
 //! - Threads of a process are recorded as one, in the order in which their calls return.
-//! - Persistent requests, one-sided calls and collectives with counts for each member are not recorded. Their time
-//!   counts as computation.
+//! - Persistent requests, one-sided calls, scans, and collectives with counts for each member are not recorded. Their
+//!   time counts as computation.
 //!
 //! Invariant: no function of the MPI library is called under the lock, except those that only read an object.
 
@@ -20,7 +20,7 @@ use weft_client::Operation;
 use weft_record::{ANY, Event, Source, VARIABLE, Writer};
 
 use crate::mpi::{self, Abi, Handle, SUCCESS};
-use crate::plan::{Buffer, Call};
+use crate::plan::{Buffer, Call, Function};
 use crate::pmpi::{Constants, Pmpi};
 
 pub(crate) mod ends;
@@ -273,18 +273,19 @@ impl Recorder {
 
     /// Records a collective. Without a place for a request it has ended.
     pub(crate) fn collective(&mut self, call: &Call, request: *mut c_void) {
+        let Function::Even(operation) = call.function else { return };
         // Only the root's own side of these is sure to have the length of a block.
         let is_root = |recorder: &Self| recorder.pmpi.rank(call.comm) == usize::try_from(call.root).ok();
-        let Buffer { count, datatype, .. } = match call.operation {
+        let Buffer { count, datatype, .. } = match operation {
             Operation::Gather if !is_root(self) => call.send,
             Operation::Scatter if is_root(self) => call.send,
             _ => call.recv,
         };
-        let bytes = if call.operation == Operation::Barrier { 0 } else { self.bytes(count, datatype) };
+        let bytes = if operation == Operation::Barrier { 0 } else { self.bytes(count, datatype) };
         let context = self.context(call.comm).number;
         let id = self.request(request, None);
         // The order of both lists of operations is the same.
-        let (operation, root) = (call.operation as u32, u32::try_from(call.root).unwrap_or(0));
+        let (operation, root) = (operation as u32, u32::try_from(call.root).unwrap_or(0));
         self.writer.add(&Event::Collective { operation, id, bytes, context, root });
     }
 

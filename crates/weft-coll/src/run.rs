@@ -19,16 +19,18 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use weft_client::{Address, Collective, Endpoint, Error, Group, MappedBlock, Posted};
+use weft_client::{Address, Endpoint, Error, Group, MappedBlock, Posted};
 use weft_fi_sys::FI_EAGAIN;
 
 use crate::errors::{Cause, Failure};
 use crate::exports::weft_coll_counts;
 use crate::lull::{self, Lull};
 use crate::mpi::{Handle, SUCCESS, pmpi};
-use crate::plan::{Call, Context, Decision, Member, Staged, decide};
+use crate::persistent::{self, Persistents};
+use crate::plan::{Call, Context, Decision, Member, decide};
 use crate::pmpi::Pmpi;
 use crate::requests::{self, Idle};
+use crate::shape::{Shape, Staged, Transfer};
 use crate::types::Types;
 use crate::watcher::{Next, Watcher};
 
@@ -59,6 +61,8 @@ pub(crate) struct Runtime {
     under_way: AtomicUsize,
     /// Requests in [`RuntimeState::requests`].
     pub(crate) requests: AtomicUsize,
+    /// Persistent requests.
+    pub(crate) persistents: AtomicUsize,
     /// Calls of [`Runtime::wait`] under way.
     waits: AtomicUsize,
     closed: AtomicBool,
@@ -109,6 +113,7 @@ pub(crate) struct RuntimeState {
     joins: usize,
     /// Requests of the program that the MPI library does not poll.
     pub(crate) requests: FxHashMap<Handle, Arc<Op>>,
+    pub(crate) persistents: Persistents,
     started: Vec<Option<Arc<Op>>>,
     free: Vec<u32>,
     waiting: VecDeque<Arc<Op>>,
@@ -153,12 +158,13 @@ const FAILED: u8 = 2;
 
 /// One operation.
 pub(crate) struct Op {
-    call: Collective,
+    call: Transfer,
+    /// The name of the program's call.
+    name: &'static str,
     group: usize,
     pub(crate) comm: Handle,
     /// This rank's number in the communicator.
     rank: usize,
-    blocking: bool,
     outcome: AtomicU8,
     /// The reason, once the operation has failed.
     failure: OnceLock<Cause>,
@@ -167,6 +173,8 @@ pub(crate) struct Op {
     staged: Mutex<Option<Staged>>,
     /// The program's request, or [`NO_REQUEST`] for a blocking call.
     request: AtomicUsize,
+    /// The tag of the receive that is the request, if it is persistent.
+    tag: Option<c_int>,
     /// Whether the provider's thread is worth its wake-up.
     takes_long: bool,
 }
@@ -184,18 +192,19 @@ unsafe impl Sync for Op {}
 type Ended = SmallVec<[(Arc<Op>, Option<Box<Cause>>); 16]>;
 
 impl Op {
-    pub(crate) fn new(call: Collective, group: usize, comm: Handle, staged: Staged) -> Self {
+    pub(crate) fn new(call: Transfer, group: usize, comm: Handle, staged: Staged) -> Self {
         Self {
             call,
+            name: "",
             group,
             comm,
             rank: 0,
-            blocking: true,
             outcome: AtomicU8::new(PENDING),
             failure: OnceLock::new(),
             wrong: None,
             staged: Mutex::new(Some(staged)),
             request: AtomicUsize::new(NO_REQUEST),
+            tag: None,
             takes_long: false,
         }
     }
@@ -220,14 +229,14 @@ impl Op {
 
     /// The failure of the operation, if it has failed.
     #[inline]
-    fn failure(&self, runtime: &Runtime) -> Option<Failure<'_>> {
+    pub(crate) fn failure(&self, runtime: &Runtime) -> Option<Failure<'_>> {
         if !self.has_failed() {
             return None;
         }
-        let Self { blocking, rank, comm, .. } = *self;
+        let Self { name, rank, comm, .. } = *self;
         // The program may have freed the communicator of a request.
         let comm = runtime.state.lock().communicators.contains_key(&comm).then_some(comm);
-        Some(Failure { operation: self.call.operation, blocking, comm, rank, cause: self.failure.get()? })
+        Some(Failure { name, comm, rank, cause: self.failure.get()? })
     }
 
     pub(crate) fn request(&self) -> Handle {
@@ -258,6 +267,7 @@ impl RuntimeState {
             idle: Vec::new(),
             joins: 0,
             requests: FxHashMap::default(),
+            persistents: Persistents::default(),
             started: (0..SLOTS).map(|_| None).collect(),
             free: (0..SLOTS).rev().collect(),
             waiting: VecDeque::new(),
@@ -287,9 +297,13 @@ impl RuntimeState {
                 }
             }
         };
-        // SAFETY: the program leaves its buffers to the operation until it is complete; `op` owns the others, and is
-        // kept in `started` until then.
-        let posted = unsafe { endpoint.start(slot, group, &op.call) }?;
+        let posted = match &op.call {
+            // SAFETY: the program leaves its buffers to the operation until it is complete; `op` owns the others, and
+            // is kept in `started` until then.
+            Transfer::Even(call) => unsafe { endpoint.start(slot, group, call) },
+            // SAFETY: as above.
+            Transfer::Uneven(call) => unsafe { endpoint.start_exchange(slot, group, call) },
+        }?;
         if posted == Posted::Again {
             return Ok(false);
         }
@@ -367,7 +381,14 @@ impl RuntimeState {
         }
     }
 
-    fn end_in_group(&mut self, number: usize, success: bool) {
+    /// A further operation uses a group, or may do so.
+    pub(crate) fn begin_in_group(&mut self, number: usize) {
+        if let Some(joined) = self.groups.get_mut(&number) {
+            joined.operations += 1;
+        }
+    }
+
+    pub(crate) fn end_in_group(&mut self, number: usize, success: bool) {
         if let Some(joined) = self.groups.get_mut(&number) {
             joined.operations -= 1;
             joined.broken |= !success;
@@ -430,6 +451,7 @@ impl Runtime {
             parts,
             under_way: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
+            persistents: AtomicUsize::new(0),
             waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             news: AtomicBool::new(false),
@@ -444,9 +466,7 @@ impl Runtime {
         self.under_way.fetch_add(1, Ordering::AcqRel);
         let mut state = self.state.lock();
         state.polled = true;
-        if let Some(joined) = state.groups.get_mut(&op.group) {
-            joined.operations += 1;
-        }
+        state.begin_in_group(op.group);
         let posted = if state.waiting.is_empty() { state.post(op) } else { Ok(false) };
         match posted {
             Ok(true) => {}
@@ -461,7 +481,7 @@ impl Runtime {
 
     /// The program computes from now on, or blocks in other calls. Without this, the provider's thread would notice
     /// within milliseconds, and the watcher would not.
-    fn leave(&self, op: &Op) {
+    pub(crate) fn leave(&self, op: &Op) {
         if op.is_complete() || !(self.is_crowded || op.takes_long) {
             return;
         }
@@ -495,9 +515,10 @@ impl Runtime {
         op.outcome.store(outcome, Ordering::Release);
         self.news.store(true, Ordering::Relaxed);
         self.under_way.fetch_sub(1, Ordering::AcqRel);
-        let request = op.request();
-        if request != NO_REQUEST {
-            pmpi!("PMPI_Grequest_complete", request => Handle);
+        match (op.request(), op.tag) {
+            (NO_REQUEST, _) => {}
+            (request, None) => _ = pmpi!("PMPI_Grequest_complete", request => Handle),
+            (request, Some(tag)) => self.end_persistent(request, tag, op),
         }
     }
 
@@ -596,6 +617,7 @@ impl Runtime {
         let endpoint = state.endpoint.take();
         drop(state);
         drop(endpoint);
+        self.close_persistents();
         self.idle.close(&self.pmpi);
         self.pmpi.free_keyval(self.keyval);
         self.pmpi.free_group(self.world);
@@ -603,37 +625,87 @@ impl Runtime {
     }
 }
 
-/// The operation for a call of the program and its buffers, if weft runs it. An error is one of MPI.
-fn accept(runtime: &Runtime, call: &Call, blocking: bool) -> Option<Result<Op, c_int>> {
-    let comm = runtime.pmpi.mpi.handle(call.comm);
-    let Communicator { group, member } = runtime.communicator(comm, blocking)?;
-    let Parts { pmpi, types, own, refuses_aliases, hand_over_bytes, .. } = &**runtime;
-    let (own, refuses_aliases, rank, operation) = (*own, *refuses_aliases, member.rank, call.operation);
-    let wrong = |cause: &Cause| Failure { operation, blocking, comm: Some(comm), rank, cause }.raise(runtime);
-    let mut shape = match decide(call, &Context { pmpi, types, member, own, refuses_aliases }) {
-        Decision::Library => return None,
-        Decision::Refused(cause) => return Some(Err(wrong(&cause))),
-        Decision::Weft(shape) => shape,
-    };
-    let Some((call, staged)) = shape.prepare(pmpi, own) else { return Some(Err(wrong(&Cause::Packing))) };
-    let takes_long = shape.bytes() >= *hand_over_bytes;
-    let op = Op { takes_long, rank, blocking, wrong: shape.take_wrong(), ..Op::new(call, group, comm, staged) };
-    Some(Ok(op))
+/// The form of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Blocking,
+    NonBlocking,
+    Persistent,
 }
 
-/// The operation for a call, as [`accept`] gives it, and its runtime. Counts the calls that weft runs and
+/// This rank's part in a collective that weft runs.
+pub(crate) struct Part {
+    shape: Shape,
+    /// The name of the program's call.
+    name: &'static str,
+    pub(crate) group: usize,
+    comm: Handle,
+    /// This rank's number in the communicator.
+    rank: usize,
+}
+
+impl Part {
+    /// The operation, with the data that this rank gives now. An error is one of MPI.
+    pub(crate) fn operation(&self, runtime: &Runtime, tag: Option<c_int>) -> Result<Arc<Op>, c_int> {
+        let Self { shape, name, group, comm, rank } = self;
+        let Some((call, staged)) = shape.prepare(&runtime.pmpi, runtime.own) else {
+            return Err(self.fails(runtime, &Cause::Packing));
+        };
+        let takes_long = shape.bytes >= runtime.hand_over_bytes;
+        let op =
+            Op { takes_long, name, rank: *rank, tag, wrong: shape.wrong(), ..Op::new(call, *group, *comm, staged) };
+        Ok(Arc::new(op))
+    }
+
+    /// Lets the part have types of its own, which the caller frees. `None`: the MPI library could not copy them.
+    pub(crate) fn keep_types(&mut self, pmpi: &Pmpi) -> Option<persistent::Types> {
+        self.shape
+            .datatypes()
+            .map(|datatype| {
+                *datatype = pmpi.duplicate_type(*datatype)?;
+                Some(*datatype)
+            })
+            .collect()
+    }
+
+    /// Calls the error handler of the communicator. Returns the error code.
+    pub(crate) fn fails(&self, runtime: &Runtime, cause: &Cause) -> c_int {
+        Failure { name: self.name, comm: Some(self.comm), rank: self.rank, cause }.raise(runtime)
+    }
+}
+
+/// This rank's part in the collective of a call, if weft runs it. An error is one of MPI.
+fn accept(runtime: &Runtime, call: &Call, form: Form) -> Option<Result<Part, c_int>> {
+    let comm = runtime.pmpi.mpi.handle(call.comm);
+    let Communicator { group, member } = runtime.communicator(comm, form != Form::NonBlocking)?;
+    let Parts { pmpi, types, own, refuses_aliases, .. } = &**runtime;
+    let (own, refuses_aliases, rank, name) = (*own, *refuses_aliases, member.rank, call.name);
+    // A persistent request has types of its own.
+    let waits = form != Form::NonBlocking;
+    match decide(call, &Context { pmpi, types, member, own, refuses_aliases, waits }) {
+        Decision::Library => None,
+        Decision::Refused(cause) => Some(Err(Failure { name, comm: Some(comm), rank, cause: &cause }.raise(runtime))),
+        Decision::Weft(shape) => Some(Ok(Part { shape, name, group, comm, rank })),
+    }
+}
+
+/// The part in the collective of a call, as [`accept`] gives it, and its runtime. Counts the calls that weft runs and
 /// those of the library.
-fn take(call: &Call, blocking: bool) -> Option<(&'static Runtime, Result<Arc<Op>, c_int>)> {
-    let taken = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, blocking)?)));
-    let count = if taken.is_some() { BY_WEFT } else { BY_LIBRARY };
-    count.fetch_add(1, Ordering::Relaxed);
-    taken.map(|(runtime, op)| (runtime, op.map(Arc::new)))
+fn take(call: &Call, form: Form) -> Option<(&'static Runtime, Result<Part, c_int>)> {
+    let taken = runtime().and_then(|runtime| Some((runtime, accept(runtime, call, form)?)));
+    match (taken.is_some(), form) {
+        // Each start of the request counts.
+        (true, Form::Persistent) => {}
+        (true, _) => _ = BY_WEFT.fetch_add(1, Ordering::Relaxed),
+        (false, _) => _ = BY_LIBRARY.fetch_add(1, Ordering::Relaxed),
+    }
+    taken
 }
 
 /// Runs a blocking collective. `None`: the MPI library does.
 pub(crate) fn blocking(call: &Call) -> Option<c_int> {
-    let (runtime, op) = take(call, true)?;
-    let op = match op {
+    let (runtime, part) = take(call, Form::Blocking)?;
+    let op = match part.and_then(|part| part.operation(runtime, None)) {
         Ok(op) => op,
         Err(code) => return Some(code),
     };
@@ -644,20 +716,27 @@ pub(crate) fn blocking(call: &Call) -> Option<c_int> {
 
 /// Starts a non-blocking collective and writes its request. `None`: the MPI library does.
 pub(crate) fn nonblocking(call: &Call, request: *mut c_void) -> Option<c_int> {
-    let (runtime, op) = take(call, false)?;
-    let op = match op {
-        Ok(op) => op,
-        Err(code) => return Some(code),
-    };
-    let Some(handle) = requests::open(runtime, &op) else {
-        let Op { rank, blocking, comm, .. } = *op;
-        let cause = &Cause::NoRequest;
-        let failure = Failure { operation: call.operation, blocking, comm: Some(comm), rank, cause };
-        return Some(failure.raise(runtime));
-    };
-    // SAFETY: the program's place for the request.
-    unsafe { runtime.pmpi.mpi.write(request, handle) };
-    runtime.submit(&op);
-    runtime.leave(&op);
-    Some(SUCCESS)
+    let (runtime, part) = take(call, Form::NonBlocking)?;
+    let started = part.and_then(|part| {
+        let op = part.operation(runtime, None)?;
+        let handle = requests::open(runtime, &op).ok_or_else(|| part.fails(runtime, &Cause::NoRequest))?;
+        // SAFETY: the program's place for the request.
+        unsafe { runtime.pmpi.mpi.write(request, handle) };
+        runtime.submit(&op);
+        runtime.leave(&op);
+        Ok(())
+    });
+    Some(started.err().unwrap_or(SUCCESS))
+}
+
+/// Makes a persistent collective and writes its request. `None`: the MPI library does.
+pub(crate) fn persistent(call: &Call, request: *mut c_void) -> Option<c_int> {
+    let (runtime, part) = take(call, Form::Persistent)?;
+    let made = part.and_then(|part| {
+        let handle = runtime.open_persistent(part)?;
+        // SAFETY: the program's place for the request.
+        unsafe { runtime.pmpi.mpi.write(request, handle) };
+        Ok(())
+    });
+    Some(made.err().unwrap_or(SUCCESS))
 }

@@ -6,6 +6,7 @@
 use std::ffi::c_char;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use weft_fi_sys::*;
 
 use crate::mpi::{Abi, Handle, Named};
@@ -106,10 +107,37 @@ const OPERATIONS: &[(Named, fi_op)] = &[
     (Named::new(0x5800_000a, c"ompi_mpi_op_bxor", 0x2a), FI_BXOR),
 ];
 
+/// The predefined types of a value and an index, which have gaps in part.
+const PAIRS: &[Named] = &[
+    Named::new(0x8c00_0000, c"ompi_mpi_float_int", 0x228),
+    Named::new(0x8c00_0001, c"ompi_mpi_double_int", 0x229),
+    Named::new(0x8c00_0002, c"ompi_mpi_long_int", 0x22a),
+    Named::new(0x4c00_0816, c"ompi_mpi_2int", 0x22b),
+    Named::new(0x8c00_0003, c"ompi_mpi_short_int", 0x22c),
+    Named::new(0x8c00_0004, c"ompi_mpi_longdbl_int", 0x22d),
+    Named::new(0x4c00_0821, c"ompi_mpi_2real", 0x230),
+    Named::new(0x4c00_1023, c"ompi_mpi_2dblprec", 0x231),
+    Named::new(0x4c00_0820, c"ompi_mpi_2integer", 0x232),
+];
+
+/// The predefined operations on pairs.
+const ON_PAIRS: &[Named] =
+    &[Named::new(0x5800_000b, c"ompi_mpi_op_minloc", 0x38), Named::new(0x5800_000c, c"ompi_mpi_op_maxloc", 0x39)];
+
+/// The predefined operations that no collective has.
+const OTHERS: &[Named] = &[
+    Named::new(0x1800_0000, c"ompi_mpi_op_null", 0x20),
+    Named::new(0x5800_000d, c"ompi_mpi_op_replace", 0x3c),
+    Named::new(0x5800_000e, c"ompi_mpi_op_no_op", 0x3d),
+];
+
 /// Types and operations by handle.
 pub(crate) struct Types {
     types: FxHashMap<Handle, Basic>,
     operations: FxHashMap<Handle, fi_op>,
+    pairs: SmallVec<[Handle; 9]>,
+    on_pairs: SmallVec<[Handle; 2]>,
+    others: SmallVec<[Handle; 3]>,
 }
 
 impl Types {
@@ -126,7 +154,31 @@ impl Types {
         Self {
             types: TYPES.iter().filter_map(basic).collect(),
             operations: OPERATIONS.iter().filter_map(operation).collect(),
+            pairs: PAIRS.iter().filter_map(|named| pmpi.mpi.constant(named)).collect(),
+            on_pairs: ON_PAIRS.iter().filter_map(|named| pmpi.mpi.constant(named)).collect(),
+            others: OTHERS.iter().filter_map(|named| pmpi.mpi.constant(named)).collect(),
         }
+    }
+
+    /// Whether the type is a predefined pair.
+    pub(crate) fn is_pair(&self, datatype: Handle) -> bool {
+        self.pairs.contains(&datatype)
+    }
+
+    /// Whether the operation is none of the program.
+    pub(crate) fn is_predefined_op(&self, operation: Handle) -> bool {
+        self.operations.contains_key(&operation)
+            || self.on_pairs.contains(&operation)
+            || self.others.contains(&operation)
+    }
+
+    /// Whether the MPI library may combine elements of this type by this operation. It answers for operations of the
+    /// program as well.
+    pub(crate) fn is_sound(&self, datatype: Handle, operation: Handle) -> bool {
+        if self.on_pairs.contains(&operation) {
+            return self.is_pair(datatype);
+        }
+        !self.is_predefined_op(operation) || self.reduction(datatype, operation).is_some()
     }
 
     /// Bytes of one element, if the type is a predefined one without gaps.

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use smallvec::SmallVec;
 
 use super::messages::status_or;
-use super::{Status, around, around_test, is_on, with};
+use super::{Status, around_test, is_on, with};
 use crate::mpi::{Handle, UNDEFINED};
 
 /// The requests of a call, and whether the recording needs the status of one.
@@ -51,20 +51,35 @@ fn status_at(asked: &Asked, statuses: *mut c_void, at: usize) -> Option<*const c
     written.then(|| statuses.wrapping_byte_add(at * asked.status_bytes).cast_const())
 }
 
-/// A wait for one request.
-pub(crate) fn wait(request: *mut c_void, status: *mut c_void, library: impl FnOnce(*mut c_void) -> c_int) -> c_int {
+/// A wait for one request, or a test of it, which has a flag.
+pub(crate) fn one(
+    request: *mut c_void,
+    flag: Option<*mut c_void>,
+    status: *mut c_void,
+    library: impl FnOnce(*mut c_void) -> c_int,
+) -> c_int {
     if !is_on() {
         return library(status);
     }
     let (asked, mut own) = (asked(1, request), Status::default());
     let status = if asked.wild { status_or(&mut own, status) } else { status };
-    around(|| library(status), |recorder| recorder.ended(asked.handles[0], status_at(&asked, status, 0)))
+    around_test(
+        || library(status),
+        |recorder| {
+            let ended = flag.is_none_or(is_set);
+            if ended {
+                recorder.ended(asked.handles[0], status_at(&asked, status, 0));
+            }
+            ended
+        },
+    )
 }
 
-/// A wait for all requests.
-pub(crate) fn wait_all(
+/// A wait for all requests, or a test of them, which has a flag.
+pub(crate) fn all(
     count: c_int,
     requests: *mut c_void,
+    flag: Option<*mut c_void>,
     given: *mut c_void,
     library: impl FnOnce(*mut c_void) -> c_int,
 ) -> c_int {
@@ -73,12 +88,16 @@ pub(crate) fn wait_all(
     }
     let (asked, mut room) = (asked(count, requests), Vec::new());
     let statuses = statuses(&asked, given, &mut room);
-    around(
+    around_test(
         || library(statuses),
         |recorder| {
-            for (at, handle) in asked.handles.iter().enumerate() {
-                recorder.ended(*handle, status_at(&asked, statuses, at));
+            let ended = flag.is_none_or(is_set);
+            if ended {
+                for (at, handle) in asked.handles.iter().enumerate() {
+                    recorder.ended(*handle, status_at(&asked, statuses, at));
+                }
             }
+            ended
         },
     )
 }
@@ -147,55 +166,4 @@ pub(crate) fn some(
 fn is_set(flag: *mut c_void) -> bool {
     // SAFETY: the program's place for a truth value, which the MPI library has written.
     unsafe { flag.cast::<c_int>().read() != 0 }
-}
-
-/// A test of one request.
-pub(crate) fn test(
-    request: *mut c_void,
-    flag: *mut c_void,
-    status: *mut c_void,
-    library: impl FnOnce(*mut c_void) -> c_int,
-) -> c_int {
-    if !is_on() {
-        return library(status);
-    }
-    let (asked, mut own) = (asked(1, request), Status::default());
-    let status = if asked.wild { status_or(&mut own, status) } else { status };
-    around_test(
-        || library(status),
-        |recorder| {
-            let ended = is_set(flag);
-            if ended {
-                recorder.ended(asked.handles[0], status_at(&asked, status, 0));
-            }
-            ended
-        },
-    )
-}
-
-/// A test of all requests.
-pub(crate) fn test_all(
-    count: c_int,
-    requests: *mut c_void,
-    flag: *mut c_void,
-    given: *mut c_void,
-    library: impl FnOnce(*mut c_void) -> c_int,
-) -> c_int {
-    if !is_on() {
-        return library(given);
-    }
-    let (asked, mut room) = (asked(count, requests), Vec::new());
-    let statuses = statuses(&asked, given, &mut room);
-    around_test(
-        || library(statuses),
-        |recorder| {
-            let ended = is_set(flag);
-            if ended {
-                for (at, handle) in asked.handles.iter().enumerate() {
-                    recorder.ended(*handle, status_at(&asked, statuses, at));
-                }
-            }
-            ended
-        },
-    )
 }

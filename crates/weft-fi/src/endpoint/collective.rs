@@ -7,7 +7,7 @@
 use std::ffi::c_void;
 
 use weft_engine::api::{Addr, Completion, Context, Error, OpFlags};
-use weft_engine::collective::Operation;
+use weft_engine::collective::{Extent, Operation};
 use weft_engine::mem::Iov;
 use weft_engine::{CollectiveOp, Elements, Engine, GroupId};
 use weft_fi_sys as sys;
@@ -34,6 +34,17 @@ pub(crate) struct Call {
     pub(crate) datatype: sys::fi_datatype,
     /// Only used by reductions.
     pub(crate) op: sys::fi_op,
+    pub(crate) context: *mut c_void,
+}
+
+/// The arguments of an exchange, as the client gave them.
+pub(crate) struct Exchange {
+    pub(crate) input: *const c_void,
+    /// The blocks for each member.
+    pub(crate) given: Vec<Extent>,
+    pub(crate) result: *mut c_void,
+    /// The blocks of each member.
+    pub(crate) taken: Vec<Extent>,
     pub(crate) context: *mut c_void,
 }
 
@@ -143,15 +154,55 @@ impl<D: Device> Ep<D> {
         call: &Call,
         mode: Mode<OpFlags>,
     ) -> isize {
-        let entry = self.tx_entry(mode);
-        let flags = mode.ops | self.completion_policy(entry, Class::Send);
-        let user = User::new(sys::FI_COLLECTIVE, entry);
-        let ctx = Context { ptr: call.context.addr(), user: user.word() };
-        let started = self.cell.submit_collective(group, |engine| {
+        self.start_in_group(group, call.context, mode, |engine, ctx, flags| {
             // SAFETY: by the caller's promise.
             let op = unsafe { call.to_engine(engine, group, elements, ctx, flags) }?;
             engine.start_collective(&op)
-        });
+        })
+    }
+
+    /// Starts an exchange of blocks of different lengths in a group.
+    ///
+    /// # Safety
+    /// The blocks lie in the caller's memory, and are left to weft until the operation completes.
+    pub(crate) unsafe fn start_exchange(&self, group: GroupId, exchange: &Exchange) -> isize {
+        let Exchange { input, given, result, taken, context } = exchange;
+        self.start_in_group(group, *context, self.tx_mode(), |engine, ctx, flags| {
+            let [input_len, result_len] = [given, taken].map(|blocks| Extent::end(blocks));
+            let (input_len, result_len) = input_len.zip(result_len).ok_or(Error::TooLong)?;
+            if (input.is_null() && input_len > 0) || (result.is_null() && result_len > 0) {
+                return Err(Error::Invalid);
+            }
+            let op = CollectiveOp {
+                group,
+                operation: Operation::AllToAll,
+                root: 0,
+                count: 0,
+                elements: Elements::Bytes(1),
+                // SAFETY: by the caller's promise. The input is only read.
+                input: unsafe { Iov::new(input.cast_mut().cast(), input_len) },
+                // SAFETY: by the caller's promise.
+                result: unsafe { Iov::new(result.cast(), result_len) },
+                ctx,
+                flags,
+            };
+            engine.start_uneven(&op, given, taken)
+        })
+    }
+
+    /// Submits an operation of a group by `start`, which gets the engine, the context and the flags of the operation.
+    fn start_in_group(
+        &self,
+        group: GroupId,
+        context: *mut c_void,
+        mode: Mode<OpFlags>,
+        start: impl Fn(&mut Engine<D>, Context, OpFlags) -> Result<(), Error>,
+    ) -> isize {
+        let entry = self.tx_entry(mode);
+        let flags = mode.ops | self.completion_policy(entry, Class::Send);
+        let user = User::new(sys::FI_COLLECTIVE, entry);
+        let ctx = Context { ptr: context.addr(), user: user.word() };
+        let started = self.cell.submit_collective(group, |engine| start(engine, ctx, flags));
         // Operations come too early while the join is under way.
         if started == Errno::NOTCONN.size() { Errno::OPBADSTATE.size() } else { started }
     }

@@ -11,6 +11,7 @@ use weft_nic::Device;
 use crate::abi::errno::Errno;
 use crate::abi::noop;
 use crate::abi::object::{self, Hold};
+use crate::collective::exchange;
 use crate::domain::Domain;
 use crate::endpoint::kind::Kind;
 use crate::endpoint::{Ep, ep, matching, opening, registration};
@@ -96,7 +97,11 @@ unsafe extern "C" fn ops_open<D: Device>(
     object::guard("fi_open_ops(ep)", || {
         // SAFETY: the client's endpoint.
         unsafe { object::borrow_fid::<Ep<D>>(fid) }?;
-        let extensions = [(matching::NAME, matching::ops::<D>()), (registration::NAME, registration::ops::<D>())];
+        let extensions = [
+            (matching::NAME, matching::ops::<D>()),
+            (registration::NAME, registration::ops::<D>()),
+            (exchange::NAME, exchange::ops::<D>()),
+        ];
         // SAFETY: the client's string and place.
         unsafe { object::open_ops(name, flags, ops, &extensions) }
     })

@@ -46,7 +46,7 @@ use crate::abi::errno::Errno;
 use crate::abi::object::{Head, Hold, Object, Uses};
 use crate::domain::Domain;
 use crate::endpoint::cell::EndpointCell;
-pub(crate) use crate::endpoint::collective::Call;
+pub(crate) use crate::endpoint::collective::{Call, Exchange};
 pub(crate) use crate::endpoint::entry::open;
 use crate::endpoint::flags::{Defaults, Mode};
 use crate::endpoint::kind::{Kind, Sources};

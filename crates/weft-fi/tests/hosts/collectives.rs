@@ -27,6 +27,7 @@ pub(crate) fn all(lib: &Lib) {
             ("in place", in_place),
             ("many at a time", many_at_a_time),
             ("two groups", two_groups),
+            ("blocks of different lengths", exchanges),
             ("published", published_groups),
             ("counters and selective queues", quiet_successes),
         ],
@@ -381,6 +382,70 @@ fn two_groups(lib: &Lib) {
         run(&members, &all, &third, &[case(What::Scatter)], false);
     }
     leave(members, first.into_iter().chain(second).chain(third).collect());
+}
+
+/// `struct weft_block` and `struct weft_collective_ops` of fi_weft(7).
+#[repr(C)]
+struct Block {
+    offset: usize,
+    len: usize,
+}
+#[repr(C)]
+struct CollectiveOps {
+    size: usize,
+    exchange: unsafe extern "C" fn(
+        *mut fid_ep,
+        u64,
+        *const c_void,
+        *const Block,
+        *mut c_void,
+        *const Block,
+        usize,
+        *mut c_void,
+    ) -> isize,
+}
+
+/// The extension exchanges blocks of different lengths, some of which are empty. Wrong lists are refused.
+fn exchanges(lib: &Lib) {
+    const ROOM: usize = 16;
+    let members = gather_members(lib, 3, FI_PROGRESS_MANUAL);
+    let groups = form(&members, &[0, 1, 2]);
+    let block = |place: usize, len: usize| Block { offset: place * ROOM, len };
+    // Member i has i + 2 j bytes for member j.
+    let given = |me: usize| [0, 1, 2].map(|to| block(to, me + 2 * to));
+    let taken = |me: usize| [0, 1, 2].map(|from| block(from, from + 2 * me));
+    let mut memory: Vec<[[u8; 3 * ROOM]; 2]> = (1..=3).map(|byte| [[byte; 3 * ROOM], [0; 3 * ROOM]]).collect();
+    for (me, (member, group)) in members.iter().zip(&groups).enumerate() {
+        let ep = member.side.ep;
+        let mut table = null_mut();
+        let open = unsafe { (*(*ep).fid.ops).ops_open.unwrap() };
+        assert_eq!(unsafe { open(&mut (*ep).fid, c"weft_collective".as_ptr(), 0, &mut table, null_mut()) }, 0);
+        let ops: &CollectiveOps = unsafe { &*table.cast() };
+        let [input, result] = &mut memory[me];
+        let mut call = |count: usize, taken: *const Block| unsafe {
+            let (input, result) = (input.as_ptr().cast(), result.as_mut_ptr().cast());
+            (ops.exchange)(ep, group.addr(), input, given(me).as_ptr(), result, taken, count, null_mut())
+        };
+        assert_eq!(call(2, taken(me).as_ptr()), err(FI_EINVAL), "a list that is too short");
+        assert_eq!(call(3, std::ptr::null()), err(FI_EINVAL), "no list");
+        assert_eq!(call(3, taken((me + 1) % 3).as_ptr()), err(FI_EINVAL), "two lengths of the own block");
+        assert_eq!(call(3, taken(me).as_ptr()), 0);
+    }
+    for member in &members {
+        let entry = until(|| {
+            members.iter().for_each(|member| member.side.progress());
+            member.side.poll()
+        });
+        assert_eq!(entry.done().flags, FI_COLLECTIVE);
+    }
+    for (me, [_, result]) in memory.iter().enumerate() {
+        for from in 0..3 {
+            let mut expected = [0; ROOM];
+            expected[..from + 2 * me].fill(u8::try_from(from).unwrap() + 1);
+            assert_eq!(result[from * ROOM..][..ROOM], expected, "the block of {from} at {me}");
+        }
+    }
+    leave(members, groups);
 }
 
 /// The pages for `weft stat` show a barrier under way, and the rank that has not entered it.

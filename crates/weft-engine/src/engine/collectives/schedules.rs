@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{ActiveRun, Group, GroupId, RUN_LIMIT};
 use crate::api::{Context, Error, OpFlags};
-use crate::collective::{Buffer, Run, Schedule, Span, Task};
+use crate::collective::{Buffer, Extent, Overlap, Run, Schedule, Span, Task, compile_uneven};
 use crate::engine::Engine;
 use crate::engine::collective_op::CollectiveOp;
 use crate::mem::Owned;
@@ -58,6 +58,19 @@ impl<N: Nic> Engine<N> {
         group.runs += 1;
         collectives.postponed.push(Postponed::Schedule(*op, Arc::clone(schedule)));
         Ok(())
+    }
+
+    /// Starts an exchange of blocks of different lengths ([`compile_uneven`]): one for each member, and one of each.
+    ///
+    /// Errors: those of [`Engine::start_schedule`]; `Invalid` also if the lists do not fit the group.
+    pub fn start_uneven(&mut self, op: &CollectiveOp, given: &[Extent], taken: &[Extent]) -> Result<(), Error> {
+        let group = self.state.collectives().groups.get(op.group).ok_or(Error::NoSuchAddress)?;
+        if given.len() != group.members.len() {
+            return Err(Error::Invalid);
+        }
+        let overlap = Overlap::of(&op.input, &op.result);
+        let schedule = compile_uneven(group.rank, given, taken, overlap).map_err(|_| Error::Invalid)?;
+        self.start_schedule(op, &Arc::new(schedule))
     }
 
     pub(super) fn begin_schedule(&mut self, op: &CollectiveOp, schedule: &Arc<Schedule>) -> Result<(), Error> {
