@@ -2,19 +2,20 @@
 //!
 //! Place in the data flow: `Engine` → [`SimDevice`] → `SimNic` → fabric. Only tests load the provider library over this
 //! device (weft-fi-sim). It gives clients' calls devices that reorder messages, can neither get nor put, have tiny
-//! mailboxes, or are always full.
+//! mailboxes, or are always full. The ranks of weft-gex's simulated runs use it, too.
 //!
-//! The variable `FI_WEFT_SIM` names the kind of the only fabric of this process. All its endpoints are in this process,
-//! so a peer's addresses are valid here.
+//! The variable `FI_WEFT_SIM` names the kind of the fabric on which [`Device::open`] opens devices. Others have a
+//! [`World`] of their own. All endpoints are in this process, so a peer's addresses are valid here.
 //!
-//! Virtual time advances when a poll finds nothing. Therefore only manual progress is possible: no thread can sleep.
+//! Virtual time advances when a poll finds nothing, or by its owner. Therefore only manual progress is possible: no
+//! thread can sleep.
 //!
-//! Invariant: the fabric is made for one thread. It is accessed only under the lock `FABRIC`.
+//! Invariant: a fabric is made for one thread. It is accessed only under the lock of its [`World`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
@@ -26,18 +27,75 @@ use weft_nic::{Config, Device, NicError, Stats, Unsent};
 use weft_os::UnmapWatch;
 use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
 
-/// The fabric of this process.
-static FABRIC: Mutex<Option<Shared>> = Mutex::new(None);
+/// The fabric of [`Device::open`]; `None` if its kind is unknown.
+static WORLD: LazyLock<Option<World>> = LazyLock::new(|| {
+    let config = config(&std::env::var("FI_WEFT_SIM").unwrap_or_default())?;
+    Some(World::new(config, Clock::Polls))
+});
 
-struct Shared(Fabric);
+/// The cause by which virtual time advances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// A poll that finds nothing.
+    Polls,
+    /// The owner of the fabric.
+    Owner,
+}
+
+/// A fabric whose devices several threads use in turn.
+#[derive(Clone)]
+pub struct World(Arc<ReentrantMutex<Shared>>);
+
+struct Shared {
+    fabric: Fabric,
+    clock: Clock,
+}
 
 // SAFETY: the fabric is accessed only under the lock, and so are the devices that share its state.
 unsafe impl Send for Shared {}
+
+impl World {
+    /// A fabric without endpoints.
+    #[must_use]
+    pub fn new(config: FabricConfig, clock: Clock) -> Self {
+        let fabric = Fabric::new(config);
+        fabric.set_resolver(resolve);
+        Self(Arc::new(ReentrantMutex::new(Shared { fabric, clock })))
+    }
+
+    /// Uses the fabric. The call may come from inside a poll.
+    pub fn with<R>(&self, work: impl FnOnce(&Fabric) -> R) -> R {
+        work(&self.0.lock().fabric)
+    }
+
+    /// Makes a device. `reserved` is the number of its endpoint if that has a name already.
+    ///
+    /// # Errors
+    /// The system refuses a descriptor.
+    pub fn device(&self, reserved: Option<usize>, observes: bool) -> Result<Box<SimDevice>, NicError> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?;
+        let nic = self.with(|fabric| match reserved {
+            Some(ep) => fabric.start(ep),
+            None => fabric.nic(),
+        });
+        let unmaps = if observes && nic.demands().is_some() { UnmapWatch::new() } else { None };
+        Ok(Box::new(SimDevice { nic: Some(nic), world: self.clone(), fd, unmaps }))
+    }
+
+    /// Lets other threads use the fabric although this one is in a poll. It must never go on.
+    pub fn abandon(&self) {
+        while self.0.is_owned_by_current_thread() {
+            // SAFETY: this thread holds the lock, and does not go on to the code that would release it.
+            unsafe { self.0.force_unlock() };
+        }
+    }
+}
 
 /// An endpoint's device.
 pub struct SimDevice {
     /// `None` while the device is dropped.
     nic: Option<SimNic>,
+    world: World,
     /// Never readable.
     fd: OwnedFd,
     /// Reports of unmapped client memory, if the device demands registration.
@@ -93,20 +151,10 @@ fn resolve(piece: RemoteIov) -> Iov {
     unsafe { Iov::new(std::ptr::with_exposed_provenance_mut(addr), len) }
 }
 
-/// The fabric, created on first use; `None` if its kind is unknown.
-fn fabric(slot: &mut Option<Shared>) -> Option<&Fabric> {
-    if slot.is_none() {
-        let fabric = Fabric::new(config(&std::env::var("FI_WEFT_SIM").unwrap_or_default())?);
-        fabric.set_resolver(resolve);
-        *slot = Some(Shared(fabric));
-    }
-    slot.as_ref().map(|shared| &shared.0)
-}
-
 impl SimDevice {
     /// The device, and the lock that guards it.
-    fn nic(&mut self) -> (&mut SimNic, MutexGuard<'static, Option<Shared>>) {
-        let guard = FABRIC.lock();
+    fn nic(&mut self) -> (&mut SimNic, ReentrantMutexGuard<'_, Shared>) {
+        let guard = self.world.0.lock();
         match &mut self.nic {
             Some(nic) => (nic, guard),
             None => unreachable!("only `drop` takes it"),
@@ -116,9 +164,9 @@ impl SimDevice {
 
 impl Drop for SimDevice {
     fn drop(&mut self) {
-        let mut slot = FABRIC.lock();
+        let world = self.world.0.lock();
         drop(self.nic.take());
-        let broken = fabric(&mut slot).map(Fabric::violations).unwrap_or_default();
+        let broken = world.fabric.violations();
         assert!(broken.is_empty(), "the engine has broken the contract of devices: {broken:?}");
     }
 }
@@ -127,7 +175,7 @@ impl Registrar for SimDevice {
     const REGISTERS: bool = true;
 
     fn demands(&self) -> Option<Demands> {
-        let _guard = FABRIC.lock();
+        let _guard = self.world.0.lock();
         self.nic.as_ref().and_then(SimNic::demands)
     }
 
@@ -158,11 +206,7 @@ impl Registrar for SimDevice {
 impl Device for SimDevice {
     /// Only `observe_unmap` of the configuration has an effect.
     fn open(config: &Config) -> Result<Box<Self>, NicError> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?;
-        let mut slot = FABRIC.lock();
-        let nic = fabric(&mut slot).ok_or(NicError::NoDevice)?.nic();
-        let unmaps = if config.observe_unmap && nic.demands().is_some() { UnmapWatch::new() } else { None };
-        Ok(Box::new(Self { nic: Some(nic), fd, unmaps }))
+        WORLD.as_ref().ok_or(NicError::NoDevice)?.device(None, config.observe_unmap)
     }
 
     fn least_mailbox_bytes() -> usize {
@@ -225,7 +269,7 @@ impl Nic for SimDevice {
     weft_engine::decline!(held_bytes, boards);
 
     fn name(&self) -> EpName {
-        let _guard = FABRIC.lock();
+        let _guard = self.world.0.lock();
         match &self.nic {
             Some(nic) => nic.name(),
             None => unreachable!("only `drop` takes it"),
@@ -268,12 +312,10 @@ impl Nic for SimDevice {
     }
 
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
-        let (nic, mut guard) = self.nic();
+        let (nic, shared) = self.nic();
         let calls = nic.poll(sink);
-        if calls == 0
-            && let Some(fabric) = fabric(&mut guard)
-        {
-            fabric.advance();
+        if calls == 0 && shared.clock == Clock::Polls {
+            shared.fabric.advance();
         }
         calls
     }
@@ -284,7 +326,7 @@ impl Nic for SimDevice {
     }
 
     fn drained(&self) -> bool {
-        let _guard = FABRIC.lock();
+        let _guard = self.world.0.lock();
         self.nic.as_ref().is_none_or(SimNic::drained)
     }
 }

@@ -654,6 +654,11 @@ impl Fabric {
         self.0.borrow_mut().leave(ep, true);
     }
 
+    /// Ends an endpoint in order, as the exit of its process does. The caller should use its engine no more.
+    pub fn depart(&self, ep: usize) {
+        self.0.borrow_mut().leave(ep, false);
+    }
+
     /// Breaks the links between two endpoints, which stay alive; returns the number of links. `b` learns of
     /// it `later_ns` later; its messages are lost until then.
     pub fn break_links(&self, a: usize, b: usize, later_ns: u64) -> usize {
