@@ -53,6 +53,8 @@ bugs! {
     ActiveCreditEarly,
     /// A reply is dropped if the device is full.
     ActiveReplyDropped,
+    /// The death of a peer takes the replies to others that leave in the same poll.
+    ActiveDeathTakesReplies,
     /// Matching compares the tag bits that the receive ignores, and no others.
     IgnoreSwapped,
     /// A directed receive takes messages from any source.

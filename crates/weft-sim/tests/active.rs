@@ -16,7 +16,8 @@ use weft_sim::{Cluster, FabricConfig, Fate, Hazard, Hazards, Turn};
 
 /// The tests that find the bugs planted in active messages, of which random runs have none.
 #[allow(dead_code, reason = "used by the test of planted bugs")]
-pub(crate) const SCENARIOS: [fn(); 2] = [full_devices_lose_nothing, credit_runs_out_in_both_directions];
+pub(crate) const SCENARIOS: [fn(); 3] =
+    [full_devices_lose_nothing, credit_runs_out_in_both_directions, a_death_ends_its_own_messages_only];
 
 const HEAD_BYTES: usize = 12;
 /// Bytes of a request for which it costs a further unit of the window.

@@ -31,7 +31,8 @@ fn complaint(plan: &Plan) -> Option<String> {
 /// Returns the first complaint about a bug, and the test or seed that made it. The bug is active in this thread only.
 fn caught(bug: Bug) -> Option<String> {
     activate(Some(bug));
-    let scenarios = if format!("{bug:?}").starts_with("Active") { active::SCENARIOS } else { mapped::SCENARIOS };
+    let is_active = format!("{bug:?}").starts_with("Active");
+    let scenarios = if is_active { &active::SCENARIOS[..] } else { &mapped::SCENARIOS[..] };
     let caught = (scenarios.iter())
         .find_map(|scenario| std::panic::catch_unwind(scenario).err())
         .map(|panic| format!("a scenario: {:?}", panic.downcast_ref::<String>()))

@@ -74,7 +74,7 @@ impl ImmediateReplies {
     /// Drops the answers to a peer that has failed.
     pub(crate) fn forget(&mut self, peer_id: PeerId) {
         for (peer, _) in &mut self.list {
-            *peer = peer.filter(|peer| *peer != peer_id);
+            *peer = peer.filter(|peer| planted!(Bug::ActiveDeathTakesReplies, *peer != peer_id, false));
         }
         self.executed.retain(|peer| *peer != peer_id);
     }
