@@ -288,6 +288,7 @@ check-sim: sim
 	$(SIM) sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
 	$(SIM) sim faults --seed 0 --seeds 300 --do collective 2>&1 | tee $(LOGS)/sim-collective.log
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
+	cargo test -p weft-gex-c --features sim --test sim 2>&1 | tee $(LOGS)/gex-sim.log
 
 # Real jobs over the provider. Most of them wait for a time, so two files run at a time. The jobs of each test have
 # namespaces of their own. The suite of mpi4py needs all processors.

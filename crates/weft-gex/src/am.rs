@@ -18,7 +18,6 @@ use std::cell::{Cell, RefCell};
 use weft_engine::am::{ActiveHandler, ActiveMessage, Answer, MAX_HEAD, body_limit};
 use weft_engine::api::{Addr, Error};
 use weft_engine::nic::LinkError;
-use weft_nic::{Device as _, Devices};
 
 use crate::book::place_of;
 use crate::failure;
@@ -27,6 +26,7 @@ use crate::job::Job;
 use crate::memory::{self, Piece};
 use crate::outside;
 use crate::pack;
+use crate::platform;
 use crate::table::{Location, Place};
 use crate::wait::Pause;
 
@@ -37,7 +37,7 @@ pub const MAX_LONG: usize = 0x7fff_ffff;
 #[must_use]
 pub fn max_medium() -> usize {
     // Whole words remain behind each header.
-    body_limit(Devices::least_mailbox_bytes()).min((64 << 10) - 1024) & !7
+    body_limit(platform::least_mailbox_bytes()).min((64 << 10) - 1024) & !7
 }
 
 /// The longest payload of a long reply in bytes. A reply cannot wait, so between neighbourhoods its payload travels in

@@ -18,7 +18,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_os::{SystemError, Worker};
 
 use crate::error::Error;
-use crate::exit;
 use crate::gate::Threads;
 use crate::job::Job;
 use crate::os;
@@ -204,7 +203,7 @@ pub fn run(job: &Job) {
     // A thread that computes beside this one on its processor is interrupted for an arrival.
     weft_os::set_short_time_slice(true);
     let mut record = Record { has_processor: job.has_spare_processors(), ..Record::default() };
-    while job.is_here() && !exit::has_begun() {
+    while job.is_here() && !job.has_begun_end() {
         match job.attend(&mut record) {
             Next::Now => std::hint::spin_loop(),
             Next::After(time) => std::thread::sleep(time),

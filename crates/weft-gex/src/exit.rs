@@ -14,7 +14,6 @@
 //! time. Ranks that do not end by SIGQUIT are killed after `GASNET_EXITTIMEOUT` seconds.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_engine::nic::Nic as _;
@@ -25,6 +24,7 @@ use crate::env;
 use crate::job::Job;
 use crate::meet::RankEngine;
 use crate::os;
+use crate::platform;
 use crate::spawn::Launcher;
 
 /// The time for ranks to end after SIGQUIT, unless `GASNET_EXITTIMEOUT` says otherwise.
@@ -47,8 +47,6 @@ const FATAL: [i32; 9] = [
 ];
 
 static LIMIT: OnceLock<Duration> = OnceLock::new();
-/// The number of calls that end this process; the first one does it.
-static CALLS: AtomicU32 = AtomicU32::new(0);
 
 /// The time that ranks have to end by themselves after the first one has ended.
 #[must_use]
@@ -85,11 +83,6 @@ enum From {
     Signal,
 }
 
-/// Whether this process has begun to end.
-pub(crate) fn has_begun() -> bool {
-    CALLS.load(Ordering::Acquire) > 0
-}
-
 /// Ends the job with a code.
 pub fn exit(code: i32) -> ! {
     match Job::get() {
@@ -124,7 +117,7 @@ pub(crate) fn follow(job: &Job) -> ! {
 }
 
 fn end(job: &Job, code: i32, from: From) -> ! {
-    if CALLS.fetch_add(1, Ordering::AcqRel) > 0 {
+    if !job.begin_end() {
         // The first call ends the process.
         loop {
             std::thread::sleep(Duration::from_secs(1));
@@ -142,7 +135,7 @@ fn end(job: &Job, code: i32, from: From) -> ! {
     if job.is_launched() {
         end_launched(job, board, code);
     }
-    os::end_now(code)
+    platform::end(code)
 }
 
 /// Ends the other ranks of a job that a launcher has started, and reports to it.
@@ -186,13 +179,13 @@ fn has_passed(job: &Job, limit: Duration) -> bool {
 
 /// Waits until messages that have been sent have left this process, for a short time at most.
 fn flush(job: &Job) {
-    let deadline = Instant::now() + FLUSH;
+    let deadline = platform::now() + FLUSH;
     let is_done = |engine: &mut RankEngine| {
         engine.nic_mut().flush();
         engine.nic().drained()
     };
-    while job.try_with_engine(is_done) == Some(false) && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_micros(200));
+    while job.try_with_engine(is_done) == Some(false) && platform::now() < deadline {
+        platform::sleep(Duration::from_micros(200));
     }
 }
 
@@ -230,7 +223,7 @@ extern "C" fn on_exit(code: i32, _: *mut libc::c_void) {
 
 extern "C" fn on_quit(signal: i32) {
     let Some(job) = Job::get().filter(|job| job.is_here()) else { return os::raise_default(signal) };
-    if CALLS.load(Ordering::Acquire) > 0 {
+    if job.has_begun_end() {
         return;
     }
     end(job, job.board().exit_code().unwrap_or(128 + signal), From::Signal)

@@ -14,7 +14,6 @@ use weft_engine::api::{self, AtomicOp, Completion, Context, Error, Kind, OpFlags
 use weft_engine::mem::Iov;
 use weft_engine::nic::Nic as _;
 use weft_engine::ordered_rma_bytes;
-use weft_nic::{Device as _, Devices};
 
 use crate::atomic::{Op, Operands};
 use crate::combine::Type;
@@ -23,6 +22,7 @@ use crate::invoke::message_piece;
 use crate::job::Job;
 use crate::meet::{COPIED_BYTES, RankEngine};
 use crate::memory::{self, Piece, Way};
+use crate::platform;
 use crate::table::{Location, Place};
 use crate::wait::{self, Pause};
 
@@ -45,7 +45,7 @@ impl Access {
     /// Whether the target performs the access in its turn among those of the same kind.
     #[must_use]
     pub fn has_turn(&self) -> bool {
-        self.bytes <= ordered_rma_bytes(Devices::least_mailbox_bytes())
+        self.bytes <= ordered_rma_bytes(platform::least_mailbox_bytes())
     }
 
     /// Whether the source of a put is free when the call that starts it returns.

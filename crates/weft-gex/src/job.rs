@@ -37,6 +37,7 @@ use crate::os;
 use crate::outside;
 use crate::own::Own;
 use crate::places::Places;
+use crate::platform;
 use crate::spawn::{self, Conduit, Launcher};
 use crate::table::{Location, Place, Segments};
 use crate::team::Team;
@@ -84,6 +85,8 @@ pub struct Job {
     busy_endpoints: AtomicUsize,
     /// Teams that this rank has numbered.
     numbered_teams: AtomicU32,
+    /// The number of calls that end this process; the first one does it.
+    ends: AtomicU32,
 }
 
 /// The client's threads, as it was compiled.
@@ -98,7 +101,16 @@ pub struct Manner {
 /// The endpoint takes active messages.
 const CAPABILITY_AM: u32 = 1 << 1;
 
-static JOB: OnceLock<Job> = OnceLock::new();
+/// What a rank's view of its job is made of.
+pub(crate) struct Parts {
+    pub(crate) seat: Seat,
+    pub(crate) met: Met,
+    pub(crate) client: Client,
+    pub(crate) threads: Threads,
+    pub(crate) attendant: Attendant,
+    /// Those that the ranks of the host share.
+    pub(crate) processors: usize,
+}
 
 /// Starts the job, or joins it. A process that forks the ranks does not return.
 ///
@@ -108,12 +120,36 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
     let Manner { threads, hidden } = manner;
     let spawned = spawn::start(conduit)?;
     let (rank, ranks) = (spawned.rank, spawned.ranks);
-    let Met { board, places, engines, launcher } = meet(spawned, conduit)?;
-    let pid = std::process::id();
-    board.set_up(rank, pid);
+    let met = meet(spawned, conduit)?;
+    met.board.set_up(rank, std::process::id());
     if flags & outside::FLAG_OPEN != 0 {
-        board.set_open(rank);
+        met.board.set_open(rank);
     }
+    let attendant = match &met.engines {
+        Some(_) => Attendant::wanted(hidden, flags, rank)?,
+        None => Attendant::None,
+    };
+    let job = platform::keep(assemble(Parts {
+        seat: Seat { rank, members: ranks },
+        met,
+        client: Client::new(name, flags),
+        threads,
+        attendant,
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
+    })?);
+    job.settle();
+    exit::install();
+    if attendant == Attendant::Own {
+        attend::start(job)?;
+    }
+    Ok(job)
+}
+
+/// Makes a rank's view of its job.
+pub(crate) fn assemble(parts: Parts) -> Result<Job, Error> {
+    let Parts { seat, met, client, threads, attendant, processors } = parts;
+    let Seat { rank, members: ranks } = seat;
+    let Met { board, places, engines, launcher } = met;
     let area = match places.all_near() {
         true => Some(Area::map(&board, board.world(), ranks)?),
         false => None,
@@ -121,17 +157,12 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
     let on_host = u32::try_from(places.host().members.len()).unwrap_or(ranks);
     let (engine, opener) = engines.unzip();
     let wait_fd = engine.as_ref().map(|engine| engine.nic().wait_fd().as_raw_fd());
-    let attendant = match &engine {
-        Some(_) => Attendant::wanted(hidden, flags, rank)?,
-        None => Attendant::None,
-    };
     let bell = Arc::new(Bell::new(attendant)?);
     let links = engine.map(|engine| Links::new(engine, rank, ranks, Arc::clone(&bell))).transpose()?;
     let max_segment = env::max_segment(u64::from(on_host), board.file().bytes() / 4 / u64::from(on_host))?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let job = Job {
+    Ok(Job {
         rank,
-        pid,
+        pid: std::process::id(),
         threads,
         attendant,
         bell,
@@ -140,11 +171,11 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         segments: Segments::new(rank, ranks),
         engine: Gate::new(attendant.threads(threads), links),
         wait_fd,
-        world: Team::new(0, Seat { rank, members: ranks }, None, area, 0),
+        world: Team::new(0, seat, None, area, 0),
         named: Named::default(),
         failures: Failures::new(ranks),
         opener,
-        client: Client::new(name, flags),
+        client,
         first: OnceLock::new(),
         endpoints: std::array::from_fn(|_| Shelf::new()),
         polled: RwLock::default(),
@@ -156,17 +187,10 @@ pub fn start(name: CString, flags: u32, manner: Manner, conduit: Conduit) -> Res
         busy: AtomicUsize::new(0),
         busy_endpoints: AtomicUsize::new(0),
         numbered_teams: AtomicU32::new(0),
+        ends: AtomicU32::new(0),
         board,
         places,
-    };
-    let job = JOB.get_or_init(|| job);
-    job.first.get_or_init(|| Box::leak(Box::new(Endpoint::new(0, u32::MAX, 0, None))));
-    job.endpoints[0].set(job.endpoint());
-    exit::install();
-    if attendant == Attendant::Own {
-        attend::start(job)?;
-    }
-    Ok(job)
+    })
 }
 
 impl Job {
@@ -174,7 +198,23 @@ impl Job {
     #[inline(always)]
     #[must_use]
     pub fn get() -> Option<&'static Self> {
-        JOB.get()
+        platform::job()
+    }
+
+    /// Makes the first endpoint. The job has its place in memory.
+    pub(crate) fn settle(&'static self) {
+        self.first.get_or_init(|| Box::leak(Box::new(Endpoint::new(0, u32::MAX, 0, None))));
+        self.endpoints[0].set(self.endpoint());
+    }
+
+    /// Notes a call that ends this process. Returns whether it is the first one.
+    pub(crate) fn begin_end(&self) -> bool {
+        self.ends.fetch_add(1, Ordering::AcqRel) == 0
+    }
+
+    /// Whether a call ends this process.
+    pub(crate) fn has_begun_end(&self) -> bool {
+        self.ends.load(Ordering::Acquire) > 0
     }
 
     /// The rank of this process.
@@ -590,12 +630,12 @@ impl Job {
         let (others, is_idle) = self.park_others();
         match (parked, self.wait_fd) {
             // There is something to poll, or an engine has work that waits for a peer.
-            (Ok(Some(false)), _) => std::thread::yield_now(),
-            (Ok(_), _) if !is_idle => std::thread::yield_now(),
+            (Ok(Some(false)), _) => platform::rest(),
+            (Ok(_), _) if !is_idle => platform::rest(),
             (Ok(Some(true)), Some(fd)) => os::wait_any(others.iter().copied().chain([fd]), time),
             // Another thread polls. It may leave without a sign.
-            (Err(_), _) => std::thread::sleep(time.min(wait::LONGEST_NAP)),
-            _ => std::thread::sleep(time),
+            (Err(_), _) => platform::sleep(time.min(wait::LONGEST_NAP)),
+            _ => platform::sleep(time),
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }

@@ -25,6 +25,9 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(feature = "sim")]
+use sim as platform;
+
 pub mod after;
 pub mod am;
 pub mod area;
@@ -58,7 +61,11 @@ pub mod outside;
 pub mod own;
 mod pack;
 pub mod places;
+#[cfg(not(feature = "sim"))]
+mod platform;
 mod rendezvous;
+#[cfg(feature = "sim")]
+pub mod sim;
 pub mod spawn;
 pub mod table;
 pub mod team;

@@ -9,18 +9,18 @@
 
 use std::sync::Arc;
 
-use weft_engine::Engine;
-use weft_nic::{Device as _, Devices};
+use weft_nic::Device as _;
 use weft_observe::{Counters, INTERVAL, Page, ROUNDS_PER_CHECK, now_ns};
 
 use crate::attend::{Bell, Next, Record, Sleeps};
-use crate::env;
 use crate::error::Error;
 use crate::far;
+use crate::meet::RankEngine;
+use crate::platform;
 
 /// The engine and its page.
 pub(crate) struct Links {
-    engine: Box<Engine<Devices>>,
+    engine: Box<RankEngine>,
     /// `None`: `FI_WEFT_STATS=no`, or the system refuses it.
     page: Option<Page>,
     /// Rounds of the client.
@@ -40,9 +40,8 @@ const ROUNDS_INSIDE: usize = 32;
 
 impl Links {
     /// Publishes the counters of an engine, for a rank of a job.
-    pub(crate) fn new(engine: Box<Engine<Devices>>, rank: u32, ranks: u32, bell: Arc<Bell>) -> Result<Self, Error> {
-        let wanted = env::yes("FI_WEFT_STATS")?.unwrap_or(true);
-        let page = if wanted { Page::new(Some((rank.into(), ranks.into()))) } else { None };
+    pub(crate) fn new(engine: Box<RankEngine>, rank: u32, ranks: u32, bell: Arc<Bell>) -> Result<Self, Error> {
+        let page = platform::page(rank, ranks)?;
         let mut links = Self { engine, page, rounds: 0, rounds_served: 0, polls_left: 0, bell };
         links.publish(0);
         Ok(links)
@@ -64,7 +63,7 @@ impl Links {
 
     /// Uses the engine for an operation of the client.
     #[inline(always)]
-    pub(crate) fn operate<R>(&mut self, work: impl FnOnce(&mut Engine<Devices>) -> R) -> R {
+    pub(crate) fn operate<R>(&mut self, work: impl FnOnce(&mut RankEngine) -> R) -> R {
         let result = work(&mut self.engine);
         if self.polls_left > 0 && !self.engine.nic().is_idle() {
             // No arrival will announce what is left to do.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use weft_engine::Engine;
 use weft_engine::api::Config;
 use weft_engine::name::{EpName, NAME_BYTES};
-use weft_nic::{Device as _, Devices};
+use weft_nic::Device as _;
 
 use crate::am::Handlers;
 use crate::board::{Board, KEY_BYTES};
@@ -25,6 +25,7 @@ use crate::env;
 use crate::error::Error;
 use crate::memory::JobFile;
 use crate::places::Places;
+use crate::platform::RankDevice;
 use crate::rendezvous::{self, Token};
 use crate::spawn::{Conduit, Launcher, Spawned, Way};
 
@@ -34,7 +35,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const COPIED_BYTES: usize = 8192;
 
 /// The engine of a rank.
-pub(crate) type RankEngine = Engine<Devices>;
+pub(crate) type RankEngine = Engine<RankDevice>;
 
 /// The result of the meeting.
 pub(crate) struct Met {
@@ -200,7 +201,7 @@ fn name(bytes: &[u8]) -> Result<EpName, Error> {
 
 /// The extent of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+pub(crate) enum Reach {
     /// One host.
     Host,
     /// Several hosts.
@@ -218,12 +219,15 @@ fn open(key: &[u8; KEY_BYTES], reach: Reach) -> Result<Box<RankEngine>, Error> {
         job_key: Some(key.to_vec()),
         ..weft_nic::Config::default()
     };
-    let devices = Devices::open(&config)?;
-    let config = Config { boards: true, maps: false, inject_bytes: COPIED_BYTES, ..Config::default() };
-    Ok(Engine::boxed(config, devices))
+    Ok(Engine::boxed(engine_config(), RankDevice::open(&config)?))
 }
 
-fn bind(mut engine: Box<RankEngine>, names: Vec<EpName>, key: [u8; KEY_BYTES], reach: Reach) -> Engines {
+/// The settings of engines.
+pub(crate) fn engine_config() -> Config {
+    Config { boards: true, maps: false, inject_bytes: COPIED_BYTES, ..Config::default() }
+}
+
+pub(crate) fn bind(mut engine: Box<RankEngine>, names: Vec<EpName>, key: [u8; KEY_BYTES], reach: Reach) -> Engines {
     let ranks = u32::try_from(names.len()).unwrap_or(u32::MAX);
     let book = Arc::new(Book::new(names));
     engine.bind_book(Arc::<Book>::clone(&book));

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::failure;
 use crate::job::Job;
+use crate::platform;
 
 /// Polls before the first hint to the processor. The hint takes longer than a poll, so a message that arrives meanwhile
 /// would wait for it.
@@ -147,7 +148,7 @@ impl Pause {
         match job.wait_limits().step(self.idle) {
             Step::Poll => {}
             Step::Spin => std::hint::spin_loop(),
-            Step::Yield => std::thread::yield_now(),
+            Step::Yield => platform::rest(),
             Step::Sleep(time) => job.sleep(time),
         }
         self.idle = self.idle.saturating_add(1);
