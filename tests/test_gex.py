@@ -136,6 +136,16 @@ def test_chains_go_on_by_a_thread(runner: harness.Runner, prefix: Path, built: d
     each_rank_succeeds(runner.run(command, env, 60), 2)
 
 
+@pytest.mark.parametrize("shm", ["1", "0"])
+def test_threads_outnumber_processors(
+    runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path], shm: str
+) -> None:
+    """Many threads that wait leave the processors to the one that moves the job on."""
+    command = [str(prefix / "bin/gasnetrun_smp"), "-n", "2", str(built["threads", "par"]), "16"]
+    env = clean_environment(FI_WEFT_SHM=shm, GASNET_SUPERNODE_MAXSIZE="0" if shm == "1" else "1")
+    each_rank_succeeds(runner.run(command, env, 60), 2)
+
+
 @pytest.mark.parametrize("most", ["0", "1"])
 def test_grants(runner: harness.Runner, prefix: Path, built: dict[tuple[str, str], Path], most: str) -> None:
     """Ranks that have not opened their memory refuse accesses to it, by the kernel and by messages, and live on."""

@@ -1,14 +1,18 @@
-/* Threads of clients: locks, messages, accesses, events of other threads. Built for PAR. C99 and C++11. */
+/* Threads of clients: locks, messages, accesses, events of other threads. Built for PAR. C99 and C++11. With a number
+   as argument there are as many threads, and each awaits its replies one by one. */
 #include "job.h"
 
-#define THREADS 4
+#define MOST_THREADS 32
 #define ROUNDS 300
+
+static int count = 4, one_by_one = 0;
 
 static gex_HSL_t lock = GEX_HSL_INITIALIZER;
 static gex_HSL_t made;
 static int guarded, handled;
 static gasnett_atomic_t replies = gasnett_atomic_init(0);
-static gex_Event_t handed_over[THREADS];
+static gex_Event_t handed_over[MOST_THREADS];
+static gasnett_atomic_t answered[MOST_THREADS];
 
 GASNETT_BEGIN_EXTERNC
 static void request(gex_Token_t token, gex_AM_Arg_t thread) {
@@ -19,7 +23,8 @@ static void request(gex_Token_t token, gex_AM_Arg_t thread) {
 }
 static void reply(gex_Token_t token, gex_AM_Arg_t thread) {
   (void)token;
-  CHECK(thread >= 0 && thread < THREADS);
+  CHECK(thread >= 0 && thread < count);
+  gasnett_atomic_increment(&answered[thread], GASNETT_ATOMIC_REL);
   gasnett_atomic_increment(&replies, GASNETT_ATOMIC_REL);
 }
 GASNETT_END_EXTERNC
@@ -32,7 +37,7 @@ static gex_AM_Entry_t table[] = {
 static void *work(void *argument) {
   const int thread = (int)(uintptr_t)argument;
   const gex_Rank_t peer = (rank + (gex_Rank_t)thread) % size;
-  uint64_t *target = (uint64_t *)segment_of(peer) + (size_t)rank * THREADS + (size_t)thread;
+  uint64_t *target = (uint64_t *)segment_of(peer) + (size_t)rank * MOST_THREADS + (size_t)thread;
   uint64_t value, in;
   int i;
   for (i = 0; i < ROUNDS; i++) {
@@ -40,7 +45,8 @@ static void *work(void *argument) {
     guarded++;
     gex_HSL_Unlock(&lock);
     OK(gex_AM_RequestShort1(tm, peer, 200, 0, thread));
-    value = (uint64_t)i * THREADS + (uint64_t)thread;
+    if (one_by_one) GASNET_BLOCKUNTIL((int)gasnett_atomic_read(&answered[thread], GASNETT_ATOMIC_ACQ) > i);
+    value = (uint64_t)i * MOST_THREADS + (uint64_t)thread;
     in = 0;
     OK(gex_RMA_PutNBI(tm, peer, target, &value, 8, GEX_EVENT_DEFER, 0));
     gex_NBI_Wait(GEX_EC_ALL, 0);
@@ -52,23 +58,29 @@ static void *work(void *argument) {
 }
 
 int main(int argc, char **argv) {
-  pthread_t threads[THREADS];
-  uintptr_t i;
+  pthread_t threads[MOST_THREADS];
+  int i;
   start(&argc, &argv, table, 2, GASNET_PAGESIZE);
+  if (argc > 1) {
+    count = atoi(argv[1]);
+    one_by_one = 1;
+  }
+  CHECK(count <= MOST_THREADS);
+  for (i = 0; i < count; i++) gasnett_atomic_set(&answered[i], 0, 0);
   gex_HSL_Init(&made);
   OK(gex_HSL_Trylock(&made));
   CHECK(gex_HSL_Trylock(&made) == GASNET_ERR_NOT_READY);
   gex_HSL_Unlock(&made);
   gex_HSL_Destroy(&made);
   barrier();
-  for (i = 0; i < THREADS; i++) CHECK(!pthread_create(&threads[i], NULL, work, (void *)i));
+  for (i = 0; i < count; i++) CHECK(!pthread_create(&threads[i], NULL, work, (void *)(uintptr_t)i));
   /* The replies and requests of others are handled by whichever thread polls. */
-  GASNET_BLOCKUNTIL(gasnett_atomic_read(&replies, 0) == THREADS * ROUNDS);
-  for (i = 0; i < THREADS; i++) CHECK(!pthread_join(threads[i], NULL));
-  gex_Event_WaitAll(handed_over, THREADS, 0);
-  CHECK(guarded == THREADS * ROUNDS);
+  GASNET_BLOCKUNTIL((int)gasnett_atomic_read(&replies, 0) == count * ROUNDS);
+  for (i = 0; i < count; i++) CHECK(!pthread_join(threads[i], NULL));
+  gex_Event_WaitAll(handed_over, (size_t)count, 0);
+  CHECK(guarded == count * ROUNDS);
   barrier();
   /* Each rank has sent to `size` ranks in turn; each has got as many as there are threads in all, or nearly. */
-  GASNET_BLOCKUNTIL(handled >= THREADS * ROUNDS / (int)size);
+  GASNET_BLOCKUNTIL(handled >= count * ROUNDS / (int)size);
   finish();
 }

@@ -41,7 +41,7 @@ use crate::platform;
 use crate::spawn::{self, Conduit, Launcher};
 use crate::table::{Location, Place, Segments};
 use crate::team::Team;
-use crate::wait::{self, Limits, Mode};
+use crate::wait::{self, Crowd, Limits, Mode};
 
 /// A rank's view of its job.
 pub struct Job {
@@ -77,6 +77,8 @@ pub struct Job {
     /// The limits of pauses, by [`Mode`].
     limits: [Limits; 3],
     wait_mode: AtomicU32,
+    /// Threads that wait.
+    crowd: Crowd,
     /// Teams whose collectives in shared memory are under way.
     busy_teams: Mutex<Vec<&'static Team>>,
     /// Their number, and one more while operations wait for others.
@@ -183,6 +185,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<Job, Error> {
         max_segment,
         limits: Mode::ALL.map(|mode| Limits::new(mode, on_host, processors, !places.all_near())),
         wait_mode: AtomicU32::new(Mode::SpinBlock as u32),
+        crowd: Crowd::new(u32::try_from(processors).unwrap_or(u32::MAX) / on_host.max(1)),
         busy_teams: Mutex::new(Vec::new()),
         busy: AtomicUsize::new(0),
         busy_endpoints: AtomicUsize::new(0),
@@ -613,7 +616,13 @@ impl Job {
     #[inline]
     #[must_use]
     pub fn wait_limits(&self) -> Limits {
-        self.limits[self.wait_mode.load(Ordering::Relaxed) as usize % self.limits.len()]
+        let limits = self.limits[self.wait_mode.load(Ordering::Relaxed) as usize % self.limits.len()];
+        if self.crowd.is_dense() { limits.crowded() } else { limits }
+    }
+
+    /// The threads of this rank that wait.
+    pub(crate) fn crowd(&self) -> &Crowd {
+        &self.crowd
     }
 
     /// Sets the method of waiting.

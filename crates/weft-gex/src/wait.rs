@@ -3,8 +3,10 @@
 //! Place in the data flow: every blocking call polls, and pauses by [`Pause`] while nothing happens. The steps: poll
 //! again at once, spin, yield the processor, sleep on the device. A message ends the sleep at once. A change in shared
 //! memory is seen at its end, so sleeps are short, unless the rank that makes the change wakes the sleepers
-//! ([`until_woken`]). Where ranks outnumber processors, the steps before the yield are short.
+//! ([`until_woken`]). Where ranks outnumber processors, the steps before the yield are short. So they are while more
+//! threads of a rank wait than it has processors: the thread that could end their wait needs one.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::failure;
@@ -31,6 +33,8 @@ const SLEEP_US: u64 = 50;
 pub(crate) const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// The longest sleep of a rank that will be woken.
 const LONG_SLEEP: Duration = Duration::from_millis(20);
+/// Idle polls after which a thread counts as waiting.
+const CROWD_POLLS: u32 = 64;
 /// Pauses before a look for ranks that have failed.
 const LOOK_PAUSES: u32 = 256;
 
@@ -76,6 +80,12 @@ impl Limits {
         }
     }
 
+    /// The limits while threads wait that share processors.
+    #[must_use]
+    pub fn crowded(self) -> Self {
+        Self { spins: self.spins.min(SPINS_SHARED), yields: self.yields.min(YIELDS_SHARED), ..self }
+    }
+
     /// Where the next pause is after `idle` pauses.
     #[must_use]
     pub fn step(&self, idle: u32) -> Step {
@@ -108,19 +118,58 @@ pub enum Step {
 /// The pauses of one wait.
 pub struct Pause {
     idle: u32,
+    waiting: Option<Waiting>,
+}
+
+/// The threads of a rank that wait.
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    count: AtomicU32,
+    /// The processors of the rank.
+    processors: u32,
+}
+
+impl Crowd {
+    /// No thread waits yet.
+    pub(crate) fn new(processors: u32) -> Self {
+        Self { count: AtomicU32::new(0), processors: processors.max(1) }
+    }
+
+    /// Whether the threads that wait have no processor each.
+    #[inline(always)]
+    pub(crate) fn is_dense(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > self.processors
+    }
+}
+
+/// A thread that counts as waiting.
+struct Waiting(&'static Crowd);
+
+impl Waiting {
+    fn begin() -> Option<Self> {
+        let crowd = Job::get()?.crowd();
+        crowd.count.fetch_add(1, Ordering::Relaxed);
+        Some(Self(crowd))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Pause {
     /// The pauses of a new wait.
     #[must_use]
     pub fn new() -> Self {
-        Self { idle: 0 }
+        Self::after(0)
     }
 
     /// The pauses after a number of them.
     #[must_use]
     pub fn after(idle: u32) -> Self {
-        Self { idle }
+        Self { idle, waiting: None }
     }
 
     /// The number of pauses.
@@ -144,6 +193,9 @@ impl Pause {
         if events > 0 {
             self.idle = 0;
             return;
+        }
+        if self.idle >= CROWD_POLLS && self.waiting.is_none() {
+            self.waiting = Waiting::begin();
         }
         match job.wait_limits().step(self.idle) {
             Step::Poll => {}
@@ -234,5 +286,22 @@ mod tests {
         let alone = Limits::new(Mode::SpinBlock, 2, 2, false);
         assert_eq!([0, EAGER, SPINS - 1].map(|idle| alone.step(idle)), [Step::Poll, Step::Spin, Step::Spin]);
         assert_eq!(Limits::new(Mode::SpinBlock, 2, 2, true).step(FAR[0]), Step::Yield);
+        assert_eq!(alone.crowded().step(SPINS_SHARED), Step::Yield);
+        assert!(matches!(alone.crowded().step(SPINS_SHARED + YIELDS_SHARED), Step::Sleep(_)));
+    }
+
+    #[test]
+    fn threads_that_share_processors_are_a_crowd() {
+        let crowd: &Crowd = Box::leak(Box::new(Crowd::new(1)));
+        let one = || {
+            crowd.count.fetch_add(1, Ordering::Relaxed);
+            Waiting(crowd)
+        };
+        let (first, second) = (one(), one());
+        assert!(crowd.is_dense());
+        drop(first);
+        assert!(!crowd.is_dense());
+        drop(second);
+        assert!(!Crowd::new(0).is_dense());
     }
 }
