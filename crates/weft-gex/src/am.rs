@@ -389,12 +389,33 @@ fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending)
     if job.failures().has_lost(at.rank()) {
         return false;
     }
+    match attempt(job, at, &message, patience) {
+        Some(Ok(())) => true,
+        refused => send_later(job, at, &message, patience, refused),
+    }
+}
+
+/// Tries to send. `None`: the call comes from a handler, or another thread uses the engine.
+#[inline(always)]
+fn attempt(job: &Job, at: Location, message: &ActiveMessage<'_>, patience: Patience) -> Option<Result<(), Error>> {
+    match patience {
+        Patience::Wait => job.with_engine_by(at.by(), |engine| engine.send_active(message)),
+        Patience::Immediate => job.try_with_engine_by(at.by(), |engine| engine.send_active(message)),
+    }
+}
+
+/// Sends a message after an attempt that was refused.
+#[cold]
+#[inline(never)]
+fn send_later(
+    job: &Job,
+    at: Location,
+    message: &ActiveMessage<'_>,
+    patience: Patience,
+    mut sent: Option<Result<(), Error>>,
+) -> bool {
     let mut pause = Pause::new();
     loop {
-        let sent = match patience {
-            Patience::Wait => job.with_engine_by(at.by(), |engine| engine.send_active(&message)),
-            Patience::Immediate => job.try_with_engine_by(at.by(), |engine| engine.send_active(&message)),
-        };
         match sent {
             Some(Ok(())) => return true,
             Some(Err(Error::Again)) | None if patience == Patience::Immediate => return false,
@@ -406,6 +427,7 @@ fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending)
                 at.rank()
             ),
         }
+        sent = attempt(job, at, message, patience);
     }
 }
 
