@@ -56,7 +56,7 @@ impl<'a> Flow<'a> {
     fn remote(&mut self, near: usize, far: Piece) {
         let Self { job, at, way, .. } = *self;
         let event = *self.event.get_or_insert_with(Slot::take);
-        if far.bytes <= pack::MOST_BYTES {
+        if pack::takes(far.bytes) {
             return self.pack.get_or_insert_with(|| Pack::new(at, way)).add(job, event, near, far);
         }
         event.add();

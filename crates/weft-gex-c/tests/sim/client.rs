@@ -54,6 +54,8 @@ calls! {
     fn gex_AM_CancelRequestMedium(sd: Prepared, flags: u32) -> c_int;
     fn gex_RMA_PutNB(tm: Tm, rank: u32, dest: *mut c_void, source: *const c_void, bytes: usize, lc: *mut Event, flags: u32) -> Event;
     fn gex_RMA_GetNB(tm: Tm, dest: *mut c_void, rank: u32, source: *const c_void, bytes: usize, flags: u32) -> Event;
+    fn gex_VIS_StridedPutBlocking(tm: Tm, rank: u32, dest: *mut c_void, dest_strides: *const isize, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize, flags: u32) -> c_int;
+    fn gex_VIS_StridedGetBlocking(tm: Tm, dest: *mut c_void, dest_strides: *const isize, rank: u32, source: *const c_void, source_strides: *const isize, bytes: usize, counts: *const usize, levels: usize, flags: u32) -> c_int;
     fn gex_Event_Wait(event: Event);
     fn gex_Event_Test(event: Event) -> c_int;
 }

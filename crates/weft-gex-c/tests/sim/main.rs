@@ -1,4 +1,4 @@
-//! Simulated runs of the active-message protocol: weft-gex under its C interface, over simulated devices in virtual time.
+//! Simulated runs of active messages: weft-gex, from its C interface down, over simulated devices in virtual time.
 //!
 //! `cargo test -p weft-gex-c --features sim --test sim` runs them. docs/testing.md says what they cover.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use messages::{Events, Oracle, Quiet, ask_to_exit, exchange, set_up};
 use weft_gex::job::Job;
-use weft_gex::sim::{self, Bug, End, FabricConfig, Hazard, Hazards, Outcome, Plan};
+use weft_gex::sim::{self, Bug, End, Entity, FabricConfig, Hazard, Hazards, Outcome, Plan, Stream};
 
 use crate::client::*;
 
@@ -116,7 +116,7 @@ fn a_peer_dies_between_prepare_and_commit() {
     }
 }
 
-/// The same without a handler for failures: the job ends, soon and with the code of the death.
+/// A rank dies, and the others have no handler for failures: the job ends, soon and with the code of the death.
 #[test]
 fn a_death_ends_the_job() {
     for seed in 200..212 {
@@ -152,6 +152,53 @@ fn exit_in_a_handler() {
         fine(&outcome, &format!("seed {seed}"));
         assert_eq!(outcome.ends, vec![End::Exited(7); ranks as usize], "seed {seed}");
         assert!(outcome.time < Duration::from_secs(4), "seed {seed}: {:?}", outcome.time);
+    }
+}
+
+/// Bytes of a rank's segment in runs of vector accesses.
+const SEGMENT: usize = 1 << 19;
+
+/// Puts strided pieces into the segment of the next rank, and gets them back, by shapes that the seed draws.
+fn put_and_get_strided(job: &'static Job, seed: u64) {
+    let (tm, me) = (gex_weft_tm0(), job.rank() as usize);
+    assert_eq!(gex_Segment_Attach(null_mut(), tm, SEGMENT), 0);
+    let next = (job.rank() + 1) % job.ranks();
+    let base = job.segment_base(weft_gex::table::Location::new(next, 0)).unwrap();
+    let mut rng = Stream::new(seed, Entity::Workload(me));
+    for round in 0..12 {
+        let (len, rows) = (rng.between(1, 1100), rng.between(1, 8));
+        let gap = rng.between(0, 40);
+        let columns = rng.between(1, SEGMENT / (rows * (len + gap)));
+        let counts = [columns.min(20), rows];
+        let total = counts[0] * rows * len;
+        let mut data: Vec<u8> = (0..total).map(|at| (at * 7 + round + me) as u8).collect();
+        let near = [len as isize, (len * counts[0]) as isize];
+        let step = (len + gap) as isize;
+        // The rows go down, so their first one is the highest.
+        let far = [step, -step * counts[0] as isize];
+        let there = std::ptr::with_exposed_provenance_mut(base + (rows - 1) * (len + gap) * counts[0]);
+        let source = data.as_mut_ptr().cast();
+        let [far, near] = [far.as_ptr(), near.as_ptr()];
+        assert_eq!(gex_VIS_StridedPutBlocking(tm, next, there, far, source, near, len, counts.as_ptr(), 2, 0), 0);
+        let mut back = vec![0_u8; total];
+        let dest = back.as_mut_ptr().cast();
+        assert_eq!(gex_VIS_StridedGetBlocking(tm, dest, near, next, there, far, len, counts.as_ptr(), 2, 0), 0);
+        if back != data {
+            sim::complain(format!("{rows} rows of {columns} pieces of {len} bytes have changed on the way"));
+        }
+        sim::rest();
+    }
+    job.world().pass_barrier(job);
+}
+
+#[test]
+fn vector_accesses_keep_their_bytes() {
+    for seed in 400..420 {
+        let mut plan = plan(seed, 2 + seed as u32 % 2, [64, 1024][seed as usize % 2]);
+        // A packet that is lost costs 200 ms and more, and each message may lose some.
+        plan.limit = Duration::from_secs(900);
+        let outcome = sim::run(&plan, move |job| put_and_get_strided(job, seed));
+        fine(&outcome, &format!("seed {seed}"));
     }
 }
 
