@@ -1,7 +1,7 @@
 //! The pauses of a rank that waits.
 //!
 //! Place in the data flow: every blocking call polls, and pauses by [`Pause`] while nothing happens. The steps: poll
-//! again at once, spin, yield the processor, sleep on the device. A message ends the sleep at once. A change in shared
+//! again at once, yield the processor, sleep on the device. A message ends the sleep at once. A change in shared
 //! memory is seen at its end, so sleeps are short, unless the rank that makes the change wakes the sleepers
 //! ([`until_woken`]). Where ranks outnumber processors, the steps before the yield are short. So they are while more
 //! threads of a rank wait than it has processors: the thread that could end their wait needs one.
@@ -13,20 +13,20 @@ use crate::failure;
 use crate::job::Job;
 use crate::platform;
 
-/// Polls before the first hint to the processor. The hint takes longer than a poll, so a message that arrives meanwhile
-/// would wait for it.
-const EAGER: u32 = 4000;
-/// Polls before the first yield, where each rank has a processor.
-const SPINS: u32 = 20_000;
+/// Polls before the first yield, where each rank has a processor. The system may nevertheless run two ranks on one, and
+/// then each waits for the yield of the other.
+const SPINS: u32 = 4_000;
 /// Polls before the first yield, where ranks share processors.
 const SPINS_SHARED: u32 = 20;
 /// Yields before the first sleep, where each rank has a processor.
-const YIELDS: u32 = 2_000;
+const YIELDS: u32 = 4_000;
 /// Yields before the first sleep, where ranks share processors.
 const YIELDS_SHARED: u32 = 1000;
 /// Polls before the first yield, and yields before the first sleep, where messages come by TCP. A poll is a system call
-/// then, and a message ends a sleep at once.
-const FAR: [u32; 2] = [200, 20];
+/// then, so that a yield adds little to it, and a message ends a sleep at once.
+const FAR: [u32; 2] = [20, 200];
+/// Yields before the first sleep, where messages come by TCP and ranks share processors.
+const YIELDS_FAR_SHARED: u32 = 20;
 /// The shortest sleep, in microseconds.
 const SLEEP_US: u64 = 50;
 /// The longest sleep without a wake-up.
@@ -68,7 +68,7 @@ impl Limits {
     pub fn new(mode: Mode, ranks: u32, processors: usize, far: bool) -> Self {
         let shared = ranks as usize > processors;
         let (spins, yields) = match (shared, far) {
-            (true, true) => (SPINS_SHARED, FAR[1]),
+            (true, true) => (SPINS_SHARED, YIELDS_FAR_SHARED),
             (true, false) => (SPINS_SHARED, YIELDS_SHARED),
             (false, true) => (FAR[0], FAR[1]),
             (false, false) => (SPINS, YIELDS),
@@ -89,10 +89,8 @@ impl Limits {
     /// Where the next pause is after `idle` pauses.
     #[must_use]
     pub fn step(&self, idle: u32) -> Step {
-        if idle < self.spins.min(EAGER) {
+        if idle < self.spins {
             Step::Poll
-        } else if idle < self.spins {
-            Step::Spin
         } else if idle < self.spins + self.yields || !self.sleeps {
             Step::Yield
         } else {
@@ -107,8 +105,6 @@ impl Limits {
 pub enum Step {
     /// No pause.
     Poll,
-    /// A hint to the processor.
-    Spin,
     /// The processor goes to another thread.
     Yield,
     /// A sleep of at most this time.
@@ -199,7 +195,6 @@ impl Pause {
         }
         match job.wait_limits().step(self.idle) {
             Step::Poll => {}
-            Step::Spin => std::hint::spin_loop(),
             Step::Yield => platform::rest(),
             Step::Sleep(time) => job.sleep(time),
         }
@@ -284,7 +279,7 @@ mod tests {
         assert_eq!(limits.step(u32::MAX), Step::Sleep(Duration::from_micros(1000)));
         assert_eq!(Limits::new(Mode::Spin, 4, 2, false).step(u32::MAX), Step::Yield);
         let alone = Limits::new(Mode::SpinBlock, 2, 2, false);
-        assert_eq!([0, EAGER, SPINS - 1].map(|idle| alone.step(idle)), [Step::Poll, Step::Spin, Step::Spin]);
+        assert_eq!([0, SPINS - 1, SPINS].map(|idle| alone.step(idle)), [Step::Poll, Step::Poll, Step::Yield]);
         assert_eq!(Limits::new(Mode::SpinBlock, 2, 2, true).step(FAR[0]), Step::Yield);
         assert_eq!(alone.crowded().step(SPINS_SHARED), Step::Yield);
         assert!(matches!(alone.crowded().step(SPINS_SHARED + YIELDS_SHARED), Step::Sleep(_)));
