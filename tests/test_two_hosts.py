@@ -211,6 +211,11 @@ INTERFACE = re.compile(r"interface (eth[12]): (\d+) received, (\d+) sent")
 
 def run_streams(runner: harness.Runner, rate: str, *arguments: str, **env: str) -> harness.Outcome:
     """Runs programs/streams.py between two hosts that two networks of a limited rate join."""
+    return stream_over(runner, ["two-rails.sh", rate], *arguments, **env)
+
+
+def stream_over(runner: harness.Runner, network: list[str], *arguments: str, **env: str) -> harness.Outcome:
+    """Runs programs/streams.py between two hosts, in a network that a script of support/ changes."""
     harness.need_sandbox()
     if harness.PROVIDER != "weft":
         pytest.skip("only weft distributes a link over several connections")
@@ -219,8 +224,9 @@ def run_streams(runner: harness.Runner, rate: str, *arguments: str, **env: str) 
     program = [harness.PYTHON, str(harness.PROGRAMS / "streams.py"), *arguments]
     command = jobs.mpich(2, program, *launcher, *place)
     env = jobs.mpich_environment("weft", FI_LOG_LEVEL="info", FI_LOG_PROV="weft", **env)
-    hosts, rails = (str(harness.SUPPORT / name) for name in ("two-hosts.sh", "two-rails.sh"))
-    outcome = runner.run([hosts, rails, rate, *command], env, timeout_s=120).check()
+    hosts = [str(harness.SUPPORT / "two-hosts.sh")]
+    hosts += [str(harness.SUPPORT / network[0]), *network[1:]] if network else []
+    outcome = runner.run([*hosts, *command], env, timeout_s=120).check()
     assert "streams: good" in outcome.output
     return outcome
 
@@ -261,3 +267,23 @@ def test_a_rail_that_fails(runner: harness.Runner, encrypt: str) -> None:
     )
     assert "a connection for the long messages" in outcome.output, outcome.output[-3000:]
     assert all(count > 10_000_000 for count in traffic(outcome).values()), traffic(outcome)
+
+
+SETTLED = re.compile(r"long messages reach \S+ over (\d+) connections")
+
+
+def test_connections_follow_the_limit_of_a_flow(runner: harness.Runner) -> None:
+    """Each connection is limited to 40 Mbit/s, and four together to 160 Mbit/s. The number of connections grows to four
+    while rank 0 sends, and the rate to that of four. The other direction uses the same connections."""
+    if not shutil.which("iptables"):
+        pytest.skip("no iptables")
+    outcome = stream_over(runner, ["flow-caps.sh", "40"], "2")
+    assert SETTLED.findall(outcome.output)[:1] == ["4"], outcome.output[-3000:]
+    found = rates(outcome)
+    assert found["send"] > 2 * 5 and min(found["put"], found["get"]) > 0.8 * 4 * 5, found
+
+
+def test_without_a_limit_there_are_no_more_connections(runner: harness.Runner) -> None:
+    """Where one connection uses the network, the number stays."""
+    outcome = stream_over(runner, [], "1")
+    assert set(SETTLED.findall(outcome.output)) <= {"1"}, outcome.output[-3000:]

@@ -234,7 +234,7 @@ const MEMORY_MOST: u64 = 1 << 40;
 
 params! {
     iface: Option<String> = "", "list", "IFACE",
-        "Network interface (by name) or local address (IPv4 or IPv6) that TCP uses, or a list of up to four, separated by commas. Of a list, the first two are in the endpoint's address: peers that cannot reach the first try the second. Long messages use all. The interfaces must be in different networks. Default: of the interfaces that are up and have a carrier, that of the default route, then the fastest one; links to one host, as of a VPN, are the last.";
+        "Network interface (by name) or local address (IPv4 or IPv6) that TCP uses, or a list of up to four, separated by commas. Of a list, the first two are in the endpoint's address: peers that cannot reach the first try the second. Long messages use all. The interfaces must be in different networks. Default: of the interfaces that are up and have a carrier, that of the default route, then the fastest one; bridges follow, and links to one host, as of a VPN, are the last. `weft info` shows the choice.";
     shm: bool = "yes", "yes/no", "SHM",
         "Use shared memory to endpoints on the same host.";
     tcp: bool = "yes", "yes/no", "TCP",
@@ -251,7 +251,7 @@ params! {
         "Time during which a broken TCP connection to a peer is restored, unless the peer is known to be gone. Data that the peer did not receive is sent again. 0: the link ends at once.",
         0 to DAY_MS;
     tcp_streams: Option<usize> = "", "count", "TCP_STREAMS",
-        "TCP connections that together carry the messages of more than 256 KiB between two endpoints. They are made when the first such message is sent. 1: the connection that carries short messages. Default: one for each interface in FI_WEFT_IFACE, two from 25 Gbit/s on, four from 100 Gbit/s on; inside a host 1.",
+        "TCP connections that together carry the messages of more than 256 KiB between two endpoints. They are made when the first such message is sent. 1: the connection that carries short messages. Default: one for each interface in FI_WEFT_IFACE, two from 25 Gbit/s on, four from 100 Gbit/s on, and twice as many, up to 8, as long as they are measured to carry 1.4 times as much; inside a host 1.",
         1 to 8;
     eager_bytes: Option<usize> = "", "bytes", "EAGER_BYTES",
         "Longest message that is sent eagerly, without a request to the receiver, on every device. Values above a device's maximum (32,896 for shared memory, 65,664 for TCP) are reduced to it. Default: the device's choice.",

@@ -27,7 +27,7 @@ pub struct Config {
     /// which the second serves peers that cannot reach the first.
     pub iface: Option<String>,
     /// The number of TCP connections for the long messages of a link. `None`: one for each interface, and more for fast
-    /// interfaces, but only to other hosts.
+    /// interfaces or if they are measured to carry more, but only to other hosts.
     pub streams: Option<usize>,
     /// The address to listen at: an explicit service, or an address with port 0 for any port; `[::]:0` prefers IPv6.
     pub listen: Option<SocketAddr>,
@@ -171,6 +171,7 @@ impl Config {
             endpoint: Arc::new(self.clone()),
             bind,
             streams: extras.streams,
+            grows: self.streams.is_none(),
             streams_within_host: self.streams.is_some(),
             addrs,
             admitted,

@@ -42,9 +42,7 @@ pub(super) fn examine(to: &str, params: &Params) -> Vec<Finding> {
             // The better of two rounds: other programs disturb single ones.
             let again = || Ok((path.rate(SEVERAL)?, path.rate(1)?, path.rate(SEVERAL)?));
             findings.push(match again() {
-                Ok((several, second, more)) => {
-                    rate(one.max(second), several.max(more), params.tcp_streams.unwrap_or(1))
-                }
+                Ok((several, second, more)) => rate(one.max(second), several.max(more), params.tcp_streams),
                 Err(blocked) => Finding::note("rate", format!("not measured: {}", describe(&blocked))),
             });
         }
@@ -119,17 +117,20 @@ fn interface(known: &Interface) -> String {
     format!("{}, {speed}{kind}", known.name)
 }
 
-/// The rates of one connection and of several, in Mbit/s. `streams`: the connections that weft is told to use.
-fn rate(one: f64, several: f64, streams: usize) -> Finding {
+/// The rates of one connection and of several, in Mbit/s. `streams`: the number of connections that weft is told to
+/// use. `None`: it finds the number by itself.
+fn rate(one: f64, several: f64, streams: Option<usize>) -> Finding {
     let detail = format!("one connection carries {one:.0} Mbit/s, {SEVERAL} carry {several:.0} Mbit/s");
-    if several < GAIN * one || streams > 1 {
-        return Finding::good("rate", detail);
+    match streams {
+        _ if several < GAIN * one => Finding::good("rate", detail),
+        None => Finding::good("rate", format!("{detail}: each is limited, and weft makes more for long messages")),
+        Some(1) => Finding::degraded(
+            "rate",
+            detail,
+            "unset FI_WEFT_TCP_STREAMS=1: weft then makes more connections for long messages while they carry more",
+        ),
+        Some(_) => Finding::good("rate", detail),
     }
-    Finding::degraded(
-        "rate",
-        detail,
-        format!("set FI_WEFT_TCP_STREAMS={SEVERAL} at all ranks: long messages then use that number of connections"),
-    )
 }
 
 #[cfg(test)]
@@ -138,10 +139,12 @@ mod tests {
     use crate::doctor::Outcome;
 
     #[test]
-    fn several_connections_are_advised_if_they_carry_more() {
-        assert_eq!(rate(100.0, 390.0, 1).state, Outcome::Degraded);
-        assert_eq!(rate(100.0, 390.0, 4).state, Outcome::Good);
-        assert_eq!(rate(9_000.0, 9_400.0, 1).state, Outcome::Good);
+    fn a_limit_of_each_connection_is_named() {
+        assert_eq!(rate(100.0, 390.0, Some(1)).state, Outcome::Degraded);
+        assert_eq!(rate(100.0, 390.0, Some(4)).state, Outcome::Good);
+        assert_eq!(rate(9_000.0, 9_400.0, Some(1)).state, Outcome::Good);
+        let found = rate(100.0, 390.0, None);
+        assert!(found.state == Outcome::Good && found.detail.contains("makes more"), "{found:?}");
     }
 
     #[test]

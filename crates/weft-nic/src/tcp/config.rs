@@ -31,6 +31,8 @@ pub struct TcpConfig {
     pub segment_bytes: usize,
     /// Connections of a link that carry its long pushes, beside the first one. Below 2: the first one carries them.
     pub streams: usize,
+    /// More of them are made if they carry more, to other hosts only ([`super::rails`]).
+    pub grows: bool,
     /// Also use them between endpoints of one host.
     pub streams_within_host: bool,
     /// Payload of one segment on these connections. Only longer pushes use them.
@@ -64,6 +66,7 @@ impl Default for TcpConfig {
             eager_bytes: 32 * 1024,
             segment_bytes: 256 * 1024,
             streams: 1,
+            grows: false,
             streams_within_host: false,
             stripe_bytes: 256 * 1024,
             addrs: Vec::new(),

@@ -236,12 +236,27 @@ pub(super) struct Liveness {
     pub(super) unanswered: u32,
 }
 
+/// The bytes that the peer's host has acknowledged on a connection, and the time in microseconds for which some were
+/// not. `None` if the kernel does not provide it.
+pub(super) fn carried(fd: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    let info = tcp_info(fd)?;
+    Some((info.tcpi_bytes_acked, info.tcpi_busy_time))
+}
+
 /// The kernel's knowledge of the peer's host; `None` if the kernel does not provide it.
 pub(super) fn liveness(fd: BorrowedFd<'_>) -> Option<Liveness> {
     #[cfg(test)]
     if let Some(outcome) = net::liveness(fd) {
         return outcome;
     }
+    let info = tcp_info(fd)?;
+    Some(Liveness {
+        silent_ms: info.tcpi_last_ack_recv,
+        unanswered: u32::from(info.tcpi_retransmits) + u32::from(info.tcpi_probes),
+    })
+}
+
+fn tcp_info(fd: BorrowedFd<'_>) -> Option<libc::tcp_info> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     // The structure has some hundred bytes.
     #[allow(clippy::cast_possible_truncation)]
@@ -254,11 +269,7 @@ pub(super) fn liveness(fd: BorrowedFd<'_>) -> Option<Liveness> {
         return None;
     }
     // SAFETY: `info` was zeroed, so bytes that the kernel did not write are valid, too: all fields are integers.
-    let info = unsafe { info.assume_init() };
-    Some(Liveness {
-        silent_ms: info.tcpi_last_ack_recv,
-        unanswered: u32::from(info.tcpi_retransmits) + u32::from(info.tcpi_probes),
-    })
+    Some(unsafe { info.assume_init() })
 }
 
 /// Milliseconds of the coarse monotonic clock.

@@ -28,6 +28,7 @@ impl Tcp {
         self.time_closed(now_ms);
         self.time_acks(now_ms);
         self.time_rails(now_ms);
+        self.time_sizing(now_ms);
         self.time_chains(now_ms);
         if now_ms >= self.next_scan_ms {
             self.scan(sink, now_ms);

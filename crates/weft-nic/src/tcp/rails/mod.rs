@@ -4,6 +4,7 @@
 //! link's first connection carries everything else, and is unaffected. The parts:
 //!
 //! - `call`: the handshake of a rail. `frame`: the layouts. `upkeep`: rails are dialled, adopted, and dropped.
+//! - `growth`: the number of rails by the rate that they carry. `sizing`: its measurements.
 //! - `outgoing`: pushes, cut into numbered segments. `incoming`: the receiving half. `traffic`: writing and reading.
 //!
 //! The first long push of a link has its side dial the rails: first the address in the peer's name, then also the
@@ -33,13 +34,16 @@ use super::initiator::Initiator;
 
 pub(super) mod call;
 mod frame;
+mod growth;
 mod incoming;
 mod outgoing;
+mod sizing;
 mod traffic;
 mod upkeep;
 
 use incoming::Receipts;
 use outgoing::Outgoing;
+use sizing::Sizings;
 use traffic::Flow;
 
 /// Limit of rails that one side of a link dials.
@@ -130,6 +134,7 @@ pub(super) struct Rails {
     bytes: u64,
     /// The time of the next look at all rails.
     next_scan_ms: u64,
+    sizings: Sizings,
 }
 
 impl Rails {
@@ -141,6 +146,7 @@ impl Rails {
             discard: Vec::new(),
             bytes: 0,
             next_scan_ms: u64::MAX,
+            sizings: Sizings::default(),
         }
     }
 
@@ -203,7 +209,8 @@ impl Tcp {
     /// Whether a push should take rails, if its link has any.
     #[inline]
     pub(super) fn is_striped(&self, src: &[Iov]) -> bool {
-        (self.config.streams > 1 || !self.rails.is_empty()) && mem::total_len(src) > self.config.stripe_bytes
+        (self.config.streams > 1 || self.config.grows || !self.rails.is_empty())
+            && mem::total_len(src) > self.config.stripe_bytes
     }
 
     /// Accepts a long push for the rails of a link. False: it takes the first connection.
@@ -216,6 +223,9 @@ impl Tcp {
         src: &[Iov],
         ctx: u64,
     ) -> Result<bool, Full> {
+        if self.config.grows {
+            self.measure_link(id);
+        }
         if !self.rails.has_rail_up(id) {
             self.begin_rails(id);
             return Ok(false);
@@ -245,6 +255,7 @@ impl Tcp {
 
     /// Drops the rails of a link. Returns the contexts of the pushes that are not done.
     pub(super) fn drop_rails(&mut self, id: u32) -> Vec<u64> {
+        self.rails.sizings.forget(id);
         if self.rails.is_empty() {
             return Vec::new();
         }
