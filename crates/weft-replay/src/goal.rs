@@ -53,7 +53,10 @@ pub fn write(job: &Job, costs: &Costs) -> String {
                 Step::Compute { ps } => format!("calc {}", ps / 1000),
                 Step::Copy { bytes } => format!("calc {}", cpu.copy_byte * bytes / 1000),
                 Step::Reduce { bytes } => format!("calc {}", cpu.reduce_byte * bytes / 1000),
-                Step::Ask { .. } | Step::Drain => continue,
+                // The format has no reads of memory and no boards.
+                Step::Ask { .. } | Step::Drain | Step::Meet { .. } | Step::Slots { .. } | Step::Mark => continue,
+                Step::Call if costs.collective.call == 0 => continue,
+                Step::Call => format!("calc {}", costs.collective.call / 1000),
             };
             label += 1;
             let _ = writeln!(text, "l{label}: {line}");

@@ -7,9 +7,11 @@
 //! The parts, in the order in which to read them:
 //! - [`step`]: what a rank does, and where the machine gets it from.
 //! - [`schedule`]: the schedules of collectives as steps, shared among ranks.
+//! - [`board`]: collectives in the memory of a host, without messages.
 //! - [`script`]: steps that are written out, for protocols between a few ranks.
 //! - [`profile`]: costs, read from data files with units and sources.
 //! - [`machine`]: the simulation. [`queue`] keeps the order of its events.
+//! - [`latency`]: collectives timed as `weft bench collective` does, and the fit of a cost to such a time.
 //! - [`figure`]: the figures of the source papers, from these models.
 //!
 //! Times are whole picoseconds. The order of events is (time, sequence), so the same arguments give the same trace on
@@ -17,7 +19,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod board;
 pub mod figure;
+pub mod latency;
 pub mod machine;
 pub mod profile;
 pub mod queue;

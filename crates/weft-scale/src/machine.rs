@@ -1,7 +1,8 @@
 //! The simulation: ranks perform their steps at the costs of a profile.
 //!
 //! Place in the data flow: takes steps from a [`Programs`], costs from a [`Costs`], and keeps due events in a
-//! [`Queue`]. `machine/device.rs` has the network cards.
+//! [`Queue`]. `machine/device.rs` has the network cards, `machine/host.rs` boards and processors that
+//! ranks share.
 //!
 //! The model is LogGP (Alexandrov et al., 1995): a message takes the sender's processor for `o`, its device for `g` or
 //! for its bytes at `G`, then `L`, then the receiver's processor for `o`. Further costs are those of the profile:
@@ -15,6 +16,7 @@
 //! - The state of a rank in a collective without data is at most 40 bytes, and a bit for each arrival.
 
 mod device;
+mod host;
 
 use std::ops::Range;
 
@@ -23,11 +25,17 @@ use rustc_hash::FxHashMap;
 use crate::profile::{Costs, Path};
 use crate::queue::{Buckets, Event, Queue};
 use crate::random::{Stream, below};
-use crate::step::{Arrival, Programs, Step, Unit};
+use crate::step::{Arrival, Meeting, Programs, Step, Unit};
 use device::Devices;
+use host::Hosts;
 
 /// Events between two reports of the progress.
 const REPORT_EVERY: u64 = 1 << 18;
+
+/// Turns in a row without a step after which no message is under way that a rank waits for.
+const MOST_IDLE_TURNS: u64 = 1 << 24;
+/// The shortest turn of a rank that finds nothing.
+const LEAST_TURN_PS: u64 = 10_000;
 
 /// The part of a host that performs the steps of a collective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -95,6 +103,8 @@ pub struct Outcome {
     pub mean_ps: u64,
     /// Work of rank 0 while collectives were under way ([`Overlap::Quanta`]).
     pub worked_ps: u64,
+    /// The longest time of a rank between its marks ([`Step::Mark`]).
+    pub marked_ps: u64,
     /// Events that happened.
     pub events: u64,
     /// Messages that were sent.
@@ -128,10 +138,15 @@ enum Kind {
     Atomic,
     /// A request is at the processor that answers it by a handler.
     Handle,
+    /// A rank arrives on the board of its host.
+    Meet,
+    /// A rank gets the processor that it shares.
+    Turn,
 }
 
 impl Kind {
-    const ALL: [Self; 6] = [Self::Resume, Self::Arrive, Self::Deliver, Self::Read, Self::Atomic, Self::Handle];
+    const ALL: [Self; 8] =
+        [Self::Resume, Self::Arrive, Self::Deliver, Self::Read, Self::Atomic, Self::Handle, Self::Meet, Self::Turn];
 
     fn label(self, iteration: u32) -> u32 {
         (iteration << 3) | self as u32
@@ -169,6 +184,13 @@ struct Processor {
     worked: u64,
 }
 
+/// The clock of a rank between its marks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Clock {
+    since: Option<u64>,
+    sum: u64,
+}
+
 /// Whether a rank performs its next step now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
@@ -192,6 +214,11 @@ pub struct Machine<'a, P, Q = Buckets> {
     /// Arrivals of later iterations: (iteration, ordinal) by rank.
     early: FxHashMap<u32, Vec<(u32, u32)>>,
     devices: Devices,
+    hosts: Hosts,
+    /// By rank, if there are marks.
+    clocks: Vec<Clock>,
+    /// Turns without a step since the last other event.
+    idle_turns: u64,
     ended: u32,
     messages: u64,
     events: u64,
@@ -228,6 +255,9 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             words,
             early: FxHashMap::default(),
             devices: Devices::new(costs, &options, programs.ranks()),
+            hosts: Hosts::new(costs, programs.ranks()),
+            clocks: Vec::new(),
+            idle_turns: 0,
             ended: 0,
             messages: 0,
             events: 0,
@@ -246,7 +276,10 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             for rank in 0..self.programs.ranks() {
                 self.begin(rank);
                 let time_ps = self.ranks[rank as usize].local;
-                self.queue.push(Event { time_ps, rank, from: rank, number: 0, label: Kind::Resume.label(0) });
+                let kind = if self.hosts.are_shared() { Kind::Turn } else { Kind::Resume };
+                if self.hosts.is_first(rank) {
+                    self.queue.push(Event { time_ps, rank, from: rank, number: 0, label: kind.label(0) });
+                }
             }
         }
         while let Some(event) = self.queue.pop() {
@@ -259,6 +292,8 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
                 Kind::Read => self.answer(event, Unit::Memory),
                 Kind::Atomic => self.answer(event, Unit::Atomic),
                 Kind::Handle => self.answer(event, Unit::Handler),
+                Kind::Meet => self.meet(event),
+                Kind::Turn => self.turn(event),
             }
             if self.events.is_multiple_of(REPORT_EVERY) {
                 progress(self.events, self.ended);
@@ -287,6 +322,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             end_ps: ends().max().unwrap_or(0),
             rank_0_ps: ends().next().unwrap_or(0) / u64::from(iterations.max(1)),
             mean_ps: u64::try_from(ends().map(u128::from).sum::<u128>() / u128::from(count)).unwrap_or(u64::MAX),
+            marked_ps: self.clocks.iter().map(|clock| clock.sum).max().unwrap_or(0),
             worked_ps: self.processors.first().map_or(0, |processor| processor.worked),
             events: self.events,
             messages: self.messages,
@@ -354,6 +390,16 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             Step::Send { to, number, bytes } => self.send(rank, state, (to, number), bytes),
             Step::Ask { to, number, unit } => self.ask(rank, state, (to, number), unit),
             Step::Wait { from, ordinal } => self.wait(rank, state, (from, ordinal)),
+            Step::Meet { number, .. } => {
+                state.local = self.busy_if_host(state.local, rank, self.costs.collective.board.unwrap_or(0));
+                let label = Kind::Meet.label(state.iteration);
+                self.queue.push(Event { time_ps: state.local, rank, from: rank, number, label });
+                Turn::Goes
+            }
+            Step::Mark => {
+                self.mark_time(rank, state.local);
+                Turn::Goes
+            }
             _ => {
                 state.local = self.alone(rank, state.local, step);
                 Turn::Goes
@@ -374,7 +420,56 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             Step::Copy { bytes } => self.busy_if_host(from, rank, cpu.copy_byte * bytes),
             Step::Reduce { bytes } if by_host => self.busy(from, rank, cpu.reduce_byte * bytes),
             Step::Reduce { bytes } => from + self.costs.card.reduce_byte * bytes,
-            Step::Send { .. } | Step::Ask { .. } | Step::Wait { .. } => from,
+            Step::Call => self.busy_if_host(from, rank, self.costs.collective.call),
+            Step::Slots { count } => self.busy_if_host(from, rank, u64::from(count) * self.hosts.line()),
+            Step::Send { .. } | Step::Ask { .. } | Step::Wait { .. } | Step::Meet { .. } | Step::Mark => from,
+        }
+    }
+
+    /// Starts or stops the clock of a rank.
+    fn mark_time(&mut self, rank: u32, local: u64) {
+        self.clocks.resize(self.ranks.len(), Clock::default());
+        let clock = &mut self.clocks[rank as usize];
+        match clock.since.take() {
+            Some(since) => clock.sum += local - since,
+            None => clock.since = Some(local),
+        }
+    }
+
+    /// A rank arrives on the board of its host. The last one reads the slots of the others, if it combines them, and
+    /// lets all go on.
+    fn meet(&mut self, event: Event) {
+        let meeting = self.programs.meeting(event.rank, event.number);
+        debug_assert!(meeting.is_some(), "rank {} does not meet at {}", event.rank, event.number);
+        let Some(Meeting { members, combines }) = meeting else { return };
+        let iteration = event.label >> 3;
+        let (at, all) = self.hosts.arrive(event.time_ps, event.rank, (iteration, event.number, members));
+        let combined = at + u64::from(combines) * self.hosts.line();
+        for rank in all {
+            let time_ps = if rank == event.rank { combined } else { combined + self.hosts.line() };
+            self.queue.push(Event { time_ps, rank, from: rank, label: Kind::Arrive.label(iteration), ..event });
+        }
+    }
+
+    /// A rank has its processor. It keeps it while it has work, and passes it on when it finds nothing.
+    fn turn(&mut self, event: Event) {
+        let rank = event.rank;
+        let state = &mut self.ranks[rank as usize];
+        let before = (state.iteration, state.next);
+        state.local = state.local.max(self.now);
+        self.advance(rank);
+        let state = self.ranks[rank as usize];
+        self.idle_turns = if before == (state.iteration, state.next) { self.idle_turns + 1 } else { 0 };
+        let ended = |rank: &u32| self.ranks[*rank as usize].iteration >= self.options.iterations;
+        // It looks again when its work is done: a message may have arrived meanwhile.
+        let (time_ps, next) = if state.local > self.now && !ended(&rank) {
+            (state.local, Some(rank))
+        } else {
+            let next = self.hosts.behind(rank).find(|rank| !ended(rank));
+            (state.local + self.costs.collective.turn.max(LEAST_TURN_PS), next)
+        };
+        if let Some(rank) = next.filter(|_| self.idle_turns < MOST_IDLE_TURNS) {
+            self.queue.push(Event { time_ps, rank, from: rank, ..event });
         }
     }
 
@@ -521,11 +616,19 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
     fn deliver(&mut self, event: Event, ordinal: u32) {
         let (rank, iteration) = (event.rank, event.label >> 3);
         let mut state = self.ranks[rank as usize];
+        if iteration < state.iteration {
+            // The rank left a board before the others: it takes nothing from there.
+            return;
+        }
         if iteration != state.iteration {
             self.early.entry(rank).or_default().push((iteration, ordinal));
             return;
         }
         self.mark((rank, ordinal));
+        if self.hosts.are_shared() {
+            // The rank looks when it has its processor.
+            return;
+        }
         let waits = self.programs.step(rank, state.next) == Some(Step::Wait { from: event.from, ordinal });
         if !waits || !state.begun {
             return;
@@ -571,7 +674,12 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             return Turn::Stays;
         }
         state.local = match self.options.executor {
-            Executor::Host => self.busy(state.local, rank, self.path((rank, from)).receive),
+            // Its own arrival is that of all on the board.
+            Executor::Host if from == rank => state.local,
+            Executor::Host => {
+                let work = self.path((rank, from)).receive + self.costs.collective.step;
+                self.busy(state.local, rank, work)
+            }
             Executor::Card => state.local + self.costs.card.step,
         };
         Turn::Goes

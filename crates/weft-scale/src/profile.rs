@@ -51,14 +51,33 @@ pub struct Value {
 pub struct Costs {
     /// Ranks on one host.
     pub ranks_per_host: u32,
+    /// Processors that the ranks of a host share, if there are more ranks; without a number, each rank has its own.
+    pub processors: Option<u32>,
     /// Between ranks of one host; without it, their messages take the way between hosts.
     pub near: Option<Path>,
     /// Between hosts.
     pub far: Path,
     /// Work of a processor.
     pub cpu: Cpu,
+    /// The layer that performs collectives.
+    pub collective: Layer,
     /// The network card, if it has properties beyond those of a path.
     pub card: Card,
+}
+
+/// The costs of the layer that performs collectives, and of the boards of shared memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layer {
+    /// A call, whatever its schedule: the processor's time at each rank.
+    pub call: u64,
+    /// Each message that a schedule waits for, beside the costs of the message.
+    pub step: u64,
+    /// A call on a board: the processor's time at each rank. Without a number, there are no boards.
+    pub board: Option<u64>,
+    /// A cache line that passes from one processor to another.
+    pub line: u64,
+    /// A rank that finds nothing looks once more, and yields its processor to the next rank.
+    pub turn: u64,
 }
 
 /// The costs of messages on one way, by the model LogGP.
@@ -202,6 +221,8 @@ struct File {
     #[serde(default)]
     cpu: BTreeMap<String, Entry>,
     #[serde(default)]
+    collective: BTreeMap<String, Entry>,
+    #[serde(default)]
     card: BTreeMap<String, Entry>,
 }
 
@@ -229,9 +250,15 @@ impl Profile {
         let file: File = toml::from_str(text).map_err(|error| ProfileError::Syntax(error.message().to_owned()))?;
         let mut costs = Costs { ranks_per_host: 1, ..Costs::default() };
         let mut values = Vec::new();
-        for (table, entries) in
-            [("machine", file.machine), ("near", file.near), ("far", file.far), ("cpu", file.cpu), ("card", file.card)]
-        {
+        let File { machine, near, far, cpu, collective, card, .. } = file;
+        for (table, entries) in [
+            ("machine", machine),
+            ("near", near),
+            ("far", far),
+            ("cpu", cpu),
+            ("collective", collective),
+            ("card", card),
+        ] {
             for (key, Entry { is, source, fit }) in entries {
                 let name = format!("{table}.{key}");
                 costs.set(table, &key, &is).map_err(|fault| fault.at(&name, &is))?;
@@ -261,9 +288,11 @@ impl Costs {
     fn set(&mut self, table: &str, key: &str, is: &str) -> Result<(), Fault> {
         match (table, key) {
             ("machine", "ranks_per_host") => self.ranks_per_host = count(is)?.max(1),
+            ("machine", "processors") => self.processors = Some(count(is)?.max(1)),
             ("near", _) => self.near.get_or_insert_default().set(key, is)?,
             ("far", _) => self.far.set(key, is)?,
             ("cpu", _) => self.cpu.set(key, is)?,
+            ("collective", _) => self.collective.set(key, is)?,
             ("card", _) => self.card.set(key, is)?,
             _ => return Err(Fault::NoSuchValue),
         }
@@ -312,6 +341,20 @@ impl Cpu {
             "test" => self.test = time(is)?,
             "noise_every" => self.noise_every = time(is)?,
             "noise_lasts" => self.noise_lasts = time(is)?,
+            _ => return Err(Fault::NoSuchValue),
+        }
+        Ok(())
+    }
+}
+
+impl Layer {
+    fn set(&mut self, key: &str, is: &str) -> Result<(), Fault> {
+        match key {
+            "call" => self.call = time(is)?,
+            "step" => self.step = time(is)?,
+            "board" => self.board = Some(time(is)?),
+            "line" => self.line = time(is)?,
+            "turn" => self.turn = time(is)?,
             _ => return Err(Fault::NoSuchValue),
         }
         Ok(())

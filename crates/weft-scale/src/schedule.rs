@@ -227,7 +227,7 @@ impl Interned {
 
 /// The steps of a schedule and its arrivals. Posting a receive is no step: it takes place before the message comes.
 fn steps(schedule: &Schedule, relative: impl Fn(u32) -> u32) -> (Vec<Step>, Vec<(u32, u32, u64)>) {
-    let (mut steps, mut arrivals, mut ordinals) = (Vec::new(), Vec::new(), FxHashMap::default());
+    let (mut steps, mut arrivals, mut ordinals) = (vec![Step::Call], Vec::new(), FxHashMap::default());
     let mut awaited = Vec::new();
     let mut pending = false;
     for (task, index) in schedule.tasks().iter().zip(0_u32..) {

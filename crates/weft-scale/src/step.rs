@@ -49,6 +49,21 @@ pub enum Step {
         /// The length of one of them.
         bytes: u64,
     },
+    /// Begins a collective: the work of the layer that performs schedules.
+    Call,
+    /// Reports on the board of the host that this rank has arrived. When all have, each gets an arrival from itself
+    /// with this number ([`Programs::meeting`]).
+    Meet {
+        /// The meeting's number among those of this rank, within one iteration.
+        number: u32,
+    },
+    /// Reads slots of other members on the board.
+    Slots {
+        /// How many.
+        count: u32,
+    },
+    /// Starts or stops the clock of the rank, which runs from the first of two marks to the second.
+    Mark,
 }
 
 /// The unit that answers an [`Step::Ask`].
@@ -71,6 +86,15 @@ pub struct Arrival {
     pub bytes: u64,
 }
 
+/// A meeting of ranks on the board of their host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Meeting {
+    /// The number of ranks.
+    pub members: u32,
+    /// Slots of others that the last rank reads before the others go on.
+    pub combines: u32,
+}
+
 /// The programs of all ranks. All answers are functions of the arguments.
 pub trait Programs {
     /// The number of ranks.
@@ -84,4 +108,10 @@ pub trait Programs {
 
     /// The most arrivals of any rank in one iteration.
     fn most_arrivals(&self) -> u32;
+
+    /// The meeting with this number. `None`: there is none.
+    fn meeting(&self, rank: u32, number: u32) -> Option<Meeting> {
+        let _ = (rank, number);
+        None
+    }
 }
