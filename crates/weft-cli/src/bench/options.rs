@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-#[cfg(feature = "lab")]
 use weft_client::Operation;
 
 /// The kind of measurement.
@@ -37,7 +36,6 @@ pub(crate) enum Kind {
     #[cfg_attr(not(feature = "lab"), value(skip))]
     Memory,
     /// Time and rate of fi_collective's operations among processes of this host.
-    #[cfg_attr(not(feature = "lab"), value(skip))]
     Collective,
     /// Share of a collective's time that remains for computing.
     #[serde(rename = "overlap-coll")]
@@ -77,7 +75,6 @@ impl Coll {
     }
 
     /// The operation of the client.
-    #[cfg(feature = "lab")]
     pub(crate) const fn operation(self) -> Operation {
         match self {
             Self::Barrier => Operation::Barrier,
@@ -93,7 +90,6 @@ impl Coll {
     }
 
     /// Whether each member's operation ends only after all members have started theirs.
-    #[cfg(feature = "lab")]
     pub(crate) const fn synchronizes(self) -> bool {
         !matches!(self, Self::Broadcast | Self::Reduce | Self::Scatter | Self::Gather)
     }
@@ -292,6 +288,12 @@ pub(crate) struct Options {
     /// Time limit of one measurement in seconds
     #[arg(long, default_value_t = 30, value_parser = positive)]
     pub(crate) timeout_s: usize,
+    /// Collective operations [default: all; for overlap-coll: barrier,allreduce]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) coll: Vec<Coll>,
+    /// Numbers of members (collective, overlap-coll) [default: 2,4,16; for overlap-coll: 2, with a wire 4,16,64]
+    #[arg(long, value_delimiter = ',', value_parser = members)]
+    pub(crate) members: Vec<usize>,
     /// Write the rows to this file as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -314,12 +316,6 @@ pub(crate) struct LabOptions {
     /// Numbers of adding processes (counter)
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = positive)]
     pub(crate) adders: Vec<usize>,
-    /// Collective operations [default: all; for overlap-coll: barrier,allreduce]
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub(crate) coll: Vec<Coll>,
-    /// Numbers of members (collective, overlap-coll) [default: 2,4,16; for overlap-coll: 2, with a wire 4,16,64]
-    #[arg(long, value_delimiter = ',', value_parser = members)]
-    pub(crate) members: Vec<usize>,
     /// Times of an emulated wire in microseconds (overlap-coll). 0: none, each member is a process that computes.
     /// Otherwise one member computes, and another process has the endpoints of all others. It makes one step of the
     /// collective at a time, this long after a message of the computing member has arrived by TCP. (weft only,

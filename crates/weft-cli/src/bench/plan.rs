@@ -186,8 +186,7 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
 
 /// The cases of the overlap of collectives: by operation, size, wire and members.
 fn overlap_cases(options: &Options) -> Result<Vec<Case>, String> {
-    let colls =
-        if options.lab.coll.is_empty() { vec![Coll::Barrier, Coll::Allreduce] } else { options.lab.coll.clone() };
+    let colls = if options.coll.is_empty() { vec![Coll::Barrier, Coll::Allreduce] } else { options.coll.clone() };
     let on_wire = |coll: &&Coll| matches!(coll, Coll::Barrier | Coll::Allreduce);
     if let (Some(coll), Some(_)) =
         (colls.iter().find(|coll| !on_wire(coll)), options.lab.wire.iter().find(|&&wire| wire > 0))
@@ -202,7 +201,7 @@ fn overlap_cases(options: &Options) -> Result<Vec<Case>, String> {
             }
             for &wire_us in &options.lab.wire {
                 let default: &[usize] = if wire_us == 0 { &[2] } else { &[4, 16, 64] };
-                let groups = if options.lab.members.is_empty() { default } else { &options.lab.members };
+                let groups = if options.members.is_empty() { default } else { &options.members };
                 cases.extend(groups.iter().map(|&number| Case {
                     kind: Kind::OverlapColl,
                     op: Op::Tagged,
@@ -268,8 +267,8 @@ fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
         Kind::Counter => options.lab.adders.iter().map(|&adders| (Plain, 1, adders)).collect(),
         Kind::Oversubscribe => vec![(Barrier, 1, options.lab.ranks), (Allreduce, 1, options.lab.ranks)],
         Kind::Collective => {
-            let all = if options.lab.coll.is_empty() { Coll::value_variants() } else { &options.lab.coll };
-            let groups = if options.lab.members.is_empty() { &[2, 4, 16][..] } else { &options.lab.members };
+            let all = if options.coll.is_empty() { Coll::value_variants() } else { &options.coll };
+            let groups = if options.members.is_empty() { &[2, 4, 16][..] } else { &options.members };
             all.iter().flat_map(|&coll| groups.iter().map(move |&members| (Collective(coll), 1, members))).collect()
         }
         Kind::Memory => {

@@ -13,7 +13,6 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// The mean of the values; 0 without values.
-#[cfg(feature = "lab")]
 pub(crate) fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
     if count > 0.0 { sum / count } else { 0.0 }

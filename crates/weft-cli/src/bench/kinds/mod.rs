@@ -1,5 +1,6 @@
 //! The measurements: the ranks' side.
 
+mod collective;
 pub(super) mod floor;
 #[cfg(feature = "lab")]
 mod lab;
@@ -23,6 +24,7 @@ pub(super) fn run(session: &mut Session) -> Result<(), RankError> {
             let window = count(job.window)?;
             pair::measure_pairs(session, Room { window, lasting: 0 }, &|| stream::Stream::new(&job, window))
         }
+        (None, Kind::Collective) => collective::run(session),
         #[cfg(feature = "lab")]
         (None, _) => lab::run(session, pingpong),
         #[cfg(not(feature = "lab"))]

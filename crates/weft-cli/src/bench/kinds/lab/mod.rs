@@ -1,6 +1,5 @@
 //! The measurements of `weft-lab`: the ranks' side of the kinds that only this project uses.
 
-mod collective;
 mod counter;
 mod idle;
 mod matching;
@@ -34,10 +33,11 @@ pub(super) fn run(session: &mut Session, room: Room) -> Result<(), RankError> {
         Kind::Overlap => overlap::run(session),
         Kind::Oversubscribe => oversubscribe::run(session),
         Kind::Counter => counter::run(session),
-        Kind::Collective => collective::run(session),
         Kind::OverlapColl => overlap_coll::run(session),
         Kind::Memory if job.case.variant == Variant::AvInsert => memory::insert(session),
         Kind::Memory => memory::idle_peers(session),
-        Kind::Pingpong | Kind::Bandwidth | Kind::Rate => Err(RankError::Failed("no kind of the laboratory".to_owned())),
+        Kind::Pingpong | Kind::Bandwidth | Kind::Rate | Kind::Collective => {
+            Err(RankError::Failed("no kind of the laboratory".to_owned()))
+        }
     }
 }

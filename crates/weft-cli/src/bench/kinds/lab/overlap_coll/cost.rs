@@ -6,7 +6,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 use rustix::thread::gettid;
 
-use super::super::collective::cpu_time;
+use super::super::super::collective::cpu_time;
 
 /// Figures since the start of the process.
 #[derive(Clone, Copy, Debug, Default)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use weft_client::Group;
 
-use super::super::collective::buffers::Buffers;
+use super::super::super::collective::buffers::Buffers;
 use super::super::overlap::work;
 use crate::bench::child::RankError;
 use crate::bench::port::Port;

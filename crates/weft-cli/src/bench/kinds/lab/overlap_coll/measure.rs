@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use super::super::collective::crew::Crew;
+use super::super::super::collective::crew::Crew;
 use super::cost::Cost;
 use super::iterations::{Batch, Member, Method};
 use crate::bench::child::RankError;

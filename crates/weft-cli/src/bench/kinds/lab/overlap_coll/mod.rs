@@ -11,9 +11,9 @@ mod iterations;
 mod measure;
 mod wire;
 
-use super::collective::buffers::Buffers;
-use super::collective::crew::Crew;
-use super::collective::operation;
+use super::super::collective::buffers::Buffers;
+use super::super::collective::crew::Crew;
+use super::super::collective::operation;
 use crate::bench::child::{RankError, Session};
 use iterations::Member;
 use measure::Others;

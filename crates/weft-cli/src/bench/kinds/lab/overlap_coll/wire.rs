@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use weft_client::{Address, Domain, Sockets};
 
-use super::super::collective::buffers::Buffers;
-use super::super::collective::{crew, operation};
+use super::super::super::collective::buffers::Buffers;
+use super::super::super::collective::{crew, operation};
 use super::iterations::Member;
 use super::measure::{self, Others};
 use crate::bench::child::{RankError, Session};
