@@ -76,7 +76,7 @@ fn rows(dir: &Path, host: &Path, line: &str) -> (Vec<Value>, Option<i32>) {
 
 /// Whether the program has the kind of a line.
 fn is_known(line: &&str) -> bool {
-    IN_LAB || ["pingpong", "bandwidth", "rate"].iter().any(|kind| line.starts_with(kind))
+    IN_LAB || ["pingpong", "bandwidth", "rate", "collective"].iter().any(|kind| line.starts_with(kind))
 }
 
 /// Checks that every row except floors has a number.
@@ -119,6 +119,29 @@ fn pingpong_measures_providers_and_floors_and_draws() {
         let [p50, p99, p99_9] = ["p50", "p99", "p99_9"].map(|name| row[name].as_f64().unwrap());
         assert!(0.0 < p50 && p50 <= p99 && p99 <= p99_9, "{row}");
     }
+}
+
+/// The time of collectives follows from ping-pongs and two barriers. Other tests run at the same time, so the bounds
+/// are wide: half of all times are predicted within a factor of five.
+#[test]
+fn profiles_of_this_machine_predict_its_collectives() {
+    let Some(host) = host() else { return };
+    let dir = directory("profile");
+    let folder = dir.display();
+    let line = format!(
+        "profile --measure {folder} --check {folder} --ranks 2,4 --rounds 1 --sample-ms 5 --json --libfabric {}",
+        host.display()
+    );
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    command.arg("sim").args(line.split(' ')).env("FI_PROVIDER_PATH", &dir).env_remove("FI_PROVIDER");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = await_end(command.spawn().unwrap());
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let rows = found["rows"].as_array().unwrap();
+    assert_eq!((rows.len(), &found["predictions"]), (16, &12.into()), "{found}");
+    let ratio = |row: &Value| row["predicted_us"].as_f64().unwrap() / row["measured_us"].as_f64().unwrap();
+    let close = rows.iter().filter(|row| (0.2..5.0).contains(&ratio(row))).count();
+    assert!(close >= 8, "{found}");
 }
 
 #[cfg(feature = "lab")]

@@ -1,112 +1,345 @@
-//! `weft sim profile --measure`: the profiles `shm` and `tcp` of this machine, from `weft bench`.
+//! `weft sim profile --measure` and `--check`: the profiles `shm` and `tcp` of this machine, from `weft bench`, and
+//! their predictions beside measured times.
 //!
 //! Place in the data flow: starts this command again as `weft bench`, and turns its results into the costs of a
-//! profile.
+//! profile, or compares them with the predictions of [`latency_ps`].
+//!
+//! Messages cost what ping-pongs cost. Two costs of each profile are fitted to barriers: the layer of collectives to
+//! that of two ranks, and the turns of ranks that share processors to that of twice as many ranks as processors. All
+//! other times are predictions.
 
-use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use serde::Deserialize;
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use weft_engine::collective::Operation;
+use weft_scale::Profile;
+use weft_scale::latency::{fit, latency_ps};
+use weft_scale::profile::Costs;
 
-/// The profiles, and the providers whose results they hold.
-const PATHS: [(&str, &str, &str); 2] = [
-    ("shm", "weft", "weft between two processes of this machine, over shared memory"),
-    ("tcp", "weft:FI_WEFT_SHM=0", "weft between two processes of this machine, over TCP"),
+use crate::render::{Text, table};
+
+/// A way between the processes of this machine.
+#[derive(Clone, Copy)]
+struct Way {
+    /// The name of the profile.
+    name: &'static str,
+    /// The provider whose results it holds.
+    provider: &'static str,
+    about: &'static str,
+}
+
+const WAYS: [Way; 2] = [
+    Way { name: "shm", provider: "weft", about: "weft between processes of this machine, over shared memory" },
+    Way { name: "tcp", provider: "weft:FI_WEFT_SHM=0", about: "weft between processes of this machine, over TCP" },
 ];
+/// The floor of a message: the time of a cache line.
+const LINE: &str = "floor cache-line";
 const SHORT: u64 = 8;
 const MEDIUM: u64 = 64 << 10;
 const LONG: u64 = 1 << 20;
-
+/// The collectives that are compared, by their names in `weft bench`.
+const COLLECTIVES: [(&str, Operation); 4] = [
+    ("barrier", Operation::Barrier),
+    ("allreduce", Operation::AllReduce),
+    ("broadcast", Operation::Broadcast),
+    ("alltoall", Operation::AllToAll),
+];
 /// A row of `weft bench --json`.
 #[derive(Deserialize)]
 struct Row {
     provider: String,
+    op: String,
     size: u64,
+    members: Option<u32>,
     metric: String,
+    median: Option<f64>,
     p50: Option<f64>,
-    max: Option<f64>,
 }
 
-/// Results by provider and length: nanoseconds of one way, or million operations per second.
-type Results = BTreeMap<(String, u64), f64>;
+/// How measurements are made.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Effort {
+    /// Numbers of ranks to compare, separated by commas.
+    #[arg(long, default_value = "2,4,8,16", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Vec<u32>,
+    /// Shortest duration of one measurement, in milliseconds.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    sample_ms: u32,
+    /// Number of rounds; each result is the median over them.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// The libfabric to load [default: the newest one found].
+    #[arg(long, value_name = "PATH")]
+    libfabric: Option<PathBuf>,
+}
+
+/// Runs one kind of `weft bench`, and reads its results.
+fn bench(folder: &Path, arguments: &[&str], effort: &Effort) -> io::Result<Vec<Row>> {
+    let file = folder.join("measured.json");
+    let providers = WAYS.map(|way| way.provider).join(",");
+    let status = Command::new(std::env::current_exe()?)
+        .arg("bench")
+        .args(arguments)
+        .args(["--providers", &providers, "--sample-ms", &effort.sample_ms.to_string()])
+        .args(["--rounds", &effort.rounds.to_string(), "--json"])
+        .arg(&file)
+        .args(effort.libfabric.iter().flat_map(|path| [OsStr::new("--libfabric"), path.as_os_str()]))
+        .stdout(Stdio::null())
+        .status()?;
+    if !status.success() {
+        return Err(io::Error::other(format!("weft bench {} failed ({status}): see its message", arguments.join(" "))));
+    }
+    let rows = serde_json::from_slice(&std::fs::read(&file)?)?;
+    std::fs::remove_file(&file)?;
+    Ok(rows)
+}
+
+fn no_result(of: &str) -> io::Error {
+    io::Error::other(format!("weft bench has no result of {of}: see `weft doctor`"))
+}
+
+/// Measured times in nanoseconds.
+struct Times {
+    short: f64,
+    medium: f64,
+    long: f64,
+    line: f64,
+    /// Barriers of two ranks, and of twice as many as there are processors.
+    barriers: [f64; 2],
+}
+
+impl Times {
+    /// The costs of messages.
+    fn text(&self, way: Way, processors: u32) -> String {
+        let Self { short, medium, long, line, .. } = *self;
+        #[allow(clippy::cast_precision_loss)] // Below 2^53.
+        let byte = ((long - medium) / (LONG - MEDIUM) as f64).max(0.0) * 1e3;
+        let latency = line.min(short / 3.0).max(0.001);
+        let each = (short - latency) / 2.0;
+        let path = format!(
+            "send = {{ is = \"{each:.3} ns\", source = \"half of {short:.0} ns for 8 bytes (weft bench pingpong), less latency\" }}\n\
+             receive = {{ is = \"{each:.3} ns\", source = \"as send\" }}\n\
+             latency = {{ is = \"{latency:.3} ns\", source = \"a cache line: processors perform the rest in their calls\" }}\n\
+             byte = {{ is = \"{byte:.1} ps/B\", source = \"measured: {medium:.0} ns for 64 KiB, {long:.0} ns for 1 MiB (weft bench pingpong)\" }}\n"
+        );
+        format!(
+            "name = \"{}\"\nabout = \"{}\"\n\n[machine]\n\
+             ranks_per_host = {{ is = \"64\", source = \"all ranks of a job on this machine\" }}\n\
+             processors = {{ is = \"{processors}\", source = \"this machine\" }}\n\n\
+             [near]\n{path}\n[far]\n{path}\n\
+             [cpu]\ncopy_byte = {{ is = \"100 ps/B\", source = \"assumed: 10 GB/s\" }}\n\
+             reduce_byte = {{ is = \"200 ps/B\", source = \"assumed: 5 GB/s\" }}\n\n\
+             [collective]\nline = {{ is = \"{line:.3} ns\", source = \"measured (weft bench pingpong, {LINE})\" }}\n",
+            way.name, way.about,
+        )
+    }
+}
+
+/// The rank number of the second barrier.
+fn many(processors: u32) -> u32 {
+    (2 * processors).clamp(4, 64)
+}
+
+/// The name of the cost of the layer.
+fn layer(way: Way) -> (&'static str, fn(&mut Costs, u64)) {
+    if way.name == "shm" {
+        ("board", |costs, ps| costs.collective.board = Some(ps))
+    } else {
+        ("call", |costs, ps| costs.collective.call = ps)
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Times are positive and far below 2^53 ps.
+fn picoseconds(ns: f64) -> u64 {
+    (ns * 1e3).round() as u64
+}
+
+#[allow(clippy::cast_precision_loss)] // Times are far below 2^53 ps.
+fn nanoseconds(ps: u64) -> f64 {
+    ps as f64 / 1e3
+}
+
+/// The text of a profile, with the costs that are fitted.
+fn profile(way: Way, times: &Times, processors: u32) -> io::Result<String> {
+    let mut text = times.text(way, processors);
+    let parsed = |text: &str| Profile::parse(text).map(|profile| profile.costs).map_err(io::Error::other);
+    let (name, set_layer) = layer(way);
+    let [of_two, of_many] = times.barriers;
+    let set_turn: fn(&mut Costs, u64) = |costs, ps| costs.collective.turn = ps;
+    for (name, set, ranks, measured) in [(name, set_layer, 2, of_two), ("turn", set_turn, many(processors), of_many)] {
+        let ps = fit(&parsed(&text)?, set, (Operation::Barrier, ranks, 0), picoseconds(measured));
+        let ns = nanoseconds(ps.map_err(io::Error::other)?);
+        text += &format!(
+            "{name} = {{ is = \"{ns:.3} ns\", source = \"weft bench collective\", fit = \"barrier of {ranks} ranks: {measured:.0} ns\" }}\n"
+        );
+    }
+    Ok(text)
+}
+
+fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
+}
 
 /// Measures, and writes `shm.toml` and `tcp.toml` into a folder. Returns their paths.
-pub(super) fn measure(folder: &Path) -> io::Result<Vec<PathBuf>> {
+pub(super) fn measure(folder: &Path, effort: &Effort) -> io::Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(folder)?;
+    let processors = processors();
     let sizes = format!("{SHORT},{MEDIUM},{LONG}");
-    // The median of single operations: a preempted one does not change it.
-    let times = bench(folder, "pingpong", &sizes, |row| row.p50)?;
-    // The best round: the one that was disturbed least.
-    let rates = bench(folder, "rate", &SHORT.to_string(), |row| row.max.filter(|_| row.metric == "rate"))?;
+    let pairs = bench(folder, &["pingpong", "--sizes", &sizes], effort)?;
+    let members = format!("2,{}", many(processors));
+    let groups = bench(folder, &["collective", "--coll", "barrier", "--sizes", "8", "--members", &members], effort)?;
     let mut written = Vec::new();
-    for (name, provider, about) in PATHS {
-        let of = |results: &Results, bytes| results.get(&(provider.to_owned(), bytes)).copied();
-        let measured = (of(&times, SHORT), of(&times, MEDIUM), of(&times, LONG), of(&rates, SHORT));
-        let (Some(short), Some(medium), Some(long), Some(rate)) = measured else {
-            return Err(io::Error::other(format!("weft bench has no result of {provider}: see `weft doctor`")));
+    for way in WAYS {
+        // The median of single operations: a preempted one does not change it.
+        let time = |bytes| {
+            let row = pairs.iter().find(|row| (row.provider.as_str(), row.size) == (way.provider, bytes));
+            row.and_then(|row| row.p50).ok_or_else(|| no_result(way.provider))
         };
-        let file = folder.join(format!("{name}.toml"));
-        std::fs::write(&file, profile(name, about, [short, medium, long], rate))?;
+        let line = pairs.iter().find(|row| row.provider == LINE).and_then(|row| row.median);
+        let barrier = |ranks| {
+            let mut rows = groups.iter().filter_map(|row| measured(row, way, "barrier", ranks));
+            rows.next().ok_or_else(|| no_result(way.provider))
+        };
+        let times = Times {
+            short: time(SHORT)?,
+            medium: time(MEDIUM)?,
+            long: time(LONG)?,
+            line: line.ok_or_else(|| no_result(LINE))?,
+            barriers: [barrier(2)?, barrier(many(processors))?],
+        };
+        let file = folder.join(format!("{}.toml", way.name));
+        std::fs::write(&file, profile(way, &times, processors)?)?;
         written.push(file);
     }
     Ok(written)
 }
 
-/// Runs one kind of `weft bench`, and reads its results.
-fn bench(folder: &Path, kind: &str, sizes: &str, value: impl Fn(&Row) -> Option<f64>) -> io::Result<Results> {
-    let file = folder.join(format!("measured-{kind}.json"));
-    let providers = PATHS.map(|(_, provider, _)| provider).join(",");
-    let status = Command::new(std::env::current_exe()?)
-        .args(["bench", kind, "--providers", &providers, "--sizes", sizes, "--json"])
-        .arg(&file)
-        .stdout(Stdio::null())
-        .status()?;
-    if !status.success() {
-        return Err(io::Error::other(format!("weft bench {kind} failed ({status}): see its message")));
-    }
-    let rows: Vec<Row> = serde_json::from_slice(&std::fs::read(&file)?)?;
-    std::fs::remove_file(&file)?;
-    Ok(rows.iter().filter_map(|row| Some(((row.provider.clone(), row.size), value(row)?))).collect())
+/// The time of a collective, if the row has it.
+fn measured(row: &Row, way: Way, coll: &str, ranks: u32) -> Option<f64> {
+    let is_it = row.provider == way.provider && row.op == coll && row.members == Some(ranks) && row.metric == "latency";
+    row.median.filter(|_| is_it)
 }
 
-/// The text of a profile. Times are nanoseconds; the rate is in millions per second.
-fn profile(name: &str, about: &str, [short, medium, long]: [f64; 3], rate: f64) -> String {
-    #[allow(clippy::cast_precision_loss)] // Below 2^53.
-    let byte = ((long - medium) / (LONG - MEDIUM) as f64).max(0.0) * 1e3;
-    // The rate bounds what a processor spends for a message. A third of the way is left for each of the three parts.
-    let each = (1e3 / rate).min(short / 3.0);
-    let latency = (short - 2.0 * each).max(0.001);
-    format!(
-        "name = \"{name}\"\nabout = \"{about}\"\n\n[far]\n\
-         send = {{ is = \"{each:.3} ns\", source = \"measured: {rate:.2} million messages a second (weft bench rate)\" }}\n\
-         receive = {{ is = \"{each:.3} ns\", source = \"as send\" }}\n\
-         latency = {{ is = \"{latency:.3} ns\", source = \"measured: {short:.0} ns for 8 bytes (weft bench pingpong), less send and receive\" }}\n\
-         byte = {{ is = \"{byte:.1} ps/B\", source = \"measured: {medium:.0} ns for 64 KiB, {long:.0} ns for 1 MiB (weft bench pingpong)\" }}\n\n\
-         [cpu]\ncopy_byte = {{ is = \"100 ps/B\", source = \"assumed: 10 GB/s\" }}\n\
-         reduce_byte = {{ is = \"200 ps/B\", source = \"assumed: 5 GB/s\" }}\n"
-    )
+/// A predicted time beside the measured one.
+#[derive(Debug, Serialize)]
+pub(super) struct Compared {
+    profile: &'static str,
+    collective: &'static str,
+    ranks: u32,
+    /// Whether a cost of the profile was fitted to this time.
+    fitted: bool,
+    predicted_us: f64,
+    measured_us: f64,
+    residual_percent: f64,
+}
+
+/// All comparisons.
+#[derive(Debug, Serialize)]
+pub(super) struct Comparison {
+    rows: Vec<Compared>,
+    /// Predictions, and those within 15 % of the measured time.
+    predictions: usize,
+    within_15_percent: usize,
+}
+
+impl Text for Comparison {
+    fn text(&self) -> String {
+        let heads = ["profile", "collective", "ranks", "label", "predicted µs", "measured µs", "residual"];
+        let rows = self.rows.iter().map(|row| {
+            [
+                row.profile.to_owned(),
+                row.collective.to_owned(),
+                row.ranks.to_string(),
+                if row.fitted { "fitted" } else { "predicted" }.to_owned(),
+                format!("{:.2}", row.predicted_us),
+                format!("{:.2}", row.measured_us),
+                format!("{:+.1} %", row.residual_percent),
+            ]
+        });
+        let (within, all) = (self.within_15_percent, self.predictions);
+        format!("{}{within} of {all} predictions are within 15 % of the measured time.\n", table(heads, rows))
+    }
+}
+
+/// Measures collectives of this machine, and compares them with the predictions of the profiles in a folder.
+pub(super) fn check(folder: &Path, effort: &Effort) -> io::Result<Comparison> {
+    let names = COLLECTIVES.map(|(name, _)| name).join(",");
+    let ranks = effort.ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let arguments = ["collective", "--coll", &names, "--sizes", "8", "--members", &ranks];
+    let rows = bench(folder, &arguments, effort)?;
+    compare(folder, &rows, &effort.ranks)
+}
+
+fn compare(folder: &Path, rows: &[Row], ranks: &[u32]) -> io::Result<Comparison> {
+    let mut all = Vec::new();
+    for way in WAYS {
+        let file = folder.join(format!("{}.toml", way.name));
+        let text = std::fs::read_to_string(&file).map_err(|error| {
+            io::Error::other(format!("{} cannot be read ({error}): make it by --measure", file.display()))
+        })?;
+        let costs = Profile::parse(&text).map_err(io::Error::other)?.costs;
+        let second = many(costs.processors.unwrap_or(u32::MAX));
+        let pairs = COLLECTIVES.into_iter().flat_map(|coll| ranks.iter().map(move |ranks| (coll, *ranks)));
+        for ((name, operation), ranks) in pairs {
+            let measured = rows.iter().find_map(|row| measured(row, way, name, ranks));
+            let measured =
+                measured.ok_or_else(|| no_result(&format!("{name} of {ranks} ranks by {}", way.provider)))?;
+            let bytes = if operation == Operation::Barrier { 0 } else { SHORT as usize };
+            let predicted = latency_ps(&costs, operation, ranks, bytes).map_err(io::Error::other)?;
+            let predicted = nanoseconds(predicted);
+            all.push(Compared {
+                profile: way.name,
+                collective: name,
+                ranks,
+                fitted: operation == Operation::Barrier && (ranks == 2 || ranks == second),
+                predicted_us: predicted / 1e3,
+                measured_us: measured / 1e3,
+                residual_percent: (predicted / measured - 1.0) * 100.0,
+            });
+        }
+    }
+    let predictions = || all.iter().filter(|row| !row.fitted);
+    let within_15_percent = predictions().filter(|row| row.residual_percent.abs() <= 15.0).count();
+    Ok(Comparison { predictions: predictions().count(), within_15_percent, rows: all })
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use weft_engine::collective::Operation;
-    use weft_scale::{Collective, Machine, Options, Profile, schedule};
-
     use super::*;
 
+    /// Costs that are like those of a machine with two processors.
+    fn costs(way: Way, times: &Times) -> Costs {
+        Profile::parse(&profile(way, times, 2).unwrap()).unwrap().costs
+    }
+
+    fn time_ns(costs: &Costs, operation: Operation, ranks: u32, bytes: u64) -> f64 {
+        nanoseconds(latency_ps(costs, operation, ranks, usize::try_from(bytes).unwrap()).unwrap())
+    }
+
     #[test]
-    fn measured_costs_are_kept() {
-        let profile = Profile::parse(&profile("tcp", "two processes", [10_200.0, 20_000.0, 336_000.0], 0.5)).unwrap();
-        let time_ns = |operation, bytes: u64| {
-            let request = schedule::request(operation, 2, usize::try_from(bytes).unwrap());
-            let collective = Collective::compile(request, None).unwrap();
-            Machine::new(&collective, &profile.costs, Options::default()).run(|_, _| ()).unwrap().end_ps / 1000
-        };
-        assert!((10_199..=10_200).contains(&time_ns(Operation::Barrier, 0)));
-        let long = time_ns(Operation::Broadcast, LONG) - time_ns(Operation::Broadcast, MEDIUM);
-        assert!((315_000..=317_000).contains(&long), "{long}");
+    fn measured_and_fitted_costs_are_kept() {
+        let times =
+            Times { short: 6200.0, medium: 20_000.0, long: 336_000.0, line: 100.0, barriers: [9_000.0, 60_000.0] };
+        let costs = costs(WAYS[1], &times);
+        let close = |one: f64, other: f64| (one / other - 1.0).abs() < 0.02;
+        assert!(close(time_ns(&costs, Operation::Barrier, 2, 0), 9_000.0));
+        assert!(close(time_ns(&costs, Operation::Barrier, 4, 0), 60_000.0));
+        let broadcast = |bytes| time_ns(&costs, Operation::Broadcast, 2, bytes);
+        assert!(close(broadcast(LONG) - broadcast(MEDIUM), 316_000.0), "{}", broadcast(LONG) - broadcast(MEDIUM));
+    }
+
+    #[test]
+    fn barriers_on_boards_are_fitted() {
+        let times = Times { short: 235.0, medium: 7_000.0, long: 70_000.0, line: 70.0, barriers: [400.0, 4_000.0] };
+        let costs = costs(WAYS[0], &times);
+        assert!((time_ns(&costs, Operation::Barrier, 2, 0) - 400.0).abs() < 10.0);
+        assert!((time_ns(&costs, Operation::Barrier, 4, 0) - 4_000.0).abs() < 100.0);
+        assert!(time_ns(&costs, Operation::Barrier, 16, 0) > 8_000.0);
     }
 }

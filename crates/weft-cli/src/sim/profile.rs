@@ -11,7 +11,7 @@ use weft_scale::Profile;
 use weft_scale::figure::names;
 use weft_scale::profile::Value;
 
-use super::measure::measure;
+use super::measure::{Effort, check, measure};
 use super::profile;
 use crate::render::{self, Text, table};
 
@@ -24,6 +24,12 @@ pub(crate) struct ProfileOptions {
     /// Measure this machine by `weft bench`, and write the profiles shm.toml and tcp.toml to this folder.
     #[arg(long, value_name = "FOLDER", conflicts_with = "name")]
     measure: Option<PathBuf>,
+    /// Measure collectives of this machine, and print the times beside those that shm.toml and tcp.toml
+    /// of this folder predict.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "name")]
+    check: Option<PathBuf>,
+    #[command(flatten)]
+    effort: Effort,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -65,10 +71,16 @@ impl Text for Values {
 
 /// Runs the command. The inner error is one of the arguments.
 pub(super) fn run(options: &ProfileOptions, out: &mut impl Write) -> io::Result<Result<(), String>> {
+    let effort = &options.effort;
     if let Some(folder) = &options.measure {
-        for file in measure(folder)? {
+        for file in measure(folder, effort)?.iter().filter(|_| !options.json) {
             writeln!(out, "{}", file.display())?;
         }
+    }
+    if let Some(folder) = &options.check {
+        render::print(out, &check(folder, effort)?, options.json)?;
+    }
+    if options.measure.is_some() || options.check.is_some() {
         return Ok(Ok(()));
     }
     let Some(name) = &options.name else {
