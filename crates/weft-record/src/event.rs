@@ -3,6 +3,9 @@
 /// No rank, or any rank.
 pub const ANY: u32 = u32::MAX;
 
+/// The bit of numbers that name endpoints of the process itself, in recordings of the provider.
+pub const OWN: u32 = 1 << 31;
+
 /// The bytes of a record.
 pub(crate) const RECORD_BYTES: usize = 32;
 
@@ -20,7 +23,7 @@ pub enum Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The begin of the file: the rank of this process, and the number of ranks. The provider does not know them, and
-    /// names its endpoint by [`Event::Name`] 0.
+    /// names its endpoints by [`Event::Name`].
     Start {
         /// The library that writes the file.
         source: Source,
@@ -36,9 +39,9 @@ pub enum Event {
         /// The ranks. [`ANY`] stands for none.
         ranks: [u32; 4],
     },
-    /// A part of the name of a peer, for recordings of the provider. 0 is the process's own endpoint.
+    /// A part of the name of a peer, or of the process's own endpoint, for recordings of the provider.
     Name {
-        /// The number of the peer in this file.
+        /// The number of the peer in this file, or that of an own endpoint with [`OWN`].
         peer: u32,
         /// Sixteen bytes of the name. Parts follow one another.
         part: [u8; 16],

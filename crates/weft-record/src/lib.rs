@@ -26,7 +26,7 @@ mod event;
 mod reader;
 mod writer;
 
-pub use event::{ANY, Event, Source};
+pub use event::{ANY, Event, OWN, Source};
 pub use reader::{Recording, Unreadable};
 pub use writer::{Clock, Writer};
 

@@ -13,16 +13,14 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 use weft_engine::collective::{self, Algorithm, Operation, Refusal, Request, Task};
-use weft_record::{ANY, Event, Recording, Source};
+use weft_record::{ANY, Event, OWN, Recording, Source};
 use weft_scale::{Step, schedule};
 
 use crate::job::Job;
-use crate::matching::{Act, Acts, Key, Receive, matched};
+use crate::matching::{ACCESSES, Act, Acts, Key, Receive, matched};
 
 /// The shortest payload for which a blocking send waits.
 const LONG_BYTES: u64 = 16 << 10;
-/// The context of accesses to memory.
-const ACCESSES: u64 = u64::MAX;
 /// The tags of messages of collectives.
 const COLLECTIVE: u64 = 1 << 63;
 /// The bits of a tag that hold the number of a message in its collective.
@@ -56,6 +54,8 @@ enum Pending {
     Send,
     /// The place in [`Acts::receives`].
     Receive(usize),
+    /// The place in [`Acts::reads`].
+    Read(usize),
     /// The acts that remain.
     Collective(Vec<Act>),
 }
@@ -87,8 +87,10 @@ fn in_order(recordings: &[Recording]) -> Result<Vec<&Recording>, Fault> {
     }
     let mut all: Vec<&Recording> = recordings.iter().collect();
     if source == Source::Provider {
-        all.sort_by_key(|recording| recording.names.get(&0));
-        return Ok(all);
+        // A process that has opened a domain and no endpoint is no rank.
+        all.retain(|recording| recording.names.contains_key(&OWN));
+        all.sort_by_key(|recording| recording.names.get(&OWN));
+        return if all.is_empty() { Err(Fault::None) } else { Ok(all) };
     }
     all.sort_by_key(|recording| recording.rank);
     for (rank, recording) in (0..).zip(&all) {
@@ -114,8 +116,12 @@ struct Names {
 
 impl Names {
     fn of(recordings: &[&Recording]) -> Self {
-        let own = |recording: &&Recording| recording.names.get(&0).cloned().unwrap_or_default();
-        let ranks: BTreeMap<Vec<u8>, u32> = recordings.iter().map(own).zip(0..).collect();
+        // A process may have several endpoints.
+        let own = recordings
+            .iter()
+            .zip(0..)
+            .flat_map(|(recording, rank)| recording.names.range(OWN..).map(move |(_, name)| (name, rank)));
+        let ranks: BTreeMap<&Vec<u8>, u32> = own.collect();
         let peers = recordings.iter().map(|recording| {
             let known = recording.names.iter().filter_map(|(peer, name)| Some((*peer, *ranks.get(name)?)));
             known.collect()
@@ -187,6 +193,7 @@ impl<'a> Builder<'a> {
                 self.send(self.peer(to), bytes, id, key);
             }
             Event::Access { to, id, bytes, reads: false } => self.send(self.peer(to), bytes, id, (ACCESSES, 0)),
+            Event::Access { to, id, bytes, reads: true } => self.read(self.peer(to), bytes, id),
             Event::Receive { from, id, context, tag, .. } => {
                 let key = self.key(context, tag);
                 let from = if from == ANY { ANY } else { self.peer(from) };
@@ -202,11 +209,7 @@ impl<'a> Builder<'a> {
             Event::Collective { operation, id, bytes, context, root } => {
                 self.collective(operation, bytes, id, (context, root))?;
             }
-            Event::Access { .. }
-            | Event::Start { .. }
-            | Event::Members { .. }
-            | Event::Name { .. }
-            | Event::End { .. } => {}
+            Event::Start { .. } | Event::Members { .. } | Event::Name { .. } | Event::End { .. } => {}
         }
         Ok(())
     }
@@ -217,6 +220,16 @@ impl<'a> Builder<'a> {
             self.pending.insert(id, Pending::Send);
         } else if bytes >= LONG_BYTES {
             self.done.acts.push(Act::Step(Step::Drain));
+        }
+    }
+
+    /// Reads the memory of a peer. A request that the program does not await ends by itself.
+    fn read(&mut self, from: u32, bytes: u64, id: u32) {
+        self.done.reads.push((from, bytes));
+        let at = self.done.reads.len() - 1;
+        self.done.acts.push(Act::Read(at));
+        if id > 0 {
+            self.pending.insert(id, Pending::Read(at));
         }
     }
 
@@ -235,6 +248,7 @@ impl<'a> Builder<'a> {
                 }
                 self.done.acts.push(Act::Wait(at));
             }
+            Some(Pending::Read(at)) => self.done.acts.push(Act::Answer(at)),
             Some(Pending::Collective(rest)) => self.done.acts.extend(rest),
             // The request is of a kind that is not recorded.
             None => {}
@@ -269,7 +283,8 @@ impl<'a> Builder<'a> {
 
     /// The acts of a schedule. A schedule is complete when all its transfers are.
     fn tasks(&mut self, tasks: &[Task], members: &[u32], (context, tag): Key) -> Vec<Act> {
-        let (mut acts, mut open) = (Vec::with_capacity(tasks.len()), BTreeMap::new());
+        let (mut acts, mut open) = (Vec::with_capacity(tasks.len() + 1), BTreeMap::new());
+        acts.push(Act::Step(Step::Call));
         let mut pending = false;
         let member = |rank: u32| members.get(rank as usize).copied().unwrap_or(ANY);
         for (index, task) in (0..).zip(tasks) {

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use weft_scale::Step;
+use weft_scale::step::Unit;
 
 use crate::job::{Job, Message, Program};
 
@@ -25,6 +26,10 @@ pub(crate) enum Act {
     Send { to: u32, bytes: u64, key: Key },
     /// Waits for a receive, by its place in [`Acts::receives`].
     Wait(usize),
+    /// Asks for memory of a peer, by the place in [`Acts::reads`].
+    Read(usize),
+    /// Waits for the bytes.
+    Answer(usize),
 }
 
 /// A receive, in the order in which receives were started.
@@ -39,7 +44,14 @@ pub(crate) struct Receive {
 pub(crate) struct Acts {
     pub(crate) acts: Vec<Act>,
     pub(crate) receives: Vec<Receive>,
+    /// Reads of the memory of peers: the peer, and the length.
+    pub(crate) reads: Vec<(u32, u64)>,
 }
+
+/// The context of writes to the memory of peers, which no receive belongs to.
+pub(crate) const ACCESSES: u64 = u64::MAX;
+/// Numbers of answers to reads.
+pub(crate) const READS: u32 = 1 << 31;
 
 /// Sends by sender, receiver and key: their numbers among all messages of the two, and their lengths.
 type Sent = FxHashMap<(u32, u32, Key), VecDeque<(u32, u64)>>;
@@ -63,6 +75,7 @@ pub(crate) fn matched(ranks: &[Acts]) -> Job {
         }
         steps.push(own);
     }
+    let count = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
     let mut unmatched = 0;
     let mut programs = Vec::with_capacity(ranks.len());
     for ((rank, acts), own) in (0..).zip(ranks).zip(steps) {
@@ -77,15 +90,32 @@ pub(crate) fn matched(ranks: &[Acts]) -> Job {
             })
             .collect();
         unmatched += ordinals.iter().filter(|ordinal| ordinal.is_none()).count();
-        let wait = |at: usize| {
-            let (ordinal, from) = (ordinals.get(at).copied().flatten()?, acts.receives.get(at)?.from);
-            Some(Step::Wait { from, ordinal })
+        let first_read = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+        messages.extend((READS..).zip(&acts.reads).map(|(number, &(from, bytes))| Message { from, number, bytes }));
+        let read = |at: usize| {
+            let (number, &(to, _)) = (u32::try_from(at).ok()?, acts.reads.get(at)?);
+            (to < count).then_some((to, number))
         };
-        let steps = own.into_iter().zip(&acts.acts).filter_map(|(step, act)| match act {
-            Act::Wait(at) => wait(*at),
+        let step = |act: &Act, step: Option<Step>| match *act {
+            Act::Wait(at) => {
+                let (ordinal, from) = (ordinals.get(at).copied().flatten()?, acts.receives.get(at)?.from);
+                Some(Step::Wait { from, ordinal })
+            }
+            Act::Read(at) => read(at).map(|(to, number)| Step::Ask { to, number: READS + number, unit: Unit::Memory }),
+            Act::Answer(at) => read(at).map(|(from, number)| Step::Wait { from, ordinal: first_read + number }),
             Act::Send { .. } | Act::Step(_) => step,
-        });
+        };
+        let steps = own.into_iter().zip(&acts.acts).filter_map(|(own, act)| step(act, own));
         programs.push(Program { steps: steps.collect(), messages, ..Program::default() });
+    }
+    // Writes arrive, and no rank waits for them.
+    for (&(from, to, (context, _)), rest) in &mut sent {
+        if context == ACCESSES
+            && let Some(program) = programs.get_mut(to as usize)
+        {
+            let writes = rest.drain(..).map(|(number, bytes)| Message { from, number, bytes });
+            program.messages.extend(writes);
+        }
     }
     // Messages that no rank receives are left out, too: the simulation knows no room for them.
     let surplus: Vec<(u32, u32, u32)> = sent

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::slice::from_ref;
 
 use weft_engine::collective::{Algorithm, Operation};
-use weft_record::{ANY, Event, Recording, Source};
+use weft_record::{ANY, Event, OWN, Recording, Source};
 use weft_replay::tune::{self, Setting};
 use weft_replay::{Fault, Job, build, goal};
 use weft_scale::profile::{Costs, Path};
@@ -121,6 +121,35 @@ fn a_collective_without_blocking_ends_at_its_wait() {
     let ranks: Vec<Recording> = (0..2).map(|rank| recording(rank, 2, &[(0, start), (50, wait(9))])).collect();
     let job = built(&ranks);
     assert!(end_ps(&job) < 50_000 + 1000, "the computation hides the message");
+}
+
+/// A recording of the provider: its own endpoint, and peers in the order of their numbers.
+fn of_provider(own: u8, peers: &[u8], events: &[(u64, Event)]) -> Recording {
+    let name = |name: u8| vec![name; 16];
+    let names = (0..).zip(peers).map(|(number, peer)| (number, name(*peer))).chain([(OWN, name(own))]);
+    Recording { source: Source::Provider, names: names.collect(), ..recording(ANY, 0, events) }
+}
+
+#[test]
+fn recordings_of_the_provider_find_their_peers_by_name() {
+    let access = |reads| Event::Access { to: 0, id: 4, bytes: 1000, reads };
+    let first = [(7, send(0, 3, 8, 77)), (0, wait(3)), (0, receive(1, 0, 5))];
+    let second = [(0, receive(0, 0, 77)), (2, send(0, 0, 8, 5))];
+    // Processes are ranks in the order of their names.
+    let one = of_provider(1, &[2, 2], &first);
+    let two = of_provider(2, &[1], &second);
+    let job = built(&[two.clone(), one]);
+    assert_eq!((job.ranks(), job.steps(0)[0]), (2, Step::Compute { ps: 7000 }));
+    let message = 100 + 1000 + 8 + 100;
+    assert_eq!(end_ps(&job), 7000 + message + 2000 + message);
+    // A write has left when its entry comes; a read waits for its answer. A process without an endpoint is no rank.
+    let idle = Recording { names: BTreeMap::new(), ..two };
+    for (reads, end) in [(false, 100), (true, 100 + 1000 + 1000 + 1000 + 100)] {
+        let one = of_provider(1, &[2], &[(0, access(reads)), (0, wait(4))]);
+        let job = built(&[one, of_provider(2, &[1], &[]), idle.clone()]);
+        let took = end_ps(&job);
+        assert!((end..=end + 1000).contains(&took), "{reads}: {took}");
+    }
 }
 
 #[test]

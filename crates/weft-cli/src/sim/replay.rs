@@ -19,9 +19,10 @@ use crate::render::{self, Text, table};
 
 /// Predicts how long a recorded job takes on the machine of a profile.
 ///
-/// A job is recorded with FI_WEFT_RECORD=FILE and libweft-coll.so in LD_PRELOAD (`weft run` sets both): rank R writes
-/// FILE.R. Its MPI calls are recorded, with the computation between them. Messages, waits and collectives are simulated
-/// at the costs of the profile; computation keeps its time.
+/// A job is recorded with FI_WEFT_RECORD=FILE. With libweft-coll.so in LD_PRELOAD (`weft run --collectives` sets it),
+/// rank R writes its MPI calls to FILE.R. Otherwise the provider writes the operations of each process to FILE.fi.PID.
+/// Messages, waits and collectives are simulated at the costs of the profile; computation between the calls keeps its
+/// time.
 ///
 /// A text in the format GOAL (of LogGOPSim and ATLAHS) is read as well.
 #[derive(Args)]
@@ -59,7 +60,7 @@ pub(crate) struct TuneOptions {
     json: bool,
 }
 
-/// The files of the ranks: `FILE.0`, `FILE.1` and so on where only FILE was named.
+/// The files of the ranks: where only FILE was named, `FILE.0`, `FILE.1` and so on, or all `FILE.fi.PID`.
 fn files(named: &[PathBuf]) -> Vec<PathBuf> {
     let [one] = named else { return named.to_vec() };
     if one.exists() {
@@ -70,8 +71,24 @@ fn files(named: &[PathBuf]) -> Vec<PathBuf> {
         name.push(format!(".{rank}"));
         PathBuf::from(name)
     };
-    let found: Vec<PathBuf> = (0..).map(of_rank).take_while(|path| path.exists()).collect();
+    let mut found: Vec<PathBuf> = (0..).map(of_rank).take_while(|path| path.exists()).collect();
+    if found.is_empty() {
+        found = of_processes(one);
+    }
     if found.is_empty() { named.to_vec() } else { found }
+}
+
+/// The files that the provider has written.
+fn of_processes(file: &Path) -> Vec<PathBuf> {
+    let Some(name) = file.file_name().and_then(|name| name.to_str()) else { return Vec::new() };
+    let start = format!("{name}.fi.");
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_one =
+        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(&start));
+    let mut found: Vec<PathBuf> = entries.filter(is_one).collect();
+    found.sort();
+    found
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
