@@ -32,6 +32,8 @@ def test_a_recorded_job_is_replayed(runner: harness.Runner, library: str, tmp_pa
     argv, env = test_coll.line(library, RANKS, [test_coll.program(library, "recorded")], "weft", FI_WEFT_RECORD=file)
     outcome = runner.run(argv, env, 60).check()
     assert f"sum {sum(range(RANKS))}\n" in outcome.output, outcome.output[-3000:]
+    # The provider leaves it to the library.
+    assert not list(directory.glob("job.fi.*"))
     found = json.loads(sim("replay", file, "--profile", "ethernet-100g", "--json"))
     # A ring, three messages to rank 0, a ring, and two rounds each of an allreduce and a barrier.
     assert (found["ranks"], found["unmatched"], found["messages"]) == (RANKS, 0, RANKS + 3 + RANKS + 4 * RANKS), found
@@ -46,3 +48,22 @@ def test_a_recorded_job_is_replayed(runner: harness.Runner, library: str, tmp_pa
     shutil.rmtree(directory)
     times = [setting["predicted_s"] for setting in ranking]
     assert times == sorted(times) and any(setting["setting"] == "present settings" for setting in ranking), ranking
+
+
+@pytest.mark.parametrize("library", test_coll.LIBRARIES)
+def test_the_provider_records_a_job_without_the_library(runner: harness.Runner, library: str) -> None:
+    """Messages of the MPI library itself are in the recordings of the processes, and their times follow."""
+    test_coll.need(library)
+    directory = jobs.TARGET / "tests" / f"record-provider-{library}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    file, command = str(directory / "job"), [test_coll.program(library, "recorded")]
+    argv, env = test_coll.line(library, RANKS, command, "weft", preload="", FI_WEFT_RECORD=file)
+    runner.run(argv, env, 60).check()
+    assert len(list(directory.glob("job.fi.*"))) == RANKS
+    found = json.loads(sim("replay", file, "--profile", "ethernet-100g", "--json"))
+    shutil.rmtree(directory)
+    # The program's own messages, and those of its collectives.
+    assert found["ranks"] == RANKS and found["messages"] >= 2 * RANKS + 3, found
+    assert found["unmatched"] == 0, found
+    assert 0.05 <= found["computed_s"] <= found["predicted_s"] <= found["recorded_s"] < 5, found

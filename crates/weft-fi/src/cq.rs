@@ -14,6 +14,7 @@
 //! FI_WAIT_FD the client gets the queue's epoll descriptor, and may poll it after a successful `fi_trywait`.
 
 pub(crate) mod fault;
+mod recorded;
 pub(crate) mod ring;
 mod signal;
 
@@ -59,6 +60,8 @@ pub(crate) struct Cq {
     ring: Guarded<Ring>,
     sources: Sources,
     format: Format,
+    /// The client's format, if the queue is recorded.
+    shown: Format,
     /// The number of entries from which new operations are refused.
     size: usize,
     /// Entries from which on unsolicited messages wait.
@@ -125,10 +128,11 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         );
         return Err(Errno::NOMEM);
     }
+    let shown = Format::from_attr(format).ok_or(Errno::INVAL)?;
     let callers = domain.callers();
     let head = sys::fid_cq {
         fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS),
-        ops: object::table(domain.tables().cq),
+        ops: object::table(if domain.is_recorded() { domain.tables().recorded_cq } else { domain.tables().cq }),
     };
     // SAFETY: `callers` is the client's promise for this domain, which covers calls on this queue and on its
     // endpoints.
@@ -138,7 +142,8 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         len: AtomicUsize::new(0),
         ring,
         sources: domain.new_sources(),
-        format: Format::from_attr(format).ok_or(Errno::INVAL)?,
+        format: if domain.is_recorded() { Format::Tagged } else { shown },
+        shown,
         size,
         flood_size: size.saturating_add(FLOOD_ENTRIES),
         wait,
@@ -472,22 +477,25 @@ struct CqOps {
 
 /// The operations of a queue whose endpoints are on devices of type `D`.
 pub(crate) const fn ops<D: Device>() -> &'static sys::fi_ops_cq {
-    &const {
-        &CqOps {
-            base: sys::fi_ops_cq {
-                size: size_of::<CqOps>(),
-                read: Some(read::<D>),
-                readfrom: Some(readfrom::<D>),
-                readerr: Some(readerr),
-                sread: Some(sread::<D>),
-                sreadfrom: Some(sreadfrom::<D>),
-                signal: Some(signal),
-                strerror: Some(strerror),
-            },
-            export_xpu,
-        }
+    &const { &CqOps { base: base::<D>(), export_xpu } }.base
+}
+
+const fn base<D: Device>() -> sys::fi_ops_cq {
+    sys::fi_ops_cq {
+        size: size_of::<CqOps>(),
+        read: Some(read::<D>),
+        readfrom: Some(readfrom::<D>),
+        readerr: Some(readerr),
+        sread: Some(sread::<D>),
+        sreadfrom: Some(sreadfrom::<D>),
+        signal: Some(signal),
+        strerror: Some(strerror),
     }
-    .base
+}
+
+/// The operations of a queue that is recorded.
+pub(crate) const fn recorded_ops<D: Device>() -> &'static sys::fi_ops_cq {
+    &const { &CqOps { base: recorded::base::<D>(), export_xpu } }.base
 }
 
 /// The queue behind the client's pointer. As in every provider, the data path makes no check.

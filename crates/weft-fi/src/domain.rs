@@ -45,6 +45,7 @@ use crate::info::network::Network;
 use crate::memory;
 use crate::observe::stats;
 use crate::params::Params;
+use crate::record;
 use crate::sleep::lock::{Callers, Meter};
 use crate::sleep::poll::Naps;
 use crate::sleep::progress::AutoProgress;
@@ -67,6 +68,8 @@ pub(crate) struct Domain {
     av_type: sys::fi_av_type,
     format: Format,
     params: &'static Params,
+    /// Whether the calls of its endpoints and queues are recorded.
+    is_recorded: bool,
     /// The default network settings of endpoints.
     network: Network,
     auto: Option<Arc<AutoProgress>>,
@@ -133,6 +136,7 @@ impl Registered {
 /// The operation tables of objects that reach the devices of endpoints and are not generic themselves.
 pub(crate) struct Tables {
     pub(crate) cq: &'static sys::fi_ops_cq,
+    pub(crate) recorded_cq: &'static sys::fi_ops_cq,
     pub(crate) cntr: &'static sys::fi_ops_cntr,
     pub(crate) poll: &'static sys::fi_ops_poll,
     pub(crate) mr: &'static sys::fi_ops,
@@ -141,7 +145,13 @@ pub(crate) struct Tables {
 impl Tables {
     /// The tables for endpoints on devices of type `D`.
     const fn of<D: Device>() -> Self {
-        Self { cq: cq::ops::<D>(), cntr: cntr::ops::<D>(), poll: pollset::ops::<D>(), mr: mr::fid_ops::<D>() }
+        Self {
+            cq: cq::ops::<D>(),
+            recorded_cq: cq::recorded_ops::<D>(),
+            cntr: cntr::ops::<D>(),
+            poll: pollset::ops::<D>(),
+            mr: mr::fid_ops::<D>(),
+        }
     }
 }
 
@@ -254,6 +264,7 @@ fn open_domain<D: Device>(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut 
         format: offer.format,
         network,
         params,
+        is_recorded: record::begin(params),
         auto,
         tables: Tables::of::<D>(),
         meter: Arc::default(),
@@ -401,6 +412,11 @@ impl Domain {
     /// Counts the naps of readers of the domain's queues and counters.
     pub(crate) const fn naps(&self) -> &Arc<Naps> {
         &self.naps
+    }
+
+    /// Whether the calls of its endpoints and queues are recorded.
+    pub(crate) const fn is_recorded(&self) -> bool {
+        self.is_recorded
     }
 
     /// Counts the waits at the locks of the domain's objects.

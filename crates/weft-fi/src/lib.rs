@@ -29,6 +29,7 @@ mod mr;
 pub mod observe;
 pub mod params;
 mod pep;
+mod record;
 mod sleep;
 mod trigger;
 
@@ -196,6 +197,7 @@ fn cleanup_in(slot: usize) {
         let Some(host) = host::enter_slot(slot) else { return Ok(0) };
         domain::stop_all(Some(host));
         observe::report::at_end();
+        record::at_end();
         host.detach();
         if host::attached().next().is_none() {
             sleep::flusher::stop();

@@ -305,6 +305,8 @@ params! {
         "Publish the counters of endpoints for the commands weft stat and weft top. It takes one file descriptor per endpoint.";
     report: Option<String> = "", "text", "REPORT",
         "1: when its last endpoint closes, each process prints one line on standard error: messages and bytes sent by shared memory and by TCP, and errors. The command weft run sets another value, to collect the lines of a job.";
+    record: Option<String> = "", "text", "RECORD",
+        "Record the operations of this process to the file FILE.fi.PID, for the commands weft sim replay and weft sim tune: kinds, sizes, peers, and the time between. Where libweft-coll.so is loaded, it records the calls of MPI to FILE.RANK instead.";
     job_key: JobKey = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. If it is set, only peers that know it can connect. An empty value is an error: no domain opens.";
     tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",

@@ -15,6 +15,8 @@
 //! endpoint, and have no unwind guard. A panic aborts the process, since unwinding does not leave an `extern
 //! "C"` function.
 
+pub(crate) mod recorded;
+
 use std::ffi::c_void;
 
 use weft_engine::PEER;

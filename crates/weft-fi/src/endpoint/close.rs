@@ -20,6 +20,7 @@ use crate::endpoint::Ep;
 use crate::endpoint::cell::CellRef;
 use crate::endpoint::connection::OpenedFrom;
 use crate::observe::report;
+use crate::record;
 use crate::sleep::flusher;
 
 /// Fruitless rounds before the closing thread starts to sleep between them.
@@ -34,6 +35,9 @@ impl<D: Device> Ep<D> {
         self.dismantle(&cell);
         flusher::leave(&cell);
         report::closed(&cell);
+        if self.domain.is_recorded() {
+            record::closed();
+        }
     }
 
     fn dismantle(&self, cell: &CellRef) {

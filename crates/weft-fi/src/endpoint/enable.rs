@@ -25,6 +25,7 @@ use crate::endpoint::{Ep, Kind};
 use crate::info::EpType;
 use crate::observe::publish::Publisher;
 use crate::observe::report;
+use crate::record;
 use crate::sleep::flusher;
 use weft_observe::INTERVAL;
 
@@ -154,6 +155,11 @@ impl<D: Device> Ep<D> {
         }
         self.place().inspect(|place| place.join(&self.cell));
         report::opened(&cell);
+        if self.domain.is_recorded()
+            && let (Some(name), Some(av)) = (self.cell.name(), &setup.av)
+        {
+            record::enabled(&name, &av.book());
+        }
         flusher::join(&cell);
         // A thread that already sleeps on a queue or counter has not parked these devices.
         self.cell.state().routes.notify();

@@ -19,15 +19,16 @@ use crate::info::EpType;
 use crate::info::hints::Hints;
 
 /// The C structure of a handle. Functions that its type or its kind lacks return -FI_ENOSYS.
-pub(super) fn head_of<D: Device>(kind: Kind, ty: EpType, context: *mut c_void) -> sys::fid_ep {
+pub(super) fn head_of<D: Device>(domain: &Domain, kind: Kind, ty: EpType, context: *mut c_void) -> sys::fid_ep {
+    let is_recorded = domain.is_recorded();
     sys::fid_ep {
         fid: object::new_fid(kind.class(), context, Ep::<D>::FID_OPS),
         ops: object::table(&Ep::<D>::EP_OPS.base),
         cm: object::table(if ty == EpType::Msg { Ep::<D>::CONNECTED_CM_OPS } else { Ep::<D>::CM_OPS }),
-        msg: object::table(Ep::<D>::msg_ops(ty, kind)),
-        rma: object::table(Ep::<D>::rma_ops(ty, kind)),
-        tagged: object::table(Ep::<D>::tagged_ops(ty, kind)),
-        atomic: object::table(Ep::<D>::atomic_ops(ty, kind)),
+        msg: object::table(Ep::<D>::msg_ops(ty, kind, is_recorded)),
+        rma: object::table(Ep::<D>::rma_ops(ty, kind, is_recorded)),
+        tagged: object::table(Ep::<D>::tagged_ops(ty, kind, is_recorded)),
+        atomic: object::table(Ep::<D>::atomic_ops(ty, kind, is_recorded)),
         collective: object::table(Ep::<D>::COLLECTIVE_OPS),
     }
 }

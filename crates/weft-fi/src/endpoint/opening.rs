@@ -79,7 +79,7 @@ pub(super) fn open<D: Device>(
     };
     let ordered = info.tx.is_some_and(|attr| attr.msg_order & order::AFTER_ACCESSES != 0);
     Ok(Arc::new(Ep {
-        head: Head::new(head_of::<D>(kind, ty, context)),
+        head: Head::new(head_of::<D>(&domain, kind, ty, context)),
         cell: Arc::new(cell),
         tx,
         rx,

@@ -151,7 +151,7 @@ impl<D: Device> Ep<D> {
         }
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
         let alias = Self {
-            head: Head::new(head_of::<D>(self.kind, self.ty, self.context())),
+            head: Head::new(head_of::<D>(&self.domain, self.kind, self.ty, self.context())),
             cell: Arc::clone(&self.cell),
             tx: Defaults::transmit(self.tx.word())?,
             rx: self.receive_defaults(self.rx.word())?,

@@ -160,6 +160,11 @@ pub(crate) fn at_end() {
     record.finish(!open.is_empty());
 }
 
+/// Whether this process has loaded the profiling library.
+pub(crate) fn has_profiling_library() -> bool {
+    profiling_counts().is_some()
+}
+
 /// The counters of the profiling library, if this process has loaded it: collectives that it has run and left alone.
 fn profiling_counts() -> Option<&'static [AtomicU64; 2]> {
     // SAFETY: a look-up by a name that ends in a zero.
