@@ -16,6 +16,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -30,6 +31,9 @@ use crate::params::Params;
 
 /// Operations whose entries the client has not read, at most. Clients read most entries soon.
 const MOST_REQUESTS: usize = 1 << 16;
+
+/// Longest wait for the lock where its owner may be gone: in a forked child, and at the end of the process.
+const STUCK: Duration = Duration::from_millis(100);
 
 static RECORDER: Mutex<Option<Recorder>> = Mutex::new(None);
 
@@ -74,7 +78,7 @@ pub(crate) fn begin(params: &Params) -> bool {
         log::info!("libweft-coll.so is loaded and records the calls of MPI to {file}; the provider records nothing");
         return false;
     }
-    let mut recorder = RECORDER.lock();
+    let Some(mut recorder) = RECORDER.try_lock_for(STUCK) else { return false };
     if recorder.as_ref().is_none_or(|recorder| !recorder.is_ours()) {
         // A child must not write what its parent has kept.
         std::mem::forget(recorder.take());
@@ -94,12 +98,19 @@ pub(crate) fn enabled(name: &EpName, book: &Book) {
 
 /// An endpoint is closed. Its client may end the process without further calls.
 pub(crate) fn closed() {
-    with(|recorder| recorder.writer.flush());
+    with(|recorder| {
+        if recorder.is_ours() {
+            recorder.writer.flush();
+        }
+    });
 }
 
 /// The host is about to unload the provider.
 pub(crate) fn at_end() {
-    with(|recorder| recorder.writer.end());
+    let Some(mut recorder) = RECORDER.try_lock_for(STUCK) else { return };
+    if let Some(recorder) = recorder.as_mut().filter(|recorder| recorder.is_ours()) {
+        recorder.writer.end();
+    }
 }
 
 /// Passes a call on that starts an operation, and records its success.
@@ -123,7 +134,7 @@ pub(crate) fn entering() {
 /// A read ends, and the client gets these entries. All are taken from the iterator.
 pub(crate) fn has_read(entries: impl Iterator<Item = Entry>) {
     let mut recorder = RECORDER.lock();
-    let mut recorder = recorder.as_mut().filter(|recorder| recorder.is_ours());
+    let mut recorder = recorder.as_mut();
     let mut is_empty = true;
     for entry in entries {
         is_empty = false;
@@ -139,7 +150,7 @@ pub(crate) fn has_read(entries: impl Iterator<Item = Entry>) {
 }
 
 fn with(f: impl FnOnce(&mut Recorder)) {
-    if let Some(recorder) = RECORDER.lock().as_mut().filter(|recorder| recorder.is_ours()) {
+    if let Some(recorder) = RECORDER.lock().as_mut() {
         f(recorder);
     }
 }
@@ -177,7 +188,8 @@ impl Recorder {
         Some(Self { writer: writer.ok()?, pid, book: None, peers, requests, endpoints: 0, last_id: 0 })
     }
 
-    /// Whether this process has begun it, and not a parent.
+    /// Whether this process has begun it, and not a parent. A child cannot use its parent's endpoints, so calls of
+    /// endpoints need no check.
     fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
