@@ -14,10 +14,12 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 use weft_engine::collective::{self, Algorithm, Operation, Refusal, Request, Task};
 use weft_record::{ANY, Event, OWN, Recording, Source};
+use weft_scale::board::OnBoard;
+use weft_scale::profile::Costs;
 use weft_scale::{Step, schedule};
 
 use crate::job::Job;
-use crate::matching::{ACCESSES, Act, Acts, Key, Receive, matched};
+use crate::matching::{ACCESSES, Act, Acts, Key, MEETINGS, Receive, matched};
 
 /// The shortest payload for which a blocking send waits.
 const LONG_BYTES: u64 = 16 << 10;
@@ -60,16 +62,16 @@ enum Pending {
     Collective(Vec<Act>),
 }
 
-/// Makes the job of these recordings.
+/// Makes the job of these recordings. The costs tell which collectives are performed on boards.
 ///
 /// # Errors
 /// They are not those of one job.
-pub fn build(recordings: &[Recording], choice: Choice<'_>) -> Result<Job, Fault> {
+pub fn build(recordings: &[Recording], costs: &Costs, choice: Choice<'_>) -> Result<Job, Fault> {
     let by_rank = in_order(recordings)?;
     let names = Names::of(&by_rank);
     let mut all = Vec::with_capacity(by_rank.len());
     for (rank, recording) in (0..).zip(&by_rank) {
-        let mut builder = Builder::new(recording, rank, &names, choice);
+        let mut builder = Builder::new(recording, rank, &names, (costs, choice));
         builder.events()?;
         all.push(builder.done);
     }
@@ -148,6 +150,7 @@ struct Builder<'a> {
     recording: &'a Recording,
     rank: u32,
     names: &'a Names,
+    costs: &'a Costs,
     choice: Choice<'a>,
     done: Acts,
     pending: FxHashMap<u32, Pending>,
@@ -156,9 +159,9 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(recording: &'a Recording, rank: u32, names: &'a Names, choice: Choice<'a>) -> Self {
+    fn new(recording: &'a Recording, rank: u32, names: &'a Names, (costs, choice): (&'a Costs, Choice<'a>)) -> Self {
         let (done, pending, collectives) = (Acts::default(), FxHashMap::default(), FxHashMap::default());
-        Self { recording, rank, names, choice, done, pending, collectives }
+        Self { recording, rank, names, costs, choice, done, pending, collectives }
     }
 
     fn peer(&self, number: u32) -> u32 {
@@ -266,12 +269,20 @@ impl<'a> Builder<'a> {
         let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
         let whole = schedule::request(operation, count, usize::try_from(bytes).unwrap_or(usize::MAX));
         let request = Request { rank: u32::try_from(own).unwrap_or(u32::MAX), root, ..whole };
-        let algorithm = (self.choice)(operation, bytes, count).unwrap_or_else(|| collective::select(&request));
-        let compiled = collective::compile_as(&request, algorithm).map_err(|why| Fault::Collective(self.rank, why))?;
-        let acts = self.tasks(compiled.tasks(), members, (context, tag));
+        let chosen = (self.choice)(operation, bytes, count);
+        let board = if chosen.is_none() { self.board(request, members, (context, tag)) } else { None };
+        let acts = match board {
+            Some(acts) => acts,
+            None => {
+                let algorithm = chosen.unwrap_or_else(|| collective::select(&request));
+                let compiled = collective::compile_as(&request, algorithm);
+                let compiled = compiled.map_err(|why| Fault::Collective(self.rank, why))?;
+                self.tasks(compiled.tasks(), members, (context, tag))
+            }
+        };
         // The acts up to the first wait are done at once.
-        let now =
-            acts.iter().position(|act| matches!(act, Act::Wait(_) | Act::Step(Step::Drain))).unwrap_or(acts.len());
+        let waits = |act: &Act| matches!(act, Act::Wait(_) | Act::Met(_) | Act::Step(Step::Drain));
+        let now = acts.iter().position(waits).unwrap_or(acts.len());
         if id == 0 {
             self.done.acts.extend(acts);
         } else {
@@ -279,6 +290,22 @@ impl<'a> Builder<'a> {
             self.pending.insert(id, Pending::Collective(acts[now..].to_vec()));
         }
         Ok(())
+    }
+
+    /// The acts of a collective on the board of a host. `None`: it is performed by messages.
+    fn board(&mut self, request: Request, members: &[u32], (context, tag): Key) -> Option<Vec<Act>> {
+        let board = OnBoard::new(request, self.costs)?;
+        let host = |rank: u32| rank / self.costs.ranks_per_host;
+        // All members have the same number for the meeting.
+        let (context, count) = (u32::try_from(context).ok()?, u32::try_from((tag & !COLLECTIVE) >> NUMBER_BITS).ok()?);
+        if members.iter().any(|member| host(*member) != host(self.rank)) || context >= 1 << 10 || count >= 1 << 20 {
+            return None;
+        }
+        let number = MEETINGS | context << 20 | count;
+        self.done.meetings.push((number, board.meeting()));
+        let at = self.done.meetings.len() - 1;
+        let act = |step| if let Step::Wait { .. } = step { Act::Met(at) } else { Act::Step(step) };
+        Some(board.steps(request.rank, number, 0).map(act).collect())
     }
 
     /// The acts of a schedule. A schedule is complete when all its transfers are.

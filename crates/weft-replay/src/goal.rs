@@ -28,7 +28,7 @@ use weft_scale::profile::Costs;
 use weft_scale::{Programs, Step};
 
 use crate::job::Job;
-use crate::matching::{Act, Acts, READS, Receive, matched};
+use crate::matching::{Act, Acts, MEETINGS, Receive, matched};
 
 /// The most ranks of a text.
 const MAX_RANKS: u32 = 1 << 20;
@@ -45,7 +45,7 @@ pub fn write(job: &Job, costs: &Costs) -> String {
             let line = match *step {
                 Step::Send { to, number, bytes } => format!("send {}b to {to} tag {number}", bytes.max(1)),
                 Step::Wait { ordinal, .. } => match job.messages(rank).get(ordinal as usize) {
-                    Some(message) if message.number < READS => {
+                    Some(message) if message.number < MEETINGS => {
                         format!("recv {}b from {} tag {}", message.bytes.max(1), message.from, message.number)
                     }
                     _ => continue,

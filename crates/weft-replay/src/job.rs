@@ -1,6 +1,7 @@
 //! A job: the steps of each rank, and the messages that it receives.
 
 use rustc_hash::FxHashMap;
+use weft_scale::step::Meeting;
 use weft_scale::{Arrival, Programs, Step};
 
 /// A message that a rank receives: its sender, its number among those between the two, and its length.
@@ -21,6 +22,8 @@ pub(crate) struct Program {
     /// By ordinal.
     pub(crate) messages: Vec<Message>,
     pub(crate) ordinals: FxHashMap<(u32, u32), u32>,
+    /// By number.
+    pub(crate) meetings: FxHashMap<u32, Meeting>,
 }
 
 /// The programs of all ranks of a job.
@@ -88,6 +91,10 @@ impl Programs for Job {
         let ordinal = *program.ordinals.get(&(from, number))?;
         let bytes = program.messages.get(ordinal as usize)?.bytes;
         Some(Arrival { ordinal, bytes })
+    }
+
+    fn meeting(&self, rank: u32, number: u32) -> Option<Meeting> {
+        self.programs.get(rank as usize)?.meetings.get(&number).copied()
     }
 
     fn most_arrivals(&self) -> u32 {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use weft_scale::Step;
-use weft_scale::step::Unit;
+use weft_scale::step::{Meeting, Unit};
 
 use crate::job::{Job, Message, Program};
 
@@ -30,6 +30,8 @@ pub(crate) enum Act {
     Read(usize),
     /// Waits for the bytes.
     Answer(usize),
+    /// Waits for all at a meeting, by its place in [`Acts::meetings`].
+    Met(usize),
 }
 
 /// A receive, in the order in which receives were started.
@@ -46,12 +48,16 @@ pub(crate) struct Acts {
     pub(crate) receives: Vec<Receive>,
     /// Reads of the memory of peers: the peer, and the length.
     pub(crate) reads: Vec<(u32, u64)>,
+    /// Meetings on a board, with their numbers.
+    pub(crate) meetings: Vec<(u32, Meeting)>,
 }
 
 /// The context of writes to the memory of peers, which no receive belongs to.
 pub(crate) const ACCESSES: u64 = u64::MAX;
 /// Numbers of answers to reads.
-pub(crate) const READS: u32 = 1 << 31;
+const READS: u32 = 1 << 31;
+/// Numbers of meetings. Messages have smaller ones.
+pub(crate) const MEETINGS: u32 = 1 << 30;
 
 /// Sends by sender, receiver and key: their numbers among all messages of the two, and their lengths.
 type Sent = FxHashMap<(u32, u32, Key), VecDeque<(u32, u64)>>;
@@ -92,6 +98,8 @@ pub(crate) fn matched(ranks: &[Acts]) -> Job {
         unmatched += ordinals.iter().filter(|ordinal| ordinal.is_none()).count();
         let first_read = u32::try_from(messages.len()).unwrap_or(u32::MAX);
         messages.extend((READS..).zip(&acts.reads).map(|(number, &(from, bytes))| Message { from, number, bytes }));
+        let first_meeting = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+        messages.extend(acts.meetings.iter().map(|&(number, _)| Message { from: rank, number, bytes: 0 }));
         let read = |at: usize| {
             let (number, &(to, _)) = (u32::try_from(at).ok()?, acts.reads.get(at)?);
             (to < count).then_some((to, number))
@@ -103,10 +111,12 @@ pub(crate) fn matched(ranks: &[Acts]) -> Job {
             }
             Act::Read(at) => read(at).map(|(to, number)| Step::Ask { to, number: READS + number, unit: Unit::Memory }),
             Act::Answer(at) => read(at).map(|(from, number)| Step::Wait { from, ordinal: first_read + number }),
+            Act::Met(at) => Some(Step::Wait { from: rank, ordinal: first_meeting + u32::try_from(at).ok()? }),
             Act::Send { .. } | Act::Step(_) => step,
         };
         let steps = own.into_iter().zip(&acts.acts).filter_map(|(own, act)| step(act, own));
-        programs.push(Program { steps: steps.collect(), messages, ..Program::default() });
+        let meetings = acts.meetings.iter().copied().collect();
+        programs.push(Program { steps: steps.collect(), messages, meetings, ..Program::default() });
     }
     // Writes arrive, and no rank waits for them.
     for (&(from, to, (context, _)), rest) in &mut sent {

@@ -133,10 +133,10 @@ pub fn rank(recordings: &[Recording], costs: &Costs, settings: &[Setting]) -> Re
                     near.rendezvous_from = Some(from);
                 }
             }
-            Setting::OneNetwork => costs.near = None,
+            Setting::OneNetwork => (costs.near, costs.collective.board) = (None, None),
             Setting::Streams(count) => costs.far.byte /= count,
         }
-        let job = build(recordings, &chosen)?;
+        let job = build(recordings, &costs, &chosen)?;
         let outcome = Machine::new(&job, &costs, Options::default()).run(|_, _| ());
         let end_ps = outcome.map_or(u64::MAX, |outcome| outcome.end_ps);
         rated.push(Rated { setting, end_ps });

@@ -44,7 +44,7 @@ fn no_choice(_: Operation, _: u64, _: u32) -> Option<Algorithm> {
 }
 
 fn built(recordings: &[Recording]) -> Job {
-    let job = build(recordings, &no_choice).unwrap();
+    let job = build(recordings, &costs(), &no_choice).unwrap();
     assert_eq!(job.unmatched(), 0);
     job
 }
@@ -112,7 +112,23 @@ fn collectives_of_overlapping_communicators_are_told_apart() {
     // Two rounds, one round, two rounds.
     assert_eq!(end_ps(&job), 5 * (100 + 1000 + 100));
     let dissemination = |_: Operation, _: u64, _: u32| Some(Algorithm::RecursiveDoubling);
-    assert_eq!(end_ps(&build(&ranks, &dissemination).unwrap()), end_ps(&job));
+    assert_eq!(end_ps(&build(&ranks, &costs(), &dissemination).unwrap()), end_ps(&job));
+}
+
+/// Ranks of one host meet in its memory; members of other communicators meet at other places.
+#[test]
+fn short_collectives_of_a_host_are_on_its_board() {
+    let mut costs = Costs { ranks_per_host: 4, ..costs() };
+    costs.collective.board = Some(50);
+    let allreduce = Event::Collective { operation: 2, id: 0, bytes: 8, context: 0, root: 0 };
+    let of_rank = |rank| recording(rank, 4, &[(u64::from(rank), allreduce), (0, allreduce)]);
+    let job = build(&[0, 1, 2, 3].map(of_rank), &costs, &no_choice).unwrap();
+    let outcome = Machine::new(&job, &costs, Options::default()).run(|_, _| ()).unwrap();
+    // The last one comes after 3 ns, and no message is sent.
+    assert_eq!((outcome.messages, outcome.end_ps), (0, 3000 + 50 + 50));
+    costs.ranks_per_host = 2;
+    let apart = build(&[0, 1, 2, 3].map(of_rank), &costs, &no_choice).unwrap();
+    assert!(Machine::new(&apart, &costs, Options::default()).run(|_, _| ()).unwrap().messages > 0);
 }
 
 #[test]
@@ -155,13 +171,13 @@ fn recordings_of_the_provider_find_their_peers_by_name() {
 #[test]
 fn incomplete_jobs_are_refused_and_killed_ranks_are_not() {
     let [a, b] = [recording(0, 2, &[]), recording(1, 2, &[])];
-    let fault = |recordings: &[Recording]| build(recordings, &no_choice).map(drop).unwrap_err();
+    let fault = |recordings: &[Recording]| build(recordings, &costs(), &no_choice).map(drop).unwrap_err();
     assert_eq!(fault(&[]), Fault::None);
     assert_eq!(fault(from_ref(&a)), Fault::Missing(1));
     assert_eq!(fault(from_ref(&b)), Fault::Missing(0));
     assert_eq!(fault(&[a.clone(), a.clone()]), Fault::Twice(0));
     let killed = recording(0, 2, &[(0, receive(1, 0, 1)), (0, send(1, 0, 8, 1))]);
-    let job = build(&[killed, b], &no_choice).unwrap();
+    let job = build(&[killed, b], &costs(), &no_choice).unwrap();
     assert_eq!((job.unmatched(), end_ps(&job)), (2, 0));
 }
 

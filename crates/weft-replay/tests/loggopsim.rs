@@ -38,7 +38,7 @@ fn job(operation: usize, ranks: u32, bytes: u64) -> Job {
         let (contexts, names) = (BTreeMap::from([(0, (0..ranks).collect())]), BTreeMap::new());
         Recording { source: Source::Mpi, rank, ranks, events, contexts, names, lasted_ns: None }
     };
-    build(&(0..ranks).map(recording).collect::<Vec<_>>(), &|_, _, _| None).unwrap()
+    build(&(0..ranks).map(recording).collect::<Vec<_>>(), &Costs::default(), &|_, _, _| None).unwrap()
 }
 
 /// The duration by LogGOPSim.

@@ -12,6 +12,7 @@ use serde::Serialize;
 use weft_record::Recording;
 use weft_replay::tune::{rank, settings};
 use weft_replay::{Job, build, goal};
+use weft_scale::profile::Costs;
 use weft_scale::{Machine, Options, Profile, Programs};
 
 use super::profile;
@@ -104,7 +105,7 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<Recording>, String> {
 }
 
 /// The job of the files, at `faster` times the speed of computation.
-fn job(named: &[PathBuf], faster: f64) -> Result<Job, String> {
+fn job(named: &[PathBuf], faster: f64, costs: &Costs) -> Result<Job, String> {
     if let [one] = named
         && one.exists()
     {
@@ -122,7 +123,7 @@ fn job(named: &[PathBuf], faster: f64) -> Result<Job, String> {
         let scaled = (*gap_ns as f64 / faster).round() as u64; // Times of jobs stay far below 2⁵³ ns.
         *gap_ns = scaled;
     }
-    build(&recordings, &|_, _, _| None).map_err(|error| error.to_string())
+    build(&recordings, costs, &|_, _, _| None).map_err(|error| error.to_string())
 }
 
 #[allow(clippy::cast_precision_loss)] // Times of jobs stay far below 2⁵³ ps.
@@ -179,9 +180,9 @@ fn time(s: f64) -> String {
     }
 }
 
-fn predict(options: &ReplayOptions) -> Result<(Prediction, Job, Profile), String> {
+fn predict(options: &ReplayOptions) -> Result<(Prediction, Profile), String> {
     let profile = profile(&options.profile)?;
-    let job = job(&options.files, options.faster)?;
+    let job = job(&options.files, options.faster, &profile.costs)?;
     let outcome = Machine::new(&job, &profile.costs, Options::default()).run(|_, _| ());
     let outcome = outcome.map_err(|error| error.to_string())?;
     #[allow(clippy::cast_precision_loss)] // Times of jobs stay far below 2⁵³ ns.
@@ -196,19 +197,26 @@ fn predict(options: &ReplayOptions) -> Result<(Prediction, Job, Profile), String
         unmatched: job.unmatched(),
         hash: format!("{:016x}", outcome.hash),
     };
-    Ok((prediction, job, profile))
+    Ok((prediction, profile))
+}
+
+/// Writes the job as GOAL, which has no boards: collectives are messages there.
+fn export(options: &ReplayOptions, mut costs: Costs, path: &Path) -> Result<(), String> {
+    costs.collective.board = None;
+    let job = job(&options.files, options.faster, &costs)?;
+    fs::write(path, goal::write(&job, &costs)).map_err(|error| format!("{} cannot be written: {error}", path.display()))
 }
 
 /// Runs `weft sim replay`.
 pub(super) fn run(options: &ReplayOptions, out: &mut impl Write) -> io::Result<Result<(), String>> {
-    let (prediction, job, profile) = match predict(options) {
+    let (prediction, profile) = match predict(options) {
         Ok(all) => all,
         Err(why) => return Ok(Err(why)),
     };
     if let Some(path) = &options.goal
-        && let Err(error) = fs::write(path, goal::write(&job, &profile.costs))
+        && let Err(why) = export(options, profile.costs, path)
     {
-        return Ok(Err(format!("{} cannot be written: {error}", path.display())));
+        return Ok(Err(why));
     }
     render::print(out, &prediction, options.json)?;
     Ok(Ok(()))
