@@ -120,7 +120,7 @@ fn collectives_of_overlapping_communicators_are_told_apart() {
 fn short_collectives_of_a_host_are_on_its_board() {
     let mut costs = Costs { ranks_per_host: 4, ..costs() };
     costs.collective.board = Some(50);
-    let allreduce = Event::Collective { operation: 2, id: 0, bytes: 8, context: 0, root: 0 };
+    let allreduce = Event::Collective { operation: 3, id: 0, bytes: 8, context: 0, root: 0 };
     let of_rank = |rank| recording(rank, 4, &[(u64::from(rank), allreduce), (0, allreduce)]);
     let job = build(&[0, 1, 2, 3].map(of_rank), &costs, &no_choice).unwrap();
     let outcome = Machine::new(&job, &costs, Options::default()).run(|_, _| ()).unwrap();
