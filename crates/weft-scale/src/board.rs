@@ -2,7 +2,8 @@
 //!
 //! Place in the data flow: [`OnBoard`] is the program of each member, as `weft_engine`'s `board` describes it. A member
 //! writes its slot and reports its arrival. The last one combines the slots, if the operation reduces, and lets the
-//! others go on. Each then reads the slots that it needs.
+//! others go on. Each then reads the slots that it needs. Each access costs the passage of a cache line, writes
+//! included: another member has read the slot in the last operation.
 
 use weft_engine::collective::{Operation, Request};
 
@@ -38,14 +39,24 @@ impl OnBoard {
         let (meet, wait) = (Step::Meet { number }, Step::Wait { from: rank, ordinal });
         let count = self.slots(rank);
         let slots = (count > 0).then_some(Step::Slots { count });
-        std::iter::once(meet).chain(self.takes_result(rank).then_some(wait)).chain(slots)
+        let write = self.has_contribution(rank).then_some(Step::Slots { count: 1 });
+        write.into_iter().chain([meet]).chain(self.takes_result(rank).then_some(wait)).chain(slots)
     }
 
     /// The meeting of the members.
     #[must_use]
     pub const fn meeting(self) -> Meeting {
         let Request { operation, members, .. } = self.0;
-        Meeting { members, combines: if operation.reduces() { members - 1 } else { 0 } }
+        // It reads the slots of all others, and writes the result into the first.
+        Meeting { members, combines: if operation.reduces() { members } else { 0 } }
+    }
+
+    const fn has_contribution(self, rank: u32) -> bool {
+        match self.0.operation {
+            Operation::Barrier => false,
+            Operation::Broadcast | Operation::Scatter => rank == self.0.root,
+            _ => true,
+        }
     }
 
     const fn takes_result(self, rank: u32) -> bool {

@@ -57,7 +57,7 @@ pub enum Step {
         /// The meeting's number among those of this rank, within one iteration.
         number: u32,
     },
-    /// Reads slots of other members on the board.
+    /// Accesses slots on the board that other members have used last.
     Slots {
         /// How many.
         count: u32,
@@ -91,7 +91,7 @@ pub struct Arrival {
 pub struct Meeting {
     /// The number of ranks.
     pub members: u32,
-    /// Slots of others that the last rank reads before the others go on.
+    /// Slots that the last rank accesses before the others go on.
     pub combines: u32,
 }
 
