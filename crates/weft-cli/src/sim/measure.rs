@@ -219,8 +219,8 @@ pub(super) fn measure(folder: &Path, effort: &Effort) -> io::Result<Vec<PathBuf>
     Ok(written)
 }
 
-/// The time of a collective, if the row has it: that of the fastest batch. Other programs and the scheduler disturb most
-/// batches of many ranks.
+/// The time of a collective, if the row has it: that of the fastest batch. Other programs and the scheduler disturb
+/// most batches of many ranks.
 fn measured(row: &Row, way: Way, coll: &str, ranks: u32) -> Option<f64> {
     let is_it = row.provider == way.provider && row.op == coll && row.members == Some(ranks) && row.metric == "min";
     row.min.filter(|_| is_it)
