@@ -42,8 +42,10 @@ pub enum Setting {
     Algorithm(Operation, u64, Algorithm),
     /// Messages of this length are announced first.
     AnnounceFrom(u64),
-    /// Messages within a host take the way between hosts.
+    /// Messages within a host take the way between hosts (FI_WEFT_SHM=no).
     OneNetwork,
+    /// Collectives within a host are messages (FI_WEFT_COLL_BOARDS=no).
+    NoBoards,
     /// This many streams carry the messages between hosts, each at the present rate.
     Streams(u64),
 }
@@ -55,6 +57,7 @@ impl std::fmt::Display for Setting {
             Self::Algorithm(operation, bytes, algorithm) => write!(f, "{operation:?} of {bytes} B by {algorithm:?}"),
             Self::AnnounceFrom(bytes) => write!(f, "messages announced first from {bytes} B"),
             Self::OneNetwork => f.write_str("no shared memory"),
+            Self::NoBoards => f.write_str("no boards"),
             Self::Streams(count) => write!(f, "{count} streams between hosts"),
         }
     }
@@ -87,6 +90,9 @@ pub fn settings(recordings: &[Recording], costs: &Costs) -> Vec<Setting> {
     all.extend(THRESHOLDS.map(Setting::AnnounceFrom));
     if costs.near.is_some() {
         all.push(Setting::OneNetwork);
+    }
+    if costs.collective.board.is_some() {
+        all.push(Setting::NoBoards);
     }
     all.extend(STREAMS.map(Setting::Streams));
     let mut kept = Vec::new();
@@ -134,6 +140,7 @@ pub fn rank(recordings: &[Recording], costs: &Costs, settings: &[Setting]) -> Re
                 }
             }
             Setting::OneNetwork => (costs.near, costs.collective.board) = (None, None),
+            Setting::NoBoards => costs.collective.board = None,
             Setting::Streams(count) => costs.far.byte /= count,
         }
         let job = build(recordings, &costs, &chosen)?;
