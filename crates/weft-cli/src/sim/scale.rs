@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
 use weft_engine::collective::Operation;
+use weft_scale::board::OnBoard;
 use weft_scale::figure::{Comparison, Effort, Figure, Line, figure, names};
 use weft_scale::{Collective, Executor, Machine, Options, Profile, schedule};
 
@@ -221,9 +222,12 @@ fn measure(options: &ScaleOptions, profile: &Profile, ranks: u32) -> Result<Row,
     let (seed, iterations, executor) = (options.seed, options.iterations, options.executor());
     let conditions = Options { seed, iterations, executor, ..Options::default() };
     let start = Instant::now();
-    let outcome = Machine::new(&collective, &profile.costs, conditions)
-        .run(|events, _| bar.set_position(events))
-        .map_err(|stuck| stuck.to_string())?;
+    let progress = |events, _| bar.set_position(events);
+    let outcome = match OnBoard::new(request, &profile.costs).filter(|_| executor == Executor::Host) {
+        Some(board) => Machine::new(&board, &profile.costs, conditions).run(progress),
+        None => Machine::new(&collective, &profile.costs, conditions).run(progress),
+    };
+    let outcome = outcome.map_err(|stuck| stuck.to_string())?;
     bar.finish_and_clear();
     Ok(Row {
         ranks,
