@@ -73,6 +73,9 @@ pub(super) struct Effort {
     /// Number of rounds; each result is the median over them.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Results of `weft bench pingpong` and `weft bench collective` (`--json`) to use in place of measurements.
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    results: Vec<PathBuf>,
     /// The libfabric to load [default: the newest one found].
     #[arg(long, value_name = "PATH")]
     libfabric: Option<PathBuf>,
@@ -80,6 +83,10 @@ pub(super) struct Effort {
 
 /// Runs one kind of `weft bench`, and reads its results.
 fn bench(folder: &Path, arguments: &[&str], effort: &Effort) -> io::Result<Vec<Row>> {
+    if !effort.results.is_empty() {
+        let rows = effort.results.iter().map(|file| Ok(serde_json::from_slice::<Vec<Row>>(&std::fs::read(file)?)?));
+        return Ok(rows.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect());
+    }
     let file = folder.join("measured.json");
     let providers = WAYS.map(|way| way.provider).join(",");
     let status = Command::new(std::env::current_exe()?)
