@@ -62,9 +62,8 @@ pub(crate) const MEETINGS: u32 = 1 << 30;
 /// Sends by sender, receiver and key: their numbers among all messages of the two, and their lengths.
 type Sent = FxHashMap<(u32, u32, Key), VecDeque<(u32, u64)>>;
 
-/// Matches all receives, and makes the job.
-pub(crate) fn matched(ranks: &[Acts]) -> Job {
-    let mut sent = Sent::default();
+/// The steps of each rank's acts that need no match. The sends are added to `sent`.
+fn unmatched_steps(ranks: &[Acts], sent: &mut Sent) -> Vec<Vec<Option<Step>>> {
     let mut steps = Vec::with_capacity(ranks.len());
     for (rank, acts) in (0..).zip(ranks) {
         let mut numbers = FxHashMap::<u32, u32>::default();
@@ -81,42 +80,53 @@ pub(crate) fn matched(ranks: &[Acts]) -> Job {
         }
         steps.push(own);
     }
+    steps
+}
+
+/// Matches the receives of a rank, and makes its program. Returns how many have no send.
+fn program((rank, ranks): (u32, u32), acts: &Acts, own: Vec<Option<Step>>, sent: &mut Sent) -> (Program, usize) {
+    let mut messages = Vec::new();
+    let receives = acts.receives.iter().map(|&Receive { from, key }| {
+        let (number, bytes) = sent.get_mut(&(from, rank, key))?.pop_front()?;
+        messages.push(Message { from, number, bytes });
+        u32::try_from(messages.len() - 1).ok()
+    });
+    let ordinals: Vec<Option<u32>> = receives.collect();
+    let first_read = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+    messages.extend((READS..).zip(&acts.reads).map(|(number, &(from, bytes))| Message { from, number, bytes }));
+    let first_meeting = u32::try_from(messages.len()).unwrap_or(u32::MAX);
+    messages.extend(acts.meetings.iter().map(|&(number, _)| Message { from: rank, number, bytes: 0 }));
+    let read = |at: usize| {
+        let (number, &(to, _)) = (u32::try_from(at).ok()?, acts.reads.get(at)?);
+        (to < ranks).then_some((to, number))
+    };
+    let step = |act: &Act, step: Option<Step>| match *act {
+        Act::Wait(at) => {
+            let (ordinal, from) = (ordinals.get(at).copied().flatten()?, acts.receives.get(at)?.from);
+            Some(Step::Wait { from, ordinal })
+        }
+        Act::Read(at) => read(at).map(|(to, number)| Step::Ask { to, number: READS + number, unit: Unit::Memory }),
+        Act::Answer(at) => read(at).map(|(from, number)| Step::Wait { from, ordinal: first_read + number }),
+        Act::Met(at) => Some(Step::Wait { from: rank, ordinal: first_meeting + u32::try_from(at).ok()? }),
+        Act::Send { .. } | Act::Step(_) => step,
+    };
+    let steps = own.into_iter().zip(&acts.acts).filter_map(|(own, act)| step(act, own)).collect();
+    let unmatched = ordinals.iter().filter(|ordinal| ordinal.is_none()).count();
+    let meetings = acts.meetings.iter().copied().collect();
+    (Program { steps, messages, meetings, ..Program::default() }, unmatched)
+}
+
+/// Matches all receives, and makes the job.
+pub(crate) fn matched(ranks: &[Acts]) -> Job {
+    let mut sent = Sent::default();
+    let steps = unmatched_steps(ranks, &mut sent);
     let count = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
     let mut unmatched = 0;
     let mut programs = Vec::with_capacity(ranks.len());
     for ((rank, acts), own) in (0..).zip(ranks).zip(steps) {
-        let mut messages = Vec::new();
-        let ordinals: Vec<Option<u32>> = acts
-            .receives
-            .iter()
-            .map(|&Receive { from, key }| {
-                let (number, bytes) = sent.get_mut(&(from, rank, key))?.pop_front()?;
-                messages.push(Message { from, number, bytes });
-                u32::try_from(messages.len() - 1).ok()
-            })
-            .collect();
-        unmatched += ordinals.iter().filter(|ordinal| ordinal.is_none()).count();
-        let first_read = u32::try_from(messages.len()).unwrap_or(u32::MAX);
-        messages.extend((READS..).zip(&acts.reads).map(|(number, &(from, bytes))| Message { from, number, bytes }));
-        let first_meeting = u32::try_from(messages.len()).unwrap_or(u32::MAX);
-        messages.extend(acts.meetings.iter().map(|&(number, _)| Message { from: rank, number, bytes: 0 }));
-        let read = |at: usize| {
-            let (number, &(to, _)) = (u32::try_from(at).ok()?, acts.reads.get(at)?);
-            (to < count).then_some((to, number))
-        };
-        let step = |act: &Act, step: Option<Step>| match *act {
-            Act::Wait(at) => {
-                let (ordinal, from) = (ordinals.get(at).copied().flatten()?, acts.receives.get(at)?.from);
-                Some(Step::Wait { from, ordinal })
-            }
-            Act::Read(at) => read(at).map(|(to, number)| Step::Ask { to, number: READS + number, unit: Unit::Memory }),
-            Act::Answer(at) => read(at).map(|(from, number)| Step::Wait { from, ordinal: first_read + number }),
-            Act::Met(at) => Some(Step::Wait { from: rank, ordinal: first_meeting + u32::try_from(at).ok()? }),
-            Act::Send { .. } | Act::Step(_) => step,
-        };
-        let steps = own.into_iter().zip(&acts.acts).filter_map(|(own, act)| step(act, own));
-        let meetings = acts.meetings.iter().copied().collect();
-        programs.push(Program { steps: steps.collect(), messages, meetings, ..Program::default() });
+        let (program, without) = program((rank, count), acts, own, &mut sent);
+        programs.push(program);
+        unmatched += without;
     }
     // Writes arrive, and no rank waits for them.
     for (&(from, to, (context, _)), rest) in &mut sent {

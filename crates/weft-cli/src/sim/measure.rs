@@ -297,7 +297,7 @@ fn compare(folder: &Path, rows: &[Row], ranks: &[u32]) -> io::Result<Comparison>
             let measured = rows.iter().find_map(|row| measured(row, way, name, ranks));
             let measured =
                 measured.ok_or_else(|| no_result(&format!("{name} of {ranks} ranks by {}", way.provider)))?;
-            let bytes = if operation == Operation::Barrier { 0 } else { SHORT as usize };
+            let bytes = if operation == Operation::Barrier { 0 } else { usize::try_from(SHORT).unwrap_or(usize::MAX) };
             let predicted = latency_ps(&costs, operation, ranks, bytes).map_err(io::Error::other)?;
             let predicted = nanoseconds(predicted);
             all.push(Compared {
