@@ -471,7 +471,8 @@ fn mistakes_are_explained() {
         ("pingpong --json /nonesuch/rows.json".to_owned(), "create it"),
         ("pingpong --cores 4095".to_owned(), "may not be used"),
         ("pingpong --plot rows.pdf".to_owned(), if IN_LAB { ".svg or .png" } else { "unexpected argument" }),
-        ("collective --to localhost".to_owned(), if IN_LAB { "take --to" } else { "possible values" }),
+        ("collective --to localhost".to_owned(), "take --to"),
+        ("overlap-coll --to localhost".to_owned(), if IN_LAB { "take --to" } else { "possible values" }),
         ("serve --port 70000".to_owned(), "70000"),
         ("nosuch".to_owned(), "possible values"),
     ] {
