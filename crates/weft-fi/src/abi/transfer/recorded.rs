@@ -21,8 +21,12 @@ type Parts = (Addr, usize, Context);
 /// # Safety
 /// `iov` has `count` pieces, or `count` is 0.
 unsafe fn iov_bytes(iov: Iovs, count: usize) -> usize {
-    // SAFETY: the caller's promise; a vector without pieces may be null.
-    let pieces = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(iov, count) } };
+    if count == 0 {
+        // The vector may be null.
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let pieces = unsafe { std::slice::from_raw_parts(iov, count) };
     pieces.iter().map(|piece| piece.iov_len).sum()
 }
 
@@ -31,8 +35,12 @@ unsafe fn iov_bytes(iov: Iovs, count: usize) -> usize {
 /// # Safety
 /// As for [`iov_bytes`].
 unsafe fn ioc_bytes(ioc: Iocs, count: usize, ty: Datatype) -> usize {
-    // SAFETY: the caller's promise; a vector without pieces may be null.
-    let pieces = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(ioc, count) } };
+    if count == 0 {
+        // The vector may be null.
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let pieces = unsafe { std::slice::from_raw_parts(ioc, count) };
     pieces.iter().map(|piece| piece.count).sum::<usize>() * size_of_type(ty)
 }
 
