@@ -13,6 +13,7 @@ use plotters::style::{FontStyle, register_font};
 use super::options::{Kind, Options, size_text, size_title};
 use super::rows::{Row, less_is_better};
 use super::table::value_text;
+use crate::sim::draw::COLOURS;
 
 const WIDTH: u32 = 1000;
 const PANEL_HEIGHT: u32 = 420;
@@ -34,16 +35,6 @@ const FONT: &str = "sans-serif";
 const GREY: RGBColor = RGBColor(120, 120, 120);
 /// Dash and gap of floors' lines.
 const DASHES: &[(i32, i32)] = &[(2, 3), (7, 3), (12, 5), (3, 8)];
-/// Colours that people with impaired colour vision can distinguish.
-const COLOURS: &[RGBColor] = &[
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-];
-
 /// The horizontal axis of a panel.
 #[derive(Clone, Copy, PartialEq)]
 enum Axis {

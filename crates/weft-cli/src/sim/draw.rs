@@ -14,8 +14,8 @@ const LEGEND: i32 = 210;
 const FONT: &str = "sans-serif";
 /// The ratio of an axis's ends from which on it is logarithmic.
 const WIDE: f64 = 30.0;
-/// Colours that people with impaired colour vision can distinguish.
-const COLOURS: [RGBColor; 6] = [
+/// Colours of lines, which people with impaired colour vision can distinguish.
+pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),

@@ -3,7 +3,7 @@
 //! Place in the data flow: the commands print what weft-scale and weft-replay predict from profiles of machines.
 //! `faults`, of `weft-lab` alone, tests the engine itself on weft-sim's fabric.
 
-mod draw;
+pub(crate) mod draw;
 #[cfg(feature = "lab")]
 mod faults;
 mod measure;
