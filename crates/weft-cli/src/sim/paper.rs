@@ -1,7 +1,7 @@
 //! `weft sim paper`: all figures of the source papers, ours beside the published values.
 //!
-//! Place in the data flow: runs the figures of weft-scale, and writes a table, one HTML page, or the document
-//! docs/papers.md with its plots.
+//! Place in the data flow: runs the figures of weft-scale and weft-sim, and writes a table, one HTML page, or the
+//! document docs/papers.md with its plots.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -83,12 +83,12 @@ impl Text for Report {
 pub(super) fn run(options: &PaperOptions, out: &mut impl Write) -> io::Result<ExitCode> {
     let bar = ProgressBar::new(0);
     let effort = if options.short { Effort::Short } else { Effort::Full };
-    let figures = all(effort, |done, of| {
+    let figures = figures(effort, |done, of| {
         bar.set_length(of as u64);
         bar.set_position(done as u64);
     });
     bar.finish_and_clear();
-    let report = Report::new(figures.map_err(io::Error::other)?);
+    let report = Report::new(figures?);
     if let Some(file) = &options.html {
         std::fs::write(file, html(&report).map_err(io::Error::other)?)?;
     }
@@ -97,6 +97,14 @@ pub(super) fn run(options: &PaperOptions, out: &mut impl Write) -> io::Result<Ex
     }
     render::print(out, &report, options.json)?;
     Ok(if report.disagreeing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// All figures: by costs, then by whole engines.
+fn figures(effort: Effort, progress: impl FnMut(usize, usize)) -> io::Result<Vec<Figure>> {
+    let mut figures = all(effort, progress).map_err(io::Error::other)?;
+    let unimem = Profile::named("unimem").map_err(io::Error::other)?;
+    figures.extend(weft_sim::unimem::figures(&unimem, effort));
+    Ok(figures)
 }
 
 fn drawing(figure: &Figure) -> Result<Option<String>, String> {
@@ -223,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_report_is_one_page_with_all_values() {
-        let report = Report::new(all(Effort::Short, |_, _| ()).unwrap());
+        let report = Report::new(figures(Effort::Short, |_, _| ()).unwrap());
         assert_eq!(report.disagreeing, 0, "{}", report.text());
         assert!(report.fitted > 0 && report.predicted > report.fitted);
         let page = html(&report).unwrap();
