@@ -275,8 +275,11 @@ impl FabricState {
                 if !bytes.is_empty() {
                     // Segments of one push keep their order because they take turns on the wire and share its
                     // latency. Messages that are sent after its start may overtake them or be overtaken.
-                    let arrival_ns = end.depart(config, *now_ns, bytes.len()) + config.latency_ns;
+                    let left_ns = end.pass_piece(*now_ns);
+                    let arrival_ns = end.depart(config, left_ns, bytes.len()) + config.latency_ns;
                     let arrival_ns = arrival_ns.max(end.not_before_ns).max(transfer.not_before_ns);
+                    let peer = id.other();
+                    let arrival_ns = wires[peer.wire].ends[peer.side.index()].pass_piece(arrival_ns);
                     let offset = offset.wrapping_add(at as u64);
                     let event = Event::Segment { to: id.other(), window, offset, bytes };
                     agenda.schedule(arrival_ns, event);

@@ -90,6 +90,8 @@ pub(crate) struct End {
     pub(crate) transfers: usize,
     /// The time at which the next byte can leave.
     free_at_ns: u64,
+    /// The time of the last piece of a push that this end has sent or received: pieces follow one another.
+    piece_ns: u64,
     /// The arrival time of the last message to leave from here.
     last_arrival_ns: u64,
     /// Nothing arrives at the peer before this time, at which it knows of the link.
@@ -118,6 +120,7 @@ impl End {
             gathered: Vec::new(),
             transfers: 0,
             free_at_ns: 0,
+            piece_ns: 0,
             last_arrival_ns: 0,
             not_before_ns: 0,
             close_seen_ns: 0,
@@ -142,6 +145,12 @@ impl End {
             self.resends += 1;
         }
         self.free_at_ns
+    }
+
+    /// The time at which a piece of a push passes this end: not before the one that passed it last.
+    pub(crate) fn pass_piece(&mut self, at_ns: u64) -> u64 {
+        self.piece_ns = self.piece_ns.max(at_ns);
+        self.piece_ns
     }
 
     /// Time of flight of a message that leaves now.
