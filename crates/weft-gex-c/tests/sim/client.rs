@@ -1,6 +1,7 @@
 //! The calls of the C interface that the simulated ranks make, as a client's compiler sees them.
 
 #![expect(non_snake_case, reason = "the names of the API")]
+#![expect(clippy::too_many_arguments, reason = "the calls of the API")]
 
 use std::ffi::{c_int, c_uint, c_void};
 
