@@ -167,7 +167,7 @@ impl Pack {
     }
 
     /// Adds a piece: its address here, and its place in the target's process. Its length is one that a message
-    /// [takes](takes). `event` is told of each message. The memory here belongs to the access until the event is
+    /// [takes]. `event` is told of each message. The memory here belongs to the access until the event is
     /// complete.
     #[inline]
     pub(crate) fn add(&mut self, job: &Job, event: &'static Slot, near: usize, far: Piece) {
