@@ -4,6 +4,7 @@
 
 use weft_nic::NicError;
 use weft_os::SystemError;
+use weft_os::rendezvous::MeetError;
 
 /// The reason why a job cannot start or a call cannot be performed.
 #[derive(Debug, thiserror::Error)]
@@ -49,4 +50,13 @@ pub enum Error {
     /// The job's memory file has no room.
     #[error("a segment of {0} bytes does not fit into the job's memory file; ask for less, or raise `ulimit -f`")]
     NoRoom(u64),
+}
+
+impl From<MeetError> for Error {
+    fn from(error: MeetError) -> Self {
+        match error {
+            MeetError::System(error) => Self::System(error),
+            MeetError::Late(limit) => Self::Rendezvous(limit.as_secs()),
+        }
+    }
 }

@@ -63,7 +63,6 @@ mod pack;
 pub mod places;
 #[cfg(not(feature = "sim"))]
 mod platform;
-mod rendezvous;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod spawn;

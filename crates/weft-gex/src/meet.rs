@@ -17,6 +17,7 @@ use weft_engine::Engine;
 use weft_engine::api::Config;
 use weft_engine::name::{EpName, NAME_BYTES};
 use weft_nic::Device as _;
+use weft_os::rendezvous::{self, Token};
 
 use crate::am::Handlers;
 use crate::board::{Board, KEY_BYTES};
@@ -26,7 +27,6 @@ use crate::error::Error;
 use crate::memory::JobFile;
 use crate::places::Places;
 use crate::platform::RankDevice;
-use crate::rendezvous::{self, Token};
 use crate::spawn::{Conduit, Launcher, Spawned, Way};
 
 /// The limit for all ranks to start.
@@ -170,14 +170,14 @@ fn meet_names(launcher: &mut Launcher, places: &Places, key: &[u8; KEY_BYTES]) -
         Some(listener) => {
             let board = Board::create(ranks)?;
             let callers = u32::try_from(host.members.len()).unwrap_or(u32::MAX) - 1;
-            rendezvous::serve(listener, &token, board.file().fd(), callers)?;
+            rendezvous::serve(listener, &token, board.file().fd(), callers, START_LIMIT)?;
             board
         }
         None => {
             let blob = launcher.get(STEP, host.members[0])?;
             let (_, rest) = blob.split_first_chunk::<NAME_BYTES>().ok_or_else(lost_blob)?;
             let token = Token::from_bytes(rest.first_chunk().ok_or_else(lost_blob)?);
-            Board::join(JobFile::adopt(rendezvous::call(&token)?)?, ranks)?
+            Board::join(JobFile::adopt(rendezvous::call(&token, START_LIMIT)?)?, ranks)?
         }
     };
     let mut names = Vec::with_capacity(ranks as usize);

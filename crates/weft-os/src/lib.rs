@@ -1,7 +1,8 @@
-//! Helpers over the operating system that devices and the provider share: memory files, threads, forks, mappings.
+//! Helpers over the operating system that devices, the provider and the profiling library share: memory files, their
+//! passing between processes, threads, forks, mappings.
 //!
-//! Place in the data flow: beside it. Nothing here carries a message. `weft-nic` and `weft-fi` call these helpers when
-//! they set up, sleep, fork, or check memory.
+//! Place in the data flow: beside it. Nothing here carries a message. `weft-nic`, `weft-fi` and others call these helpers
+//! when they set up, sleep, fork, or check memory.
 //!
 //! Errors: [`SystemError`] names the refused system call, its answer, and a remedy.
 
@@ -12,6 +13,8 @@ mod fork;
 mod launch;
 mod mapped;
 pub mod memfile;
+pub mod memory;
+pub mod rendezvous;
 mod unmap;
 mod worker;
 

@@ -149,6 +149,67 @@ impl Drop for Counters {
     }
 }
 
+/// A memory file of a fixed length that several processes map whole, for reading and writing. It is unmapped on drop.
+pub struct Whole {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process. This type gives access to its address alone.
+unsafe impl Send for Whole {}
+// SAFETY: as above.
+unsafe impl Sync for Whole {}
+
+impl Whole {
+    /// Makes a file of `bytes`, whose length is sealed, and maps it. Its pages exist from the first access on.
+    ///
+    /// # Errors
+    /// Those of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
+    pub fn create(name: &CStr, bytes: usize) -> Result<(OwnedFd, Self), SystemError> {
+        let file = create(name, MemfdFlags::ALLOW_SEALING)?;
+        check_size_limit(bytes as u64)
+            .and_then(|()| rustix::fs::ftruncate(&file, bytes as u64))
+            .map_err(SystemError::of("ftruncate of a memfd"))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(SystemError::of("fcntl of a memfd"))?;
+        let whole = Self::adopt(&file, bytes)?;
+        Ok((file, whole))
+    }
+
+    /// Maps such a file of another process.
+    ///
+    /// # Errors
+    /// EPERM: the file has another length, or is not sealed. Accesses behind its end would raise SIGBUS. Otherwise the
+    /// errors of fcntl(2), fstat(2) and mmap(2).
+    pub fn adopt(file: impl AsFd, bytes: usize) -> Result<Self, SystemError> {
+        let sealed = rustix::fs::fcntl_get_seals(&file).map_err(SystemError::of("fcntl of a memfd"))?;
+        let len = rustix::fs::fstat(&file).map_err(SystemError::of("fstat of a memfd"))?.st_size;
+        if !sealed.contains(SealFlags::SHRINK) || u64::try_from(len) != Ok(bytes as u64) {
+            return Err(SystemError::of("a memory file that may shrink")(Errno::PERM));
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) };
+        let base = base.map_err(SystemError::of("mmap of a memfd"))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| SystemError::of("mmap of a memfd")(Errno::NOMEM))?;
+        Ok(Self { base, bytes })
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        // SAFETY: the range that `adopt` mapped. Its owner has ended all uses of the address.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -183,5 +244,20 @@ mod tests {
         let mut bytes = [0; 8];
         file.read_exact_at(&mut bytes, 4096 + 512 + 8).unwrap();
         assert_eq!(u64::from_le_bytes(bytes), 7);
+    }
+
+    #[test]
+    fn a_whole_file_is_mapped_at_its_length_alone() {
+        let (file, first) = Whole::create(c"weft-whole", 8192).unwrap();
+        assert!(Whole::adopt(&file, 4096).is_err() && rustix::fs::ftruncate(&file, 4096).is_err());
+        let second = Whole::adopt(&file, 8192).unwrap();
+        assert_ne!(first.base(), second.base());
+        // SAFETY: the last byte of a mapping that exists.
+        unsafe { first.base().add(8191).write(7) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { second.base().add(8191).read() }, 7);
+        let loose = create(c"weft-whole", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&loose, 8192).unwrap();
+        assert!(Whole::adopt(&loose, 8192).is_err());
     }
 }

@@ -1,10 +1,11 @@
-//! The passing of the job's memory file from the first rank of a host to the others.
+//! The passing of a memory file from one process of a host to others of the same job.
 //!
-//! Place in the data flow: `job` uses it where a launcher has started the ranks. The first rank listens at an abstract
-//! Unix socket before the launcher's fence; the others connect after it.
+//! Place in the data flow: weft-gex passes the job's memory where a launcher has started the ranks, and weft-coll that
+//! of shared windows. The first process listens at an abstract Unix socket, and then exchanges the token by the job's
+//! own means. The others connect after that.
 //!
-//! The kernel shows the user of each side (SO_PEERCRED), and both refuse another user. A caller also sends a secret of
-//! the exchanged blob, so that a process of another job does not get this one's memory by mistake.
+//! The kernel shows the user of each side (SO_PEERCRED), and both refuse another user. A caller also sends the secret of
+//! the token, so that a process of another job does not get this one's memory by mistake.
 //!
 //! Source: unix(7).
 
@@ -19,42 +20,57 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
-use weft_os::SystemError;
 
-use crate::error::Error;
+use crate::SystemError;
 
-/// The limit for all ranks of a host to meet.
-const LIMIT: Duration = Duration::from_secs(120);
 /// The limit for one caller to introduce itself.
 const CALLER_LIMIT: Duration = Duration::from_secs(5);
 
-/// The meeting point of a host, which travels in the exchanged blob.
+/// The reason why a file was not passed.
+#[derive(Debug, thiserror::Error)]
+pub enum MeetError {
+    /// A system call failed.
+    #[error(transparent)]
+    System(#[from] SystemError),
+    /// The other processes did not come in time.
+    #[error("the processes of this host did not meet within {} s; check that all of them run", .0.as_secs())]
+    Late(Duration),
+}
+
+/// The meeting point of a host, which the processes exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Token {
+pub struct Token {
     name: [u8; 16],
     secret: [u8; 16],
 }
 
 impl Token {
     /// Bytes of a token.
-    pub(crate) const BYTES: usize = 32;
+    pub const BYTES: usize = 32;
 
     /// A random token.
-    pub(crate) fn random() -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// The system gives no random bytes.
+    pub fn random() -> Result<Self, SystemError> {
         let mut bytes = [0; Self::BYTES];
         getrandom::fill(&mut bytes)
             .map_err(|_| SystemError::of("getrandom")(io::Error::from(io::ErrorKind::Unsupported)))?;
         Ok(Self::from_bytes(&bytes))
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+    /// A token that was exchanged.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let (mut name, mut secret) = ([0; 16], [0; 16]);
         name.copy_from_slice(&bytes[..16]);
         secret.copy_from_slice(&bytes[16..]);
         Self { name, secret }
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
+    /// The token for the exchange.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..16].copy_from_slice(&self.name);
         bytes[16..].copy_from_slice(&self.secret);
@@ -62,7 +78,7 @@ impl Token {
     }
 
     fn address(&self) -> io::Result<SocketAddr> {
-        let mut name = b"weft-gex-".to_vec();
+        let mut name = b"weft-meet-".to_vec();
         for byte in self.name {
             name.extend_from_slice(format!("{byte:02x}").as_bytes());
         }
@@ -74,20 +90,32 @@ fn is_same_user(socket: &UnixStream) -> bool {
     rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
-/// Listens for the other ranks.
-pub(crate) fn listen(token: &Token) -> Result<UnixListener, Error> {
+/// Listens for the other processes.
+///
+/// # Errors
+/// The system refuses abstract sockets.
+pub fn listen(token: &Token) -> Result<UnixListener, SystemError> {
     let listener = token.address().and_then(|address| UnixListener::bind_addr(&address));
-    Ok(listener.map_err(SystemError::of("an abstract Unix socket"))?)
+    listener.map_err(SystemError::of("an abstract Unix socket"))
 }
 
 /// Passes the file to a number of callers.
-pub(crate) fn serve(listener: &UnixListener, token: &Token, file: BorrowedFd<'_>, callers: u32) -> Result<(), Error> {
-    let deadline = Instant::now() + LIMIT;
+///
+/// # Errors
+/// Not all came within the limit, or the system refuses a call.
+pub fn serve(
+    listener: &UnixListener,
+    token: &Token,
+    file: BorrowedFd<'_>,
+    callers: u32,
+    limit: Duration,
+) -> Result<(), MeetError> {
+    let deadline = Instant::now() + limit;
     let mut served = 0;
     while served < callers {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::Rendezvous(LIMIT.as_secs()));
+            return Err(MeetError::Late(limit));
         }
         let mut ready = [PollFd::new(listener, PollFlags::IN)];
         match poll(&mut ready, Timespec::try_from(left).ok().as_ref()) {
@@ -96,7 +124,7 @@ pub(crate) fn serve(listener: &UnixListener, token: &Token, file: BorrowedFd<'_>
             Err(errno) => return Err(SystemError::of("poll")(errno).into()),
         }
         let (socket, _) = listener.accept().map_err(SystemError::of("accept"))?;
-        // A caller that is none of the ranks does not count.
+        // A caller that is none of the job does not count.
         if is_same_user(&socket) && introduces_itself(&socket, token).unwrap_or(false) && pass(&socket, file).is_ok() {
             served += 1;
         }
@@ -120,19 +148,20 @@ fn pass(socket: &UnixStream, file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Gets the file from the first rank.
-pub(crate) fn call(token: &Token) -> Result<OwnedFd, Error> {
+/// Gets the file from the process that listens.
+///
+/// # Errors
+/// It does not answer within the limit, or the system refuses a call.
+pub fn call(token: &Token, limit: Duration) -> Result<OwnedFd, SystemError> {
     let system = |what| SystemError::of::<io::Error>(what);
     let address = token.address().map_err(system("an abstract Unix socket"))?;
     let mut socket = UnixStream::connect_addr(&address).map_err(system("connect to the first rank of the host"))?;
     if !is_same_user(&socket) {
-        return Err(
-            system("the first rank of the host has another user")(io::ErrorKind::PermissionDenied.into()).into()
-        );
+        return Err(system("the first rank of the host has another user")(io::ErrorKind::PermissionDenied.into()));
     }
-    socket.set_read_timeout(Some(LIMIT)).map_err(system("setsockopt"))?;
+    socket.set_read_timeout(Some(limit)).map_err(system("setsockopt"))?;
     socket.write_all(&token.secret).map_err(system("write"))?;
-    receive(&socket).map_err(|errno| system("receive the job's memory file")(errno).into())
+    receive(&socket).map_err(system("receive the memory file of the host"))
 }
 
 fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
@@ -152,18 +181,20 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    const LIMIT: Duration = Duration::from_secs(20);
+
     #[test]
     fn callers_with_the_secret_get_the_file() {
         let token = Token::random().unwrap();
         let listener = listen(&token).unwrap();
-        let file = weft_os::memfile::create(c"weft-test", rustix::fs::MemfdFlags::empty()).unwrap();
+        let file = crate::memfile::create(c"weft-test", rustix::fs::MemfdFlags::empty()).unwrap();
         rustix::fs::ftruncate(&file, 12345).unwrap();
         let callers = std::thread::spawn(move || {
             let wrong = Token { secret: [0; 16], ..token };
-            assert!(call(&wrong).is_err());
-            rustix::fs::fstat(call(&token).unwrap()).unwrap().st_size
+            assert!(call(&wrong, LIMIT).is_err());
+            rustix::fs::fstat(call(&token, LIMIT).unwrap()).unwrap().st_size
         });
-        serve(&listener, &token, file.as_fd(), 1).unwrap();
+        serve(&listener, &token, file.as_fd(), 1, LIMIT).unwrap();
         assert_eq!(callers.join().unwrap(), 12345);
     }
 }
