@@ -17,7 +17,7 @@ use weft_engine::Engine;
 use weft_engine::api::Config;
 use weft_engine::name::{EpName, NAME_BYTES};
 use weft_nic::Device as _;
-use weft_os::rendezvous::{self, Token};
+use weft_os::rendezvous::{self, Caller, Token};
 
 use crate::am::Handlers;
 use crate::board::{Board, KEY_BYTES};
@@ -177,7 +177,7 @@ fn meet_names(launcher: &mut Launcher, places: &Places, key: &[u8; KEY_BYTES]) -
             let blob = launcher.get(STEP, host.members[0])?;
             let (_, rest) = blob.split_first_chunk::<NAME_BYTES>().ok_or_else(lost_blob)?;
             let token = Token::from_bytes(rest.first_chunk().ok_or_else(lost_blob)?);
-            Board::join(JobFile::adopt(rendezvous::call(&token, START_LIMIT)?)?, ranks)?
+            Board::join(JobFile::adopt(Caller::call(&token)?.receive(START_LIMIT)?)?, ranks)?
         }
     };
     let mut names = Vec::with_capacity(ranks as usize);

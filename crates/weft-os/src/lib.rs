@@ -1,8 +1,8 @@
 //! Helpers over the operating system that devices, the provider and the profiling library share: memory files, their
 //! passing between processes, threads, forks, mappings.
 //!
-//! Place in the data flow: beside it. Nothing here carries a message. `weft-nic`, `weft-fi` and others call these helpers
-//! when they set up, sleep, fork, or check memory.
+//! Place in the data flow: beside it. Nothing here carries a message. `weft-nic`, `weft-fi` and others call these
+//! helpers when they set up, sleep, fork, or check memory.
 //!
 //! Errors: [`SystemError`] names the refused system call, its answer, and a remedy.
 
@@ -16,6 +16,7 @@ pub mod memfile;
 pub mod memory;
 pub mod rendezvous;
 mod unmap;
+pub mod users;
 mod worker;
 
 pub use checker::Checker;

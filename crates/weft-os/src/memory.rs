@@ -1,7 +1,7 @@
 //! The memory that this process may still use.
 //!
-//! Place in the data flow: weft-coll asks before it makes shared windows. Their pages exist from the first access on, so
-//! that a lack of memory would end a process without a text.
+//! Place in the data flow: weft-coll asks before it makes shared windows. Their pages exist from the first access on,
+//! so that a lack of memory would end a process without a text.
 //!
 //! The answer is an estimate, as other processes allocate memory, too. Control groups bound it.
 //!
@@ -46,8 +46,8 @@ fn folders(groups: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The memory that a control group leaves. `None`: it has no limit. File pages that can be dropped count as used, except
-/// those that were not used lately.
+/// The memory that a control group leaves. `None`: it has no limit. Pages of files that were not used lately count as
+/// free.
 fn left_in(folder: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let (most, used) = match number("memory.max") {
@@ -75,7 +75,10 @@ mod tests {
     fn groups_bound_memory_with_their_parents() {
         let found = folders("0::/a/b\n4:cpu:/c\n5:memory:/\n");
         let expected = ["", "/a/b", "/a", ""].map(|rest| PathBuf::from(format!("/sys/fs/cgroup{rest}/")));
-        assert!(found.iter().all(|folder| expected.contains(&folder.join("")) || folder.ends_with("memory")), "{found:?}");
+        assert!(
+            found.iter().all(|folder| expected.contains(&folder.join("")) || folder.ends_with("memory")),
+            "{found:?}"
+        );
         assert_eq!(found.len(), 4);
         let folder = std::env::temp_dir().join(format!("weft-group-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();

@@ -4,8 +4,8 @@
 //! of shared windows. The first process listens at an abstract Unix socket, and then exchanges the token by the job's
 //! own means. The others connect after that.
 //!
-//! The kernel shows the user of each side (SO_PEERCRED), and both refuse another user. A caller also sends the secret of
-//! the token, so that a process of another job does not get this one's memory by mistake.
+//! The kernel shows the user of each side (SO_PEERCRED), and both refuse another user. A caller also sends the secret
+//! of the token, so that a process of another job does not get this one's memory by mistake.
 //!
 //! Source: unix(7).
 
@@ -21,7 +21,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
-use crate::SystemError;
+use crate::{SystemError, users};
 
 /// The limit for one caller to introduce itself.
 const CALLER_LIMIT: Duration = Duration::from_secs(5);
@@ -87,7 +87,7 @@ impl Token {
 }
 
 fn is_same_user(socket: &UnixStream) -> bool {
-    rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+    users::own_peer(socket.as_fd()).is_some()
 }
 
 /// Listens for the other processes.
@@ -148,20 +148,42 @@ fn pass(socket: &UnixStream, file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Gets the file from the process that listens.
-///
-/// # Errors
-/// It does not answer within the limit, or the system refuses a call.
-pub fn call(token: &Token, limit: Duration) -> Result<OwnedFd, SystemError> {
-    let system = |what| SystemError::of::<io::Error>(what);
-    let address = token.address().map_err(system("an abstract Unix socket"))?;
-    let mut socket = UnixStream::connect_addr(&address).map_err(system("connect to the first rank of the host"))?;
-    if !is_same_user(&socket) {
-        return Err(system("the first rank of the host has another user")(io::ErrorKind::PermissionDenied.into()));
+/// A process that waits for the file.
+pub struct Caller(UnixStream);
+
+impl Caller {
+    /// Connects to the process that listens, which need not serve yet.
+    ///
+    /// # Errors
+    /// It has another user, or the system refuses a call.
+    pub fn call(token: &Token) -> Result<Self, SystemError> {
+        let system = |what| SystemError::of::<io::Error>(what);
+        let address = token.address().map_err(system("an abstract Unix socket"))?;
+        let mut socket = UnixStream::connect_addr(&address).map_err(system("connect to the first rank of the host"))?;
+        if !is_same_user(&socket) {
+            let foreign = io::Error::from_raw_os_error(libc::EACCES);
+            return Err(system("the first rank of the host has another user")(foreign));
+        }
+        socket.write_all(&token.secret).map_err(system("write"))?;
+        Ok(Self(socket))
     }
-    socket.set_read_timeout(Some(limit)).map_err(system("setsockopt"))?;
-    socket.write_all(&token.secret).map_err(system("write"))?;
-    receive(&socket).map_err(system("receive the memory file of the host"))
+
+    /// Waits for the file.
+    ///
+    /// # Errors
+    /// The other process does not answer within the limit, or the system refuses a call.
+    pub fn receive(&self, limit: Duration) -> Result<OwnedFd, SystemError> {
+        self.0.set_read_timeout(Some(limit)).map_err(SystemError::of("setsockopt"))?;
+        receive(&self.0).map_err(SystemError::of("receive the memory file of the host"))
+    }
+}
+
+/// The most processes that may call before they are served.
+#[must_use]
+pub fn most_callers() -> u32 {
+    const USUAL: u32 = 128;
+    let text = std::fs::read_to_string("/proc/sys/net/core/somaxconn");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL)
 }
 
 fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
@@ -191,8 +213,8 @@ mod tests {
         rustix::fs::ftruncate(&file, 12345).unwrap();
         let callers = std::thread::spawn(move || {
             let wrong = Token { secret: [0; 16], ..token };
-            assert!(call(&wrong, LIMIT).is_err());
-            rustix::fs::fstat(call(&token, LIMIT).unwrap()).unwrap().st_size
+            assert!(Caller::call(&wrong).unwrap().receive(LIMIT).is_err());
+            rustix::fs::fstat(Caller::call(&token).unwrap().receive(LIMIT).unwrap()).unwrap().st_size
         });
         serve(&listener, &token, file.as_fd(), 1, LIMIT).unwrap();
         assert_eq!(callers.join().unwrap(), 12345);

@@ -30,9 +30,8 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -40,7 +39,7 @@ use rustix::net::{
 };
 use weft_engine::name::EpName;
 use weft_engine::nic::{Layer, LinkError, Versions};
-use weft_os::ForkClosedFd;
+use weft_os::{ForkClosedFd, users};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::error::shortage;
@@ -491,46 +490,7 @@ pub(super) fn is_foreign(socket: BorrowedFd<'_>) -> bool {
 
 /// The process id of the peer, which must belong to the own user.
 fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
-    // rustix's type cannot represent process id 0, which the kernel returns for a process that is not visible
-    // from this pid namespace.
-    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    const CRED_BYTES: libc::socklen_t = 12;
-    const { assert!(size_of::<libc::ucred>() == CRED_BYTES as usize) };
-    let mut len = CRED_BYTES;
-    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    let to = (&raw mut cred).cast();
-    // SAFETY: `to` and `len` describe a live `ucred`, of which the kernel writes at most `len` bytes.
-    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &raw mut len) };
-    let own = rustix::process::geteuid().as_raw();
-    if result != 0 || cred.uid != own || !distinguishes_users(own) {
-        return Err(LinkError::Denied);
-    }
-    Ok(cred.pid)
-}
-
-/// Whether the number denotes only one user. The kernel shows all users that the user namespace does not map
-/// by one number (user_namespaces(7), "Unmapped user and group IDs"), which may be the own number.
-pub(super) fn distinguishes_users(uid: u32) -> bool {
-    const OVERFLOW_UID: u32 = 65534;
-    let overflow = overflow_uid().unwrap_or(OVERFLOW_UID);
-    uid != overflow || maps_all_users(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
-}
-
-/// The number of unmapped users. `std::fs::read_to_string` is avoided because it takes 1 KB of the client's
-/// stack.
-fn overflow_uid() -> Option<u32> {
-    let file =
-        rustix::fs::open(c"/proc/sys/kernel/overflowuid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let mut text = [0; 16];
-    let len = rustix::io::read(&file, &mut text).ok()?;
-    std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
-}
-
-/// Whether a map of users, as in /proc, contains all users.
-pub(super) fn maps_all_users(map: &str) -> bool {
-    let count = |line: &str| line.split_whitespace().nth(2).and_then(|count| count.parse::<u64>().ok());
-    // 2^32 - 1 is not a valid user.
-    map.lines().filter_map(count).sum::<u64>() == u64::from(u32::MAX)
+    users::own_peer(socket).ok_or(LinkError::Denied)
 }
 
 #[inline(never)]

@@ -71,7 +71,7 @@ fn try_socket() -> Result<String, String> {
 
 fn try_user() -> Result<String, String> {
     let uid = rustix::process::geteuid().as_raw();
-    if handshake::distinguishes_users(uid) {
+    if weft_os::users::distinguishes_users(uid) {
         Ok(format!("user {uid} can be distinguished from other users"))
     } else {
         Err(format!(
