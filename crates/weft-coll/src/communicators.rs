@@ -12,7 +12,7 @@ use crate::record;
 use crate::run::runtime;
 
 /// Makes the group of a new communicator. Returns `code`, the result of the call that made it.
-fn made(code: c_int, new: *mut c_void) -> c_int {
+pub(crate) fn made(code: c_int, new: *mut c_void) -> c_int {
     if code == SUCCESS && record::is_on() {
         record::with(|recorder| recorder.made_at(new));
     }
@@ -29,10 +29,6 @@ fn made(code: c_int, new: *mut c_void) -> c_int {
 export! { [c_int] MPI_Comm_dup(comm: handle, new: pointer) |library| made(library(), new) }
 export! { [c_int] MPI_Comm_dup_with_info(comm: handle, info: handle, new: pointer) |library| made(library(), new) }
 export! { [c_int] MPI_Comm_split(comm: handle, color: int, key: int, new: pointer) |library| made(library(), new) }
-export! {
-    [c_int] MPI_Comm_split_type(comm: handle, kind: int, key: int, info: handle, new: pointer)
-    |library| made(library(), new)
-}
 export! { [c_int] MPI_Comm_create(comm: handle, group: handle, new: pointer) |library| made(library(), new) }
 export! {
     [c_int] MPI_Comm_create_group(comm: handle, group: handle, tag: int, new: pointer) |library| made(library(), new)

@@ -141,11 +141,11 @@ impl Failure<'_> {
 /// and the text is that of the class's last failure.
 static CODES: [AtomicI32; CLASSES] = [const { AtomicI32::new(0) }; CLASSES];
 /// Predefined classes of this library's errors are smaller.
-const CLASSES: usize = 32;
+const CLASSES: usize = 64;
 
 impl Pmpi {
     /// A code of this class with this text.
-    fn described(&self, class: c_int, text: &str) -> Option<c_int> {
+    pub(crate) fn described(&self, class: c_int, text: &str) -> Option<c_int> {
         let known = CODES.get(usize::try_from(class).ok()?)?;
         let mut code = known.load(Ordering::Acquire);
         if code == 0 {

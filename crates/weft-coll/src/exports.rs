@@ -15,6 +15,13 @@ use std::sync::atomic::AtomicU64;
 #[allow(non_upper_case_globals)]
 pub(crate) static weft_coll_counts: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
+/// Whether this library completes node communicators (1), and how many of those that this process has made stayed
+/// smaller than its host, counted by their first members. weft's provider finds the array by its name.
+// SAFETY: no other library defines this name.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals)]
+pub(crate) static weft_coll_nodes: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
 /// The type of an argument. `count` is the type of counts: `c_int`, or `MPI_Count` in functions that end in `_c`.
 macro_rules! argument {
     (pointer $count:ty) => { *mut std::ffi::c_void };

@@ -81,7 +81,7 @@ impl Runtime {
     }
 
     /// The ranks of a communicator's members in the world, unless one of them is not there.
-    fn ranks(&self, comm: Handle, size: usize) -> Option<Vec<usize>> {
+    pub(crate) fn ranks(&self, comm: Handle, size: usize) -> Option<Vec<usize>> {
         let group = self.pmpi.group(comm)?;
         let ranks = self.pmpi.translate(group, size, self.world);
         self.pmpi.free_group(group);

@@ -12,6 +12,9 @@
 //! MPI_Wait ─► the MPI library polls the request (MPICH, Intel MPI), or completions.rs does (Open MPI)
 //! ```
 //!
+//! Node communicators and shared windows are made by host where the MPI library does not find the ranks of its host
+//! (`nodes`, `windows`).
+//!
 //! Invariants:
 //! - All members of a communicator decide alike. A decision depends on arguments that the MPI standard requires to
 //!   agree (type signatures, counts, roots, operations), and on agreements made by collectives of the MPI library.
@@ -22,8 +25,10 @@
 //! Handles of MPI are numbers of 32 bits (MPICH, Intel MPI) or pointers (Open MPI). Exported functions take them as
 //! whole registers and pass them on unchanged; `mpi::Mpi::handle` cuts off the bits that an ABI leaves undefined.
 //!
-//! Sources: MPI 4.1, chapters 6 (collectives), 13.2 (generalized requests) and 15.2 (profiling interface).
+//! Sources: MPI 4.1, chapters 6 (collectives), 7.4.2 and 12.2.3 (shared memory), 13.2 (generalized requests) and 15.2
+//! (profiling interface).
 
+mod cards;
 mod chain;
 mod collectives;
 mod communicators;
@@ -35,6 +40,7 @@ mod groups;
 mod lull;
 mod memory;
 mod mpi;
+mod nodes;
 mod persistent;
 mod places;
 mod plan;
@@ -43,8 +49,10 @@ mod presence;
 mod record;
 mod requests;
 mod run;
+mod segment;
 mod shape;
 mod start;
 mod types;
 mod uneven;
 mod watcher;
+mod windows;

@@ -190,10 +190,61 @@ impl Mpi {
         }
     }
 
+    /// The numbers of shared memory.
+    pub(crate) const fn shared(&self) -> &'static SharedNumbers {
+        match self.abi {
+            Abi::Mpich => &SharedNumbers {
+                split: 1,
+                proc_null: -1,
+                create_flavor: 0x6600_0007,
+                flavor: 4,
+                err_no_mem: 34,
+                err_size: 51,
+                err_disp: 52,
+            },
+            Abi::OpenMpi | Abi::Other => &SharedNumbers {
+                split: 0,
+                proc_null: -2,
+                create_flavor: 10,
+                flavor: 4,
+                err_no_mem: 39,
+                err_size: 49,
+                err_disp: 26,
+            },
+            Abi::Standard => &SharedNumbers {
+                split: 221,
+                proc_null: -3,
+                create_flavor: 604,
+                flavor: 314,
+                err_no_mem: 39,
+                err_size: 52,
+                err_disp: 26,
+            },
+        }
+    }
+
     /// `MPI_ERR_TRUNCATE`.
     pub(crate) const fn err_truncate(&self) -> c_int {
         self.err_other() - 1
     }
+}
+
+/// The numbers of communicators and windows with shared memory.
+pub(crate) struct SharedNumbers {
+    /// `MPI_COMM_TYPE_SHARED`.
+    pub(crate) split: c_int,
+    /// `MPI_PROC_NULL`.
+    pub(crate) proc_null: c_int,
+    /// `MPI_WIN_CREATE_FLAVOR`.
+    pub(crate) create_flavor: c_int,
+    /// `MPI_WIN_FLAVOR_SHARED`.
+    pub(crate) flavor: c_int,
+    /// `MPI_ERR_NO_MEM`.
+    pub(crate) err_no_mem: c_int,
+    /// `MPI_ERR_SIZE`.
+    pub(crate) err_size: c_int,
+    /// `MPI_ERR_DISP`.
+    pub(crate) err_disp: c_int,
 }
 
 /// A predefined handle in each binary interface.
@@ -230,6 +281,8 @@ pub(crate) const ERR_BUFFER: c_int = 1;
 pub(crate) const ERR_COUNT: c_int = 2;
 /// `MPI_ERR_TYPE`, in all ABIs.
 pub(crate) const ERR_TYPE: c_int = 3;
+/// `MPI_ERR_RANK`, in all ABIs.
+pub(crate) const ERR_RANK: c_int = 6;
 /// `MPI_SUCCESS`.
 pub(crate) const SUCCESS: c_int = 0;
 

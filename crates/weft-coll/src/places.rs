@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 use weft_client::Progress;
 
 /// The size of a place.
-pub(crate) const PLACE_BYTES: usize = 112;
+pub(crate) const PLACE_BYTES: usize = 120;
 /// The random name of the running system.
 const HOST: Range<usize> = 0..36;
 /// The number of processors on which the rank may run.
@@ -18,7 +18,9 @@ const COUNT: Range<usize> = 36..40;
 /// A hash of the set of these processors.
 const SET: Range<usize> = 40..48;
 /// The name of the host, for messages.
-const NAME: Range<usize> = 48..PLACE_BYTES;
+const NAME: Range<usize> = 48..112;
+/// The number of the node.
+const NODE: Range<usize> = 112..PLACE_BYTES;
 
 /// Bytes from which an operation inside a host takes longer than the wake-up of the provider's thread.
 const LONG_BYTES: usize = 128 << 10;
@@ -39,7 +41,21 @@ pub(crate) fn own() -> [u8; PLACE_BYTES] {
     let name = name.trim_ascii();
     let len = name.len().min(NAME.len());
     place[NAME][..len].copy_from_slice(&name[..len]);
+    place[NODE].copy_from_slice(&own_node(&host).unwrap_or(0).to_le_bytes());
     place
+}
+
+/// The number of this process's node. weft counts each network namespace as a host of its own.
+fn own_node(host: &[u8]) -> Option<u64> {
+    let namespace = std::fs::read_link("/proc/self/ns/net").ok()?;
+    let mut hasher = FxHasher::default();
+    (host, namespace).hash(&mut hasher);
+    (!host.is_empty()).then(|| hasher.finish())
+}
+
+/// The number of the node of a place, whose processes can share memory; 0 if it is unknown.
+pub(crate) fn node(place: &[u8]) -> u64 {
+    place[NODE].try_into().map_or(0, u64::from_le_bytes)
 }
 
 /// The name of the host of a place.
@@ -153,5 +169,6 @@ mod tests {
         assert!(!Surroundings::of(1, &[&place(9, 9, 9), &own]).is_crowded());
         assert_eq!(Surroundings::of(0, &[&own, &super::own()]).sharing, 2);
         assert!(!host_name(&own).is_empty());
+        assert!(node(&own) != 0 && node(&own) == node(&super::own()));
     }
 }

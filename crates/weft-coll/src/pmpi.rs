@@ -20,6 +20,7 @@ pub(crate) struct Constants {
     /// `MPI_OP_NULL`.
     pub(crate) no_op: Handle,
     pub(crate) itself: Handle,
+    pub(crate) no_info: Handle,
     byte: Handle,
     long: Handle,
     min: Handle,
@@ -33,6 +34,7 @@ impl Constants {
             no_communicator: mpi.constant(&Named::new(0x0400_0000, c"ompi_mpi_comm_null", 0x100))?,
             no_type: mpi.constant(&Named::new(0x0c00_0000, c"ompi_mpi_datatype_null", 0x200))?,
             no_op: mpi.constant(&Named::new(0x1800_0000, c"ompi_mpi_op_null", 0x20))?,
+            no_info: mpi.constant(&Named::new(0x1c00_0000, c"ompi_mpi_info_null", 0x130))?,
             itself: mpi.constant(&Named::new(0x4400_0001, c"ompi_mpi_comm_self", 0x102))?,
             byte: mpi.constant(&Named::new(0x4c00_010d, c"ompi_mpi_byte", 0x247))?,
             long: mpi.constant(&Named::new(0x4c00_0807, c"ompi_mpi_long", 0x20a))?,
@@ -97,6 +99,79 @@ impl Pmpi {
         // The communicator keeps it.
         pmpi!("PMPI_Errhandler_free", into => *mut Handle);
         set.map(|()| new)
+    }
+
+    /// The part of a communicator with the members of the same color, in the order of their keys. A member whose color
+    /// is [`UNDEFINED`] gets no communicator.
+    pub(crate) fn split(&self, comm: Handle, color: c_int, key: c_int) -> Option<Option<Handle>> {
+        let mut new: Handle = 0;
+        let into = &raw mut new;
+        let code = pmpi!("PMPI_Comm_split", comm => Handle, color => c_int, key => c_int, into => *mut Handle);
+        succeeded(code)?;
+        let new = self.mpi.handle(new);
+        Some((new != self.constants.no_communicator).then_some(new))
+    }
+
+    /// The members of a communicator that share memory by the MPI library's own account: their number.
+    pub(crate) fn sharing(&self, comm: Handle) -> Option<usize> {
+        let mut new: Handle = 0;
+        succeeded(pmpi!(
+            "PMPI_Comm_split_type",
+            comm => Handle,
+            self.mpi.shared().split => c_int,
+            0 => c_int,
+            self.constants.no_info => Handle,
+            &raw mut new => *mut Handle,
+        ))?;
+        let new = self.mpi.handle(new);
+        let size = self.size(new);
+        self.free_communicator(new);
+        size
+    }
+
+    /// The value of a key, if an info object has it.
+    pub(crate) fn info(&self, info: Handle, key: &CStr) -> Option<String> {
+        if info == self.constants.no_info {
+            return None;
+        }
+        let mut value = [0_u8; 64];
+        let mut found: c_int = 0;
+        succeeded(pmpi!(
+            "PMPI_Info_get",
+            info => Handle,
+            key.as_ptr() => *const c_char,
+            63 => c_int,
+            value.as_mut_ptr() => *mut u8,
+            &raw mut found => *mut c_int,
+        ))?;
+        let text = CStr::from_bytes_until_nul(&value).ok()?;
+        (found != 0).then(|| text.to_string_lossy().into_owned())
+    }
+
+    /// Makes a window over memory, whose handle goes to `window`. Returns the library's code.
+    pub(crate) fn window(
+        &self,
+        memory: *mut c_void,
+        bytes: usize,
+        unit: c_int,
+        info: Handle,
+        comm: Handle,
+        window: *mut c_void,
+    ) -> c_int {
+        pmpi!(
+            "PMPI_Win_create",
+            memory => *mut c_void,
+            bytes => usize,
+            unit => c_int,
+            info => Handle,
+            comm => Handle,
+            window => *mut c_void,
+        )
+    }
+
+    /// Calls the error handler of a window.
+    pub(crate) fn call_window_error_handler(&self, window: Handle, code: c_int) {
+        pmpi!("PMPI_Win_call_errhandler", window => Handle, code => c_int);
     }
 
     pub(crate) fn free_communicator(&self, mut comm: Handle) {

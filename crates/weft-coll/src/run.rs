@@ -85,6 +85,8 @@ pub(crate) struct Parts {
     pub(crate) world: Handle,
     /// The names of their hosts.
     pub(crate) hosts: Vec<String>,
+    /// The numbers of their nodes ([`crate::places::node`]).
+    pub(crate) nodes: Vec<u64>,
     /// The key of the attribute by which this library notices that a communicator is freed.
     pub(crate) keyval: c_int,
     /// By it the MPI library makes progress.

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_client::{Caps, Domain, Endpoint, Library, Requirements, Waiting};
 
+use crate::cards::Cards;
 use crate::chain;
-use crate::exports::export;
+use crate::exports::{self, export};
 use crate::groups;
 use crate::mpi::{self, Handle, SUCCESS};
 use crate::places::{self, PLACE_BYTES, Surroundings};
@@ -35,27 +36,6 @@ export! {
 export! {
     [c_int] MPI_Finalize()
     |library| { finish(); library() }
-}
-
-/// A rank's part in the exchange of names: whether it has an endpoint, the length of the text, and the text: the
-/// endpoint's name or the reason of the failure.
-const CARD_BYTES: usize = 256;
-/// The place of the text.
-const TEXT_AT: usize = 2;
-
-fn card(opened: &Result<(Endpoint, Option<Watcher>), String>) -> [u8; CARD_BYTES] {
-    let mut card = [0; CARD_BYTES];
-    let text = opened.as_ref().map_or_else(|reason| reason.as_bytes(), |(endpoint, _)| endpoint.name());
-    let len = text.len().min(CARD_BYTES - TEXT_AT);
-    card[0] = u8::from(opened.is_ok());
-    card[1] = u8::try_from(len).unwrap_or(u8::MAX);
-    card[TEXT_AT..TEXT_AT + len].copy_from_slice(&text[..len]);
-    card
-}
-
-/// The text of a card.
-fn text(card: &[u8]) -> &[u8] {
-    &card[TEXT_AT..TEXT_AT + usize::from(card[1])]
 }
 
 /// Starts the MPI library, and the runtime after it. Returns the library's code.
@@ -135,15 +115,14 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let places: Vec<&[u8]> = places.chunks_exact(PLACE_BYTES).collect();
     let surroundings = pmpi.rank(own).map(|rank| Surroundings::of(rank, &places)).ok_or(LOST)?;
     let opened = open(pmpi, own, ranks, surroundings);
-    let cards = pmpi.gather_bytes(own, &card(&opened), ranks).ok_or(LOST)?;
-    let cards: Vec<&[u8]> = cards.chunks_exact(CARD_BYTES).collect();
-    if let Some(rank) = cards.iter().position(|card| card[0] == 0) {
-        let reason = String::from_utf8_lossy(text(cards[rank]));
+    let name = opened.as_ref().map(|(endpoint, _)| endpoint.name()).map_err(String::as_str);
+    let cards = Cards::exchange(&pmpi, own, ranks, name).ok_or(LOST)?;
+    if let Some((rank, reason)) = cards.failure() {
         let place = if rank == 0 { String::new() } else { format!("rank {rank}: ") };
         return Err(if reason.is_empty() { String::new() } else { format!("{place}{reason}") });
     }
     let (mut endpoint, watcher) = opened?;
-    let names: Vec<u8> = cards.iter().flat_map(|card| text(card).iter().copied()).collect();
+    let names: Vec<u8> = cards.texts().flatten().copied().collect();
     let addresses = endpoint.insert(&names, ranks);
     let world = pmpi.group(own);
     let keyval = pmpi.keyval(groups::freed);
@@ -160,7 +139,9 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
     let (is_crowded, hand_over_bytes) = (surroundings.is_crowded(), surroundings.hand_over_bytes());
     let refuses_aliases = pmpi.refuses_aliases();
     let hosts = places.iter().map(|place| places::host_name(place)).collect();
-    let parts = Parts { pmpi, types, own, world, hosts, keyval, idle, is_crowded, hand_over_bytes, refuses_aliases };
+    let nodes = places.iter().map(|place| places::node(place)).collect();
+    let parts =
+        Parts { pmpi, types, own, world, hosts, nodes, keyval, idle, is_crowded, hand_over_bytes, refuses_aliases };
     let runtime = Runtime::new(parts, addresses, endpoint, watcher);
     match run::install(runtime) {
         Some(runtime) if !runtime.reaches_all() => {
@@ -168,7 +149,10 @@ fn start_with(pmpi: Pmpi, own: Handle, ranks: usize) -> Result<(), String> {
             Err("the ranks do not reach each other over weft; FI_WEFT_LOG=info tells which connection failed"
                 .to_owned())
         }
-        _ => Ok(()),
+        _ => {
+            exports::weft_coll_nodes[0].store(1, Ordering::Relaxed);
+            Ok(())
+        }
     }
 }
 

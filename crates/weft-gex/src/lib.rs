@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Read [`job`] first: it starts a job and holds its parts. `spawn` gives rank, size and an exchange of blobs.
-//! `rendezvous` passes the job's memory file between processes. `board` has the layout of its first part.
+//! `meet` passes the job's memory file between processes. `board` has the layout of its first part.
 //!
 //! Invariants:
 //! - Raw memory is touched only in `memory`, `os`, `gate` and `invoke`.
