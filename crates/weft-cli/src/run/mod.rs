@@ -53,7 +53,7 @@ pub(crate) struct Options {
     /// Exit with status 1 if a rank did not use weft, or if nothing was sent over it.
     #[arg(long)]
     require: bool,
-    /// Preload weft's collectives (libweft-coll.so) into the ranks.
+    /// Preload weft's collectives (libweft-coll.so) into the ranks. Node communicators then span their hosts.
     #[arg(long)]
     collectives: bool,
     /// Leave the messages inside a host to the MPI library's own shared memory, where it has one.

@@ -29,6 +29,8 @@ pub(crate) struct Settings {
     own_shm: bool,
     /// Whether MPICH, if a job uses it, regards each rank as alone on its host.
     separates_ranks: bool,
+    /// Whether weft's collectives are preloaded.
+    has_collectives: bool,
 }
 
 /// The MPI libraries for which variables are set.
@@ -99,13 +101,19 @@ impl Settings {
             variables.push(("LD_PRELOAD", preload));
         }
         command.splice(1..1, added);
-        Ok(Self { variables, command, own_shm, separates_ranks })
+        Ok(Self { variables, command, own_shm, separates_ranks, has_collectives: options.collectives })
     }
 
     /// Settings without variables, for tests.
     #[cfg(test)]
     pub(crate) const fn plain(own_shm: bool) -> Self {
-        Self { variables: Vec::new(), command: Vec::new(), own_shm, separates_ranks: false }
+        Self { variables: Vec::new(), command: Vec::new(), own_shm, separates_ranks: false, has_collectives: false }
+    }
+
+    /// Settings by which MPICH separates ranks, for tests.
+    #[cfg(test)]
+    pub(crate) const fn separating(has_collectives: bool) -> Self {
+        Self { separates_ranks: true, has_collectives, ..Self::plain(false) }
     }
 
     /// Whether the MPI library may carry messages inside a host itself.
@@ -116,6 +124,11 @@ impl Settings {
     /// Whether node communicators of MPICH have one rank, if a job uses it.
     pub(crate) const fn separates_ranks(&self) -> bool {
         self.separates_ranks
+    }
+
+    /// Whether weft's collectives are preloaded.
+    pub(crate) const fn has_collectives(&self) -> bool {
+        self.has_collectives
     }
 
     /// The command, ready to be started.

@@ -54,10 +54,23 @@ impl Verdict<'_> {
         if self.own_shm() {
             text += &format!("; between ranks of one host {} may have used its own shared memory", self.mpi_name());
         }
-        if self.settings.separates_ranks() && self.jobs.has_hydra && all.used > self.jobs.hosts as u64 {
-            text += "; MPIR_CVAR_NOLOCAL=1 was set, so node communicators had one rank (see weft(1))";
+        text + &self.nodes()
+    }
+
+    /// Node communicators that were smaller than their hosts.
+    fn nodes(&self) -> String {
+        let sum = &self.jobs.sum;
+        if sum.small_nodes > 0 {
+            let count = counted(sum.small_nodes, "node communicator");
+            let verb = if sum.small_nodes == 1 { "was smaller than its host" } else { "were smaller than their hosts" };
+            return format!("; {count} {verb}; look at the lines `weft-coll: …` above");
         }
-        text
+        let separates = self.settings.separates_ranks() && self.jobs.has_hydra && sum.completes_nodes == 0;
+        if separates && self.jobs.all().used > self.jobs.hosts as u64 {
+            let remedy = if self.settings.has_collectives() { "" } else { ", which --collectives mends" };
+            return format!("; MPIR_CVAR_NOLOCAL=1 was set, so node communicators had one rank{remedy} (see weft(1))");
+        }
+        String::new()
     }
 
     /// The ranks and processes that opened an endpoint.
@@ -276,6 +289,28 @@ mod tests {
         reports[1].counts.left_collectives = 2;
         let (text, _) = ended(&reports, false, 0);
         assert!(text.ends_with("; up to 10,000 collectives a rank by weft, 2 left to the MPI library"), "{text}");
+    }
+
+    #[test]
+    fn node_communicators_are_told_only_where_they_lack_ranks() {
+        let told = |settings: Settings, change: fn(&mut Counts)| {
+            let reports = [0, 1].map(|number| with(rank(number, "a", 3), change));
+            let launcher = Launcher::new(Kind::Hydra, PathBuf::from("/v/bin/mpiexec"));
+            let mut jobs = Jobs::of(&reports, &[]);
+            jobs.has_hydra = true;
+            let status = ExitStatus::from_raw(0);
+            Verdict { jobs, launcher: &launcher, mpi: None, settings: &settings, status }.nodes()
+        };
+        let plain = told(Settings::separating(false), |_| {});
+        assert!(plain.contains("one rank, which --collectives mends"), "{plain}");
+        assert!(told(Settings::separating(true), |_| {}).contains("had one rank (see"));
+        assert_eq!(told(Settings::separating(true), |counts| counts.completes_nodes = 1), "");
+        let small = told(Settings::separating(true), |counts| {
+            counts.completes_nodes = 1;
+            counts.small_nodes = 1;
+        });
+        assert!(small.starts_with("; 2 node communicators were smaller than their hosts"), "{small}");
+        assert_eq!(told(Settings::plain(false), |_| {}), "");
     }
 
     #[test]

@@ -15,8 +15,9 @@
 pub mod line;
 pub mod record;
 
+use std::ffi::CStr;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -162,13 +163,33 @@ pub(crate) fn at_end() {
 
 /// Whether this process has loaded the profiling library.
 pub(crate) fn has_profiling_library() -> bool {
-    profiling_counts().is_some()
+    Profiling::find().is_some()
 }
 
-/// The counters of the profiling library, if this process has loaded it: collectives that it has run and left alone.
-fn profiling_counts() -> Option<&'static [AtomicU64; 2]> {
-    // SAFETY: a look-up by a name that ends in a zero.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"weft_coll_counts".as_ptr()) };
-    // SAFETY: libweft-coll.so defines the name as this type. A preloaded library is never unloaded.
-    NonNull::new(found.cast()).map(|counts| unsafe { counts.as_ref() })
+/// The counters of the profiling library.
+struct Profiling {
+    /// Collectives that it has run, and those that it has left alone.
+    collectives: &'static [AtomicU64; 2],
+    /// Whether it completes node communicators, and how many stayed small. A former version lacks them.
+    nodes: Option<&'static [AtomicU64; 2]>,
+}
+
+impl Profiling {
+    /// The counters, if this process has loaded the library.
+    fn find() -> Option<Self> {
+        let find = |name: &CStr| -> Option<&'static [AtomicU64; 2]> {
+            // SAFETY: a look-up by a name that ends in a zero.
+            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+            // SAFETY: libweft-coll.so defines the names as this type. A preloaded library is never unloaded.
+            NonNull::new(found.cast()).map(|counts| unsafe { counts.as_ref() })
+        };
+        Some(Self { collectives: find(c"weft_coll_counts")?, nodes: find(c"weft_coll_nodes") })
+    }
+
+    /// Their values, in this order.
+    fn read(&self) -> [u64; 4] {
+        let read = |counts: &[AtomicU64; 2]| counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let ([by_weft, left], [completes, small]) = (read(self.collectives), self.nodes.map_or([0; 2], read));
+        [by_weft, left, completes, small]
+    }
 }

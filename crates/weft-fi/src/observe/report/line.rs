@@ -46,10 +46,14 @@ pub struct Counts {
     pub collectives: u64,
     /// Collectives that the profiling library has left to the MPI library.
     pub left_collectives: u64,
+    /// 1: the profiling library completes node communicators.
+    pub completes_nodes: u64,
+    /// Node communicators that stayed smaller than their host in spite of that.
+    pub small_nodes: u64,
 }
 
 /// The number of counters.
-pub const COUNTERS: usize = 11;
+pub const COUNTERS: usize = 13;
 /// The place of [`Counts::errors`] among them.
 pub(super) const ERRORS: usize = 8;
 
@@ -68,6 +72,8 @@ impl Counts {
             ("errors", &mut self.errors),
             ("collectives", &mut self.collectives),
             ("left_collectives", &mut self.left_collectives),
+            ("completes_nodes", &mut self.completes_nodes),
+            ("small_nodes", &mut self.small_nodes),
         ]
     }
 

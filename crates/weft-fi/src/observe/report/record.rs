@@ -22,8 +22,8 @@ use rustix::process::{Pid, getpid};
 use rustix::time::Timespec;
 use weft_os::memfile::{self, Counters};
 
-use super::STUCK;
 use super::line::{self, COUNTERS, Counts, ERRORS, Line};
+use super::{Profiling, STUCK};
 use weft_observe::identity::Identity;
 use weft_observe::now_ns;
 
@@ -87,8 +87,8 @@ pub(super) struct Record {
     line: Line,
     memory: Memory,
     lines: Mutex<Lines>,
-    /// The counters of the profiling library, if it was preloaded: collectives that it has run and left alone.
-    collectives: Option<&'static [AtomicU64; 2]>,
+    /// The counters of the profiling library, if it was preloaded.
+    profiling: Option<Profiling>,
 }
 
 impl Record {
@@ -105,8 +105,8 @@ impl Record {
             Place::People => None,
         };
         let memory = shared.map_or_else(|| Memory::Own(std::array::from_fn(|_| AtomicU64::new(0))), Memory::Shared);
-        let collectives = super::profiling_counts();
-        Self { owner: getpid(), place, line, memory, lines: Mutex::default(), collectives }
+        let profiling = Profiling::find();
+        Self { owner: getpid(), place, line, memory, lines: Mutex::default(), profiling }
     }
 
     /// Whether this process made the record.
@@ -141,12 +141,9 @@ impl Record {
                 counter.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
             }
         }
-        if let Some([by_weft, left]) = self.collectives {
-            let counts = Counts {
-                collectives: by_weft.load(Ordering::Relaxed),
-                left_collectives: left.load(Ordering::Relaxed),
-                ..Counts::default()
-            };
+        if let Some(profiling) = &self.profiling {
+            let [collectives, left_collectives, completes_nodes, small_nodes] = profiling.read();
+            let counts = Counts { collectives, left_collectives, completes_nodes, small_nodes, ..Counts::default() };
             for (counter, count) in self.counters().iter().zip(counts.to_array()).filter(|(_, count)| *count > 0) {
                 counter.store(count, Ordering::Relaxed);
             }
