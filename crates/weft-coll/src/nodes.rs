@@ -9,7 +9,7 @@
 //! Sources: MPI 4.1, section 7.4.2; the info key `shmem_topo` of MPICH.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::communicators::made;
 use crate::exports::{export, weft_coll_nodes};
@@ -77,16 +77,23 @@ fn complete(runtime: &Runtime, comm: Handle, is_wanted: bool, key: c_int, new: *
             unsafe { pmpi.mpi.write(new, whole) };
         }
         Err(reason) => {
+            let is_first = pmpi.rank(whole) == Some(0);
             pmpi.free_communicator(whole);
-            if let Some(reason) = reason.filter(|_| pmpi.rank(own) == Some(0)) {
-                weft_coll_nodes[1].fetch_add(1, Ordering::Relaxed);
-                if first == rank {
-                    eprintln!("weft-coll: node communicators are left to the MPI library: {reason}");
-                }
+            if let Some(reason) = reason {
+                stays_small(&reason, pmpi.rank(own) == Some(0), is_first);
             }
         }
     }
     Some(())
+}
+
+/// Counts a communicator that stays small, by its first member. The first member of the host names the reason, once.
+fn stays_small(reason: &str, is_first: bool, is_first_of_host: bool) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    weft_coll_nodes[1].fetch_add(is_first.into(), Ordering::Relaxed);
+    if is_first_of_host && !SAID.swap(true, Ordering::Relaxed) {
+        eprintln!("weft-coll: node communicators are left to the MPI library: {reason}");
+    }
 }
 
 /// Whether the members of a host can replace the library's communicator. All of them decide alike. No reason: theirs
