@@ -10,6 +10,7 @@ void mpi_comm_split_type_(int *comm, int *kind, int *key, int *info, int *node, 
 void mpi_win_allocate_shared_(long *bytes, int *unit, int *info, int *comm, void *base, int *window, int *error);
 void mpi_win_shared_query_(int *window, int *rank, long *bytes, int *unit, void *base, int *error);
 void mpi_win_fence_(int *promise, int *window, int *error);
+void mpi_win_get_attr_(int *window, int *keyval, long *value, int *flag, int *error);
 void mpi_win_free_(int *window, int *error);
 void mpi_win_allocate_shared_f08_(long *bytes, int *unit, int *info, int *comm, void *base, int *window, int *error);
 void mpi_win_shared_query_f08_(int *window, int *rank, long *bytes, int *unit, void *base, int *error);
@@ -31,6 +32,10 @@ static int sees_next(int node, int modern) {
     int next = (place + 1) % size;
     (modern ? mpi_win_shared_query_f08_ : mpi_win_shared_query_)(&window, &next, &found, &unit, &other, &error);
     int good = !error && found == 8 && unit == 8 && *other == next;
+    int create_flavor = 0x66000007, flag = 0;
+    long flavor = 0;
+    mpi_win_get_attr_(&window, &create_flavor, &flavor, &flag, &error);
+    good = good && flag && flavor == 4;
     mpi_win_fence_(&zero, &window, &error);
     mpi_win_free_(&window, &error);
     return good;

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::exports::{export, export_large};
-use crate::mpi::{ERR_RANK, Handle, SUCCESS};
+use crate::mpi::{ERR_RANK, Handle, SUCCESS, pmpi};
 use crate::run::{Runtime, runtime};
 use crate::segment::Segment;
 
@@ -226,12 +226,42 @@ fn free(window: *mut c_void, library: impl FnOnce() -> c_int) -> c_int {
     code
 }
 
-/// The attribute that tells how a window was made: the address of its number.
-fn flavor(window: Handle, keyval: c_int) -> Option<*const c_int> {
+/// The attribute that tells how a window was made.
+fn flavor(window: Handle, keyval: c_int) -> Option<&'static c_int> {
     with(window, |runtime, _, _| {
         let numbers = runtime.pmpi.mpi.shared();
-        (keyval == numbers.create_flavor).then_some(&raw const numbers.flavor)
+        (keyval == numbers.create_flavor).then_some(&numbers.flavor)
     })?
+}
+
+/// The function by which the Fortran functions of MPICH and Intel MPI read attributes. They want numbers in place of
+/// addresses.
+// SAFETY: the name is that of the MPI library's function, in whose place its Fortran functions shall find it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+unsafe extern "C" fn MPII_Win_get_attr(
+    window: Handle,
+    keyval: c_int,
+    value: *mut c_void,
+    flag: *mut c_void,
+    kind: c_int,
+) -> c_int {
+    /// `MPIR_ATTR_AINT`.
+    const NUMBER: c_int = 1;
+    let code = pmpi!(
+        "MPII_Win_get_attr",
+        window => Handle,
+        keyval => c_int,
+        value => *mut c_void,
+        flag => *mut c_void,
+        kind => c_int,
+    );
+    if (code, kind) == (SUCCESS, NUMBER)
+        && let Some(flavor) = flavor(window, keyval)
+    {
+        write(value, *flavor as isize);
+    }
+    code
 }
 
 fn wish(bytes: *mut c_void, unit: impl Into<i64>) -> Wish {
@@ -266,7 +296,7 @@ export! {
     |library| {
         let code = library();
         if let (SUCCESS, Some(flavor)) = (code, flavor(window, keyval)) {
-            write(value, flavor);
+            write(value, std::ptr::from_ref(flavor));
         }
         code
     }
