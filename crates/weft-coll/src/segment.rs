@@ -100,10 +100,10 @@ impl Segment {
         let token =
             offer.as_ref().map(|offer| offer.as_ref().map_or([0; Token::BYTES], |offer| offer.token.to_bytes()));
         let cards = exchange(token.as_ref().map(|token| &token[..]).map_err(|reason| *reason))?;
-        let side = match offer {
-            Ok(Some(offer)) => Ok(Side::First(offer)),
-            _ => Side::call(cards.texts().next().unwrap_or_default()),
-        };
+        let side = offer.and_then(|offer| match offer {
+            Some(offer) => Ok(Side::First(offer)),
+            None => Side::call(cards.texts().next().unwrap_or_default()),
+        });
         exchange(side.as_ref().map(|_| &b""[..]))?;
         let memory = side.and_then(|side| side.meet(members, bytes));
         exchange(memory.as_ref().map(|_| &b""[..]))?;
