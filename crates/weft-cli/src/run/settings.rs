@@ -112,7 +112,7 @@ impl Settings {
 
     /// Settings by which MPICH separates ranks, for tests.
     #[cfg(test)]
-    pub(crate) const fn separating(has_collectives: bool) -> Self {
+    pub(crate) fn separating(has_collectives: bool) -> Self {
         Self { separates_ranks: true, has_collectives, ..Self::plain(false) }
     }
 
