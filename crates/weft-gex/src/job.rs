@@ -103,7 +103,7 @@ pub struct Manner {
 /// The endpoint takes active messages.
 const CAPABILITY_AM: u32 = 1 << 1;
 
-/// What a rank's view of its job is made of.
+/// The parts of a rank's view of its job.
 pub(crate) struct Parts {
     pub(crate) seat: Seat,
     pub(crate) met: Met,

@@ -1,4 +1,4 @@
-//! What a rank has of the system: its device, the time, pauses, and the end of its process.
+//! The interface of a rank to the system: its device, the time, pauses, and the end of its process.
 //!
 //! Place in the data flow: the rest of the crate comes here for them, so that simulated runs can put others in their
 //! place (`sim`).

@@ -79,7 +79,7 @@ struct Pair {
     is_excused: bool,
 }
 
-/// What is true of a run.
+/// The facts of a run.
 #[derive(Default)]
 pub(crate) struct Oracle {
     ranks: u32,
@@ -216,7 +216,7 @@ unsafe extern "C" fn on_failure(_: u32) {
     here().0.told.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What happens between the messages of a rank.
+/// An event between the messages of a rank.
 pub(crate) trait Events: Sync {
     /// Between a preparation and its commit.
     fn between(&self, _rank: u32, _to: u32, _id: u32) {}

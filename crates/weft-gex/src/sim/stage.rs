@@ -122,7 +122,7 @@ pub fn rest() {
 /// Ends the process of the calling rank.
 pub(crate) fn end(code: i32) -> ! {
     let (run, rank) = here();
-    // What the process has sent is on its way.
+    // Messages of the process are on their way.
     run.world.with(|fabric| fabric.depart(rank));
     run.stop(rank, End::Exited(code))
 }

@@ -20,7 +20,7 @@ const GAIN_PERCENT: u64 = 140;
 /// Samples after which connections that have not come up are given up.
 const PATIENCE: u32 = 60;
 
-/// What the connections of a link have carried so far.
+/// The traffic of a link's connections so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Carried {
     /// Bytes that the peer's host has acknowledged, on all connections.
