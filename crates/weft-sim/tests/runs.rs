@@ -7,8 +7,8 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// The hashes that [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "cce8f3952d660801c6f4bf77657c1ef8",
-    "0b3956a513a1ecea66cfce76bb3f1609",
+    "60774682a40b6924eede2e59b9179417",
+    "fa6f54cc4c7e1df9176221cf255fe1d9",
     "2688751ba94d9a943677b4d736c2318a",
     "4880021e3ca7c78da25e9abd5feaee5d",
     "cc1369000b36d8eebc91e44a6f83d773",
