@@ -102,7 +102,9 @@ fn is_refused() -> bool {
 
 /// Prints the reason for which the MPI library runs the collectives.
 pub(crate) fn say(reason: &str) {
-    eprintln!("weft-coll: collectives are left to the MPI library: {reason}");
+    // One write, which no output of other ranks divides.
+    let line = format!("weft-coll: collectives are left to the MPI library: {reason}\n");
+    eprint!("{line}");
 }
 
 /// Starts the runtime, at all ranks or at none. An empty reason is not worth a line.
