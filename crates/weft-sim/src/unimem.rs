@@ -1,6 +1,6 @@
 //! The Unimem prototype with whole engines: a message layer over weft's engine over the simulated card.
 //!
-//! Place in the data flow: [`Pair`] plays the clients of two endpoints in virtual time. [`figures`] compares them with
+//! Place in the data flow: [`Pair`] plays the clients of two endpoints in virtual time. [`figures()`] compares them with
 //! the paper (Kim et al., "Toward Developing a Unimem OFI Provider for MPI Support", 2018) and with the same protocols
 //! over costs (weft-scale). `weft sim paper` prints both.
 //!
