@@ -31,7 +31,7 @@ pub struct TcpConfig {
     pub segment_bytes: usize,
     /// Connections of a link that carry its long pushes, beside the first one. Below 2: the first one carries them.
     pub streams: usize,
-    /// More of them are made if they carry more, to other hosts only ([`super::rails`]).
+    /// More of them are made if they carry more, to other hosts only (`tcp/rails`).
     pub grows: bool,
     /// Also use them between endpoints of one host.
     pub streams_within_host: bool,
