@@ -1,8 +1,8 @@
 //! The Unimem prototype with whole engines: a message layer over weft's engine over the simulated card.
 //!
-//! Place in the data flow: [`Pair`] plays the clients of two endpoints in virtual time. [`figures()`] compares them with
-//! the paper (Kim et al., "Toward Developing a Unimem OFI Provider for MPI Support", 2018) and with the same protocols
-//! over costs (weft-scale). `weft sim paper` prints both.
+//! Place in the data flow: [`Pair`] plays the clients of two endpoints in virtual time. [`figures()`] compares them
+//! with the paper (Kim et al., "Toward Developing a Unimem OFI Provider for MPI Support", 2018), and with the same
+//! protocols over costs (weft-scale). `weft sim paper` prints both.
 //!
 //! The improvements of the paper, and those that it names as future work, are [`Switches`]. The message layer of the
 //! paper puts a header before each message and receives into buffers of its own, out of which it copies. It is left out
