@@ -9,7 +9,8 @@ import harness
 import jobs
 import pytest
 
-MEMCHECK = ["valgrind", "--tool=memcheck", "--quiet", "--error-exitcode=9"]
+SUPPRESSIONS = f"--suppressions={harness.SUPPORT / 'memcheck.supp'}"
+MEMCHECK = ["valgrind", "--tool=memcheck", "--quiet", "--error-exitcode=9", SUPPRESSIONS]
 
 
 def run(runner: harness.Runner, program: str, tool: list[str], **env: str) -> dict:
