@@ -45,10 +45,11 @@ for number in 1 2; do
       on ip link set tun0 name odd0 up
       ;;
     crowd)
-      bridges up
+      # The log names the first cards of each kind, and bridges gain their carrier after a while.
       on ip link add cold0 type veth peer name cable0
       on ip address add "10.99.0.$number/24" dev cold0
       on ip link set cold0 up
+      bridges up
       on ip link add odd0 type veth peer name wire0
       on ip link set wire0 up
       on ip link set odd0 up
