@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import platform
 import re
 import shutil
@@ -117,11 +118,13 @@ def count(subject: str, rounds: int = ROUNDS) -> dict[str, Count]:
 
 
 def count_event() -> Count:
-    """Counts an event of a simulated barrier: the difference between one barrier and two."""
+    """Counts an event of a simulated barrier: the difference between one barrier and two. With one processor each:
+    as many threads as processors prepare the programs, and the memory that they share makes the count vary."""
 
-    def simulated(iterations: int) -> tuple[int, int]:
+    def simulated(iterations: int, processor: int) -> tuple[int, int]:
         weft = [str(jobs.TARGET / "release" / "weft"), "sim", "scale", "--json", f"--ranks={SCALE_RANKS}"]
-        program = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *weft, f"--iterations={iterations}"]
+        valgrind = ["taskset", "-c", str(processor), "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+        program = [*valgrind, *weft, f"--iterations={iterations}"]
         said = jobs.run(program, jobs.environment("weft", GLIBC_TUNABLES=TUNABLES), 2 * TIMEOUT_S).check().output
         found = [re.search(pattern, said) for pattern in (r"Collected : (\d+)", r'"events": (\d+)')]
         if None in found:
@@ -130,7 +133,8 @@ def count_event() -> Count:
         return instructions, events
 
     with ThreadPoolExecutor() as pool:
-        one, two = pool.map(simulated, (1, 2))
+        processors = sorted(os.sched_getaffinity(0))
+        one, two = pool.map(simulated, (1, 2), (processors[0], processors[-1]))
     return Count((two[0] - one[0]) / (two[1] - one[1]), 0, 0)
 
 
