@@ -53,6 +53,16 @@ def test_windows_of_mpich(runner: harness.Runner, compiler: str, ranks: int) -> 
     assert re.search(refusal, output), output[-3000:]
 
 
+def test_windows_of_intel_mpi_are_replaced(runner: harness.Runner) -> None:
+    """Intel MPI without its own shared memory makes windows whose remote accesses fail, also over other providers."""
+    test_coll.need("impi")
+    command = [test_coll.program("impi", "shared_windows"), "1", "1"]
+    argv, env = test_coll.line("impi", 3, command, "weft")
+    assert env["I_MPI_FABRICS"] == "ofi"
+    output = runner.run(argv, env, 60).check().output
+    assert GOOD in output, output[-3000:]
+
+
 @pytest.mark.parametrize("library, ranks", [("mpich", 3), ("ompi", 2)])
 def test_windows_of_the_library_stay(runner: harness.Runner, library: str, ranks: int) -> None:
     """Where the library knows the ranks of the host, it makes the windows itself: MPICH with its own shared memory, and

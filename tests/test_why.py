@@ -52,14 +52,16 @@ def explained(library: str, reason: str, ranks: int) -> dict:
         while (line := process.stdout.readline()) and "ready" not in line:
             pass
         time.sleep(1)
-        start = time.monotonic()
+        times = [time.monotonic()]
         why = [str(WEFT), "why", str(process.pid)]
         done = subprocess.run([*why, "--json"], capture_output=True, text=True, timeout=20, check=False)
-        took = time.monotonic() - start
+        times.append(time.monotonic())
         assert done.returncode == 0, done.stderr
         (found,) = json.loads(done.stdout)["jobs"]
         found["text"] = subprocess.run(why, capture_output=True, text=True, timeout=20, check=True).stdout
-        assert took < 1.5, took
+        times.append(time.monotonic())
+        # One of the two may have waited for a processor.
+        assert min(times[1] - times[0], times[2] - times[1]) < 1, times
         return found
     finally:
         jobs.kill_tree(process.pid)

@@ -1,9 +1,9 @@
 //! Windows with shared memory: `MPI_Win_allocate_shared`, `MPI_Win_shared_query`, and their attributes and end.
 //!
-//! Place in the data flow: where all members are on one host and the MPI library does not find that, the members map
-//! memory ([`crate::segment`]), and the window is one of `MPI_Win_create` over it. All remote accesses and
-//! synchronisation are then the MPI library's own. It performs them in the same memory in which the members load and
-//! store.
+//! Place in the data flow: where all members are on one host and the MPI library does not find that, or fails at its
+//! own windows ([`loses_accesses`]), the members map memory ([`crate::segment`]), and the window is one of
+//! `MPI_Win_create` over it. All remote accesses and synchronisation are then the MPI library's own. It performs them
+//! in the same memory in which the members load and store.
 //!
 //! Invariant: no function of the MPI library is called under the lock.
 //!
@@ -116,13 +116,19 @@ impl Cause {
     }
 }
 
+/// Whether remote accesses to the MPI library's own shared windows fail. Without its own shared memory, Intel MPI
+/// 2021.18 registers no memory for them: they end with FI_EKEYREJECTED, and over libfabric's shm they are lost.
+fn loses_accesses() -> bool {
+    std::env::var("I_MPI_FABRICS").is_ok_and(|fabrics| !fabrics.contains("shm"))
+}
+
 /// Whether this library makes the shared windows of a communicator. All members decide alike.
 fn is_ours(runtime: &Runtime, comm: Handle) -> Option<bool> {
     let nodes = runtime.nodes_of(comm)?;
     if nodes.len() < 2 || nodes[0] == 0 || nodes.iter().any(|node| *node != nodes[0]) {
         return Some(false);
     }
-    let is_known = runtime.pmpi.sharing(comm)? == nodes.len();
+    let is_known = runtime.pmpi.sharing(comm)? == nodes.len() && !loses_accesses();
     Some(!runtime.pmpi.all_agree(comm, is_known))
 }
 
