@@ -5,7 +5,7 @@
 //! Rare counters have scenes that cause their events. A unit test of `publish.rs` proves that no two words
 //! are confused.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
@@ -51,14 +51,17 @@ pub(crate) fn registered(lib: &Lib) {
     seen(&[&pair.a, &pair.b], told);
 }
 
-/// The pages that this process publishes.
+/// The pages that this process publishes, up to the block of the first peer.
 fn pages() -> Vec<Vec<u8>> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let ours = entries.filter(|path| std::fs::read_link(path).is_ok_and(|to| to.as_os_str() == layout::LINK));
     ours.map(|path| {
         let mode = std::fs::metadata(&path).unwrap().mode();
         assert_eq!(mode & 0o077, 0, "other users may open it: {mode:o}");
-        std::fs::read(path).unwrap()
+        let mut page = Vec::new();
+        let length = (layout::PEERS_AT + layout::PEER_BYTES) as u64;
+        std::fs::File::open(path).unwrap().take(length).read_to_end(&mut page).unwrap();
+        page
     })
     .collect()
 }
