@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use weft_client::Operation;
-use weft_record::{ANY, Event, Source, VARIABLE, Writer};
+use weft_record::{ANY, Clock, Event, Source, VARIABLE, Writer};
 
 use crate::mpi::{self, Abi, Handle, SUCCESS};
 use crate::plan::{Buffer, Call, Function};
@@ -28,6 +28,7 @@ mod messages;
 
 /// Whether calls are recorded.
 static ON: AtomicBool = AtomicBool::new(false);
+static CLOCK: Clock = Clock::new();
 static RECORDER: Mutex<Option<Recorder>> = Mutex::new(None);
 
 /// Room for a status of any MPI library.
@@ -84,14 +85,12 @@ pub(crate) fn around(call: impl FnOnce() -> c_int, event: impl FnOnce(&mut Recor
 
 #[cold]
 fn recorded(call: impl FnOnce() -> c_int, event: impl FnOnce(&mut Recorder)) -> c_int {
-    with(|recorder| recorder.writer.clock.enter());
+    CLOCK.enter();
     let code = call();
-    with(|recorder| {
-        if code == SUCCESS {
-            event(recorder);
-        }
-        recorder.writer.clock.leave();
-    });
+    if code == SUCCESS {
+        with(event);
+    }
+    CLOCK.leave();
     code
 }
 
@@ -101,15 +100,13 @@ pub(crate) fn around_test(call: impl FnOnce() -> c_int, event: impl FnOnce(&mut 
     if !is_on() {
         return call();
     }
-    with(|recorder| recorder.writer.clock.enter());
+    CLOCK.enter();
     let code = call();
-    with(|recorder| {
-        if code == SUCCESS && event(recorder) {
-            recorder.writer.clock.leave();
-        } else {
-            recorder.writer.clock.leave_empty();
-        }
-    });
+    if code == SUCCESS && with(event).unwrap_or(false) {
+        CLOCK.leave();
+    } else {
+        CLOCK.leave_empty();
+    }
     code
 }
 
@@ -139,7 +136,7 @@ impl Recorder {
         let mut path = file.into_os_string();
         path.push(format!(".{rank}"));
         let [own, all] = [rank, ranks].map(|number| u32::try_from(number).unwrap_or(ANY));
-        let writer = Writer::create(path.as_ref(), own, Source::Mpi, all);
+        let writer = Writer::create(path.as_ref(), (own, all), Source::Mpi, &CLOCK);
         let writer = writer.inspect_err(|error| {
             let path = PathBuf::from(&path);
             eprintln!("weft-coll: nothing is recorded, since {} cannot be made: {error}", path.display());

@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use weft_engine::api::{Addr, Book};
 use weft_engine::name::{EpName, Identity};
 use weft_fi_sys as sys;
-use weft_record::{ANY, Event, OWN, Source, Writer};
+use weft_record::{ANY, Clock, Event, OWN, Source, Writer};
 
 use crate::cq::ring::Entry;
 use crate::observe::report;
@@ -35,6 +35,7 @@ const MOST_REQUESTS: usize = 1 << 16;
 /// Longest wait for the lock where its owner may be gone: in a forked child, and at the end of the process.
 const STUCK: Duration = Duration::from_millis(100);
 
+static CLOCK: Clock = Clock::new();
 static RECORDER: Mutex<Option<Recorder>> = Mutex::new(None);
 
 /// The recording of this process.
@@ -115,38 +116,35 @@ pub(crate) fn at_end() {
 
 /// Passes a call on that starts an operation, and records its success.
 pub(crate) fn around(call: impl FnOnce() -> isize, operation: impl FnOnce() -> Operation) -> isize {
-    entering();
+    CLOCK.enter();
     let result = call();
-    with(|recorder| {
-        if result == 0 {
-            recorder.started(&operation());
-        }
-        recorder.writer.clock.leave();
-    });
+    if result == 0 {
+        with(|recorder| recorder.started(&operation()));
+    }
+    CLOCK.leave();
     result
 }
 
 /// A read begins.
 pub(crate) fn entering() {
-    with(|recorder| recorder.writer.clock.enter());
+    CLOCK.enter();
+}
+
+/// A read ends without entries.
+pub(crate) fn has_read_nothing() {
+    CLOCK.leave_empty();
 }
 
 /// A read ends, and the client gets these entries. All are taken from the iterator.
 pub(crate) fn has_read(entries: impl Iterator<Item = Entry>) {
     let mut recorder = RECORDER.lock();
-    let mut recorder = recorder.as_mut();
-    let mut is_empty = true;
     for entry in entries {
-        is_empty = false;
-        if let Some(recorder) = &mut recorder {
+        if let Some(recorder) = recorder.as_mut() {
             recorder.ended(&entry);
         }
     }
-    match recorder {
-        Some(recorder) if is_empty => recorder.writer.clock.leave_empty(),
-        Some(recorder) => recorder.writer.clock.leave(),
-        None => {}
-    }
+    drop(recorder);
+    CLOCK.leave();
 }
 
 fn with(f: impl FnOnce(&mut Recorder)) {
@@ -179,7 +177,7 @@ impl Recorder {
     fn open(file: &str) -> Option<Self> {
         let pid = std::process::id();
         let path = PathBuf::from(format!("{file}.fi.{pid}"));
-        let writer = Writer::create(&path, ANY, Source::Provider, 0).inspect_err(|error| {
+        let writer = Writer::create(&path, (ANY, 0), Source::Provider, &CLOCK).inspect_err(|error| {
             // The writer may have made an empty file.
             let _ = fs::remove_file(&path);
             log::warn!("nothing is recorded, since {} cannot be made: {error}", path.display());

@@ -7,6 +7,7 @@
 //! Errors: [`SystemError`] names the refused system call, its answer, and a remedy.
 
 mod checker;
+pub mod clock;
 pub mod descriptors;
 mod error;
 mod fork;

@@ -105,6 +105,13 @@ pub enum Event {
         /// Whether the bytes move to this process.
         reads: bool,
     },
+    /// The time since the start by both clocks: the duration of the ticks in front of events.
+    Rate {
+        /// Ticks of the processor's clock.
+        ticks: u64,
+        /// Nanoseconds.
+        ns: u64,
+    },
     /// The end of the process, with the nanoseconds since the start.
     End {
         /// The duration.
@@ -124,7 +131,7 @@ const fn halves(number: u64) -> [u32; 2] {
 impl Event {
     /// The record, with the computation in front of the event.
     #[must_use]
-    pub(crate) fn encode(&self, gap_ns: u64) -> [u8; RECORD_BYTES] {
+    pub(crate) fn encode(&self, gap: u64) -> [u8; RECORD_BYTES] {
         let (kind, a, b, c, d) = match *self {
             Self::Start { source, rank, ranks } => {
                 (1, rank, ranks, crate::VERSION, u64::from(source == Source::Provider))
@@ -144,8 +151,9 @@ impl Event {
             }
             Self::Access { to, id, bytes, reads } => (8, to, id, bytes, u64::from(reads)),
             Self::End { lasted_ns } => (9, 0, 0, lasted_ns, 0),
+            Self::Rate { ticks, ns } => (10, 0, 0, ticks, ns),
         };
-        let words = [kind | gap_ns << 8, high(a, b), c, d];
+        let words = [kind | gap << 8, high(a, b), c, d];
         let mut record = [0; RECORD_BYTES];
         for (part, word) in record.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *part = word.to_le_bytes();
@@ -176,6 +184,7 @@ impl Event {
             7 => Self::Collective { operation: u32::try_from(kind >> 4).ok()?, id: b, bytes: c, context, root: a },
             8 => Self::Access { to: a, id: b, bytes: c, reads: d != 0 },
             9 => Self::End { lasted_ns: c },
+            10 => Self::Rate { ticks: c, ns: d },
             _ => return None,
         };
         Some((first >> 8, event))
@@ -198,10 +207,11 @@ mod tests {
             Event::Wait { from: 1, id: 2, tag: 77 },
             Event::Collective { operation: 8, id: 0, bytes: 4096, context: 3, root: 2 },
             Event::Access { to: 1, id: 2, bytes: 9, reads: true },
+            Event::Rate { ticks: 1 << 50, ns: 3 },
             Event::End { lasted_ns: u64::MAX },
         ];
-        for (gap_ns, event) in (0..).map(|at| at * 1_000_000_007).zip(events) {
-            assert_eq!(Event::decode(&event.encode(gap_ns)), Some((gap_ns, event)));
+        for (gap, event) in (0..).map(|at| at * 1_000_000_007).zip(events) {
+            assert_eq!(Event::decode(&event.encode(gap)), Some((gap, event)));
         }
         assert_eq!(Event::decode(&[0; RECORD_BYTES]), None);
         assert_eq!(Event::decode(&[0xff; RECORD_BYTES]), None);

@@ -55,11 +55,12 @@ impl Recording {
         };
         let (events, contexts, names) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         let mut recording = Self { source, rank, ranks, events, contexts, names, lasted_ns: None };
-        // Computation in front of records that are no events belongs to the next event.
-        let mut gap_ns = 0;
+        // Computation in front of records that are no events belongs to the next event. A file that breaks off early
+        // has no rate: nanoseconds are then the best guess.
+        let (mut gap, mut rate) = (0, (1, 1));
         for (at, record) in records {
-            let (before_ns, event) = record.ok_or(Unreadable::Record(at))?;
-            gap_ns += before_ns;
+            let (before, event) = record.ok_or(Unreadable::Record(at))?;
+            gap += before;
             match event {
                 Event::Start { .. } => return Err(Unreadable::Record(at)),
                 Event::Members { context, ranks } => {
@@ -67,9 +68,15 @@ impl Recording {
                     members.extend(ranks.into_iter().filter(|rank| *rank != ANY));
                 }
                 Event::Name { peer, part } => recording.names.entry(peer).or_default().extend(part),
+                // The last one is the most exact.
+                Event::Rate { ticks, ns } => rate = (ticks.max(1), ns),
                 Event::End { lasted_ns } => recording.lasted_ns = Some(lasted_ns),
-                other => recording.events.push((std::mem::take(&mut gap_ns), other)),
+                other => recording.events.push((std::mem::take(&mut gap), other)),
             }
+        }
+        for (gap, _) in &mut recording.events {
+            let ns = u128::from(*gap) * u128::from(rate.1) / u128::from(rate.0);
+            *gap = u64::try_from(ns).unwrap_or(u64::MAX);
         }
         Ok(recording)
     }
@@ -79,31 +86,38 @@ impl Recording {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::time::Duration;
+
     use super::*;
-    use crate::Writer;
+    use crate::{Clock, Writer};
+
+    static CLOCK: Clock = Clock::new();
 
     #[test]
     fn a_file_is_read_as_it_was_written() {
         let path = std::env::temp_dir().join(format!("weft-record-{}", std::process::id()));
-        let mut writer = Writer::create(&path, 1, Source::Mpi, 6).unwrap();
+        let mut writer = Writer::create(&path, (1, 6), Source::Mpi, &CLOCK).unwrap();
         writer.add_members(0, &[0, 1, 2, 3, 4, 5]);
         writer.add_name(3, b"a name of more than sixteen bytes");
         let sent = Event::Send { to: 2, id: 1, bytes: 8, context: 0, tag: 5 };
         for _ in 0..5000 {
-            writer.clock.enter();
+            CLOCK.enter();
             writer.add(&sent);
-            writer.clock.leave();
+            CLOCK.leave();
         }
+        std::thread::sleep(Duration::from_millis(20));
+        CLOCK.enter();
+        writer.add(&sent);
         drop(writer);
         let bytes = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let whole = Recording::read(&bytes).unwrap();
         assert!(Recording::is_one(&bytes) && whole.lasted_ns.is_some());
-        assert_eq!((whole.rank, whole.ranks, whole.events.len()), (1, 6, 5000));
+        assert_eq!((whole.rank, whole.ranks, whole.events.len()), (1, 6, 5001));
         assert_eq!(whole.contexts[&0], [0, 1, 2, 3, 4, 5]);
         assert!(whole.names[&3].starts_with(b"a name of more than sixteen bytes"));
         let computed_ns: u64 = whole.events.iter().map(|(gap_ns, _)| gap_ns).sum();
-        assert!(computed_ns < whole.lasted_ns.unwrap());
+        assert!((20_000_000..whole.lasted_ns.unwrap()).contains(&computed_ns), "{computed_ns}");
         let killed = Recording::read(&bytes[..bytes.len() / 2 + 5]).unwrap();
         assert!(killed.lasted_ns.is_none() && killed.events.len() > 2000);
         assert_eq!(Recording::read(b"#!/bin/sh").unwrap_err(), Unreadable::NoRecording);

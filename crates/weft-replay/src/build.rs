@@ -212,7 +212,7 @@ impl<'a> Builder<'a> {
             Event::Collective { operation, id, bytes, context, root } => {
                 self.collective(operation, bytes, id, (context, root))?;
             }
-            Event::Start { .. } | Event::Members { .. } | Event::Name { .. } | Event::End { .. } => {}
+            Event::Start { .. } | Event::Members { .. } | Event::Name { .. } | Event::Rate { .. } | Event::End { .. } => {}
         }
         Ok(())
     }

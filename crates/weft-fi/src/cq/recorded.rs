@@ -49,14 +49,20 @@ impl Cq {
         debug_assert!(self.format == Format::Tagged, "a recorded queue has all fields");
         record::entering();
         let mut taken = [const { MaybeUninit::<sys::fi_cq_tagged_entry>::uninit() }; MOST];
-        let mut from = [sys::FI_ADDR_NOTAVAIL; MOST];
-        let result = read(taken.as_mut_ptr().cast(), client.count.min(MOST), from.as_mut_ptr());
+        let mut from = [const { MaybeUninit::<sys::fi_addr_t>::uninit() }; MOST];
+        let result = read(taken.as_mut_ptr().cast(), client.count.min(MOST), from.as_mut_ptr().cast());
         let found = usize::try_from(result).unwrap_or(0);
+        if found == 0 {
+            record::has_read_nothing();
+            return result;
+        }
         // SAFETY: the caller's promise. There are at most as many entries as the client has room for.
         let mut buffer = unsafe { ReadBuffer::new(self.shown, client.out.cast(), found, client.src) };
         let entries = taken.iter().zip(from).take(found).map(|(taken, src)| {
             // SAFETY: the read has written this entry.
             let taken = unsafe { taken.assume_init_ref() };
+            // SAFETY: the read has written the address of this entry.
+            let src = unsafe { src.assume_init() };
             Entry {
                 context: taken.op_context.addr(),
                 flags: taken.flags,

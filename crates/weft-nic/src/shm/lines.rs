@@ -125,12 +125,10 @@ unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
 pub(super) fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_mm_lfence, _rdtsc};
+        use std::arch::x86_64::_mm_lfence;
         // SAFETY: every x86-64 processor has the instruction, which accesses no memory.
         unsafe { _mm_lfence() };
-        // SAFETY: every x86-64 processor has the instruction. A process that may not read the clock is killed
-        // already when it first uses the libc's clock.
-        let now = unsafe { _rdtsc() };
+        let now = weft_os::clock::ticks();
         // SAFETY: every x86-64 processor has the instruction, which accesses no memory.
         unsafe { _mm_lfence() };
         now
