@@ -16,6 +16,7 @@ use weft_engine::collective::{self, Algorithm, Operation, Refusal, Request, Task
 use weft_record::{ANY, Event, OWN, Recording, Source};
 use weft_scale::board::OnBoard;
 use weft_scale::profile::Costs;
+use weft_scale::step::Meeting;
 use weft_scale::{Step, schedule};
 
 use crate::job::Job;
@@ -212,7 +213,11 @@ impl<'a> Builder<'a> {
             Event::Collective { operation, id, bytes, context, root } => {
                 self.collective(operation, bytes, id, (context, root))?;
             }
-            Event::Start { .. } | Event::Members { .. } | Event::Name { .. } | Event::Rate { .. } | Event::End { .. } => {}
+            Event::Start { .. }
+            | Event::Members { .. }
+            | Event::Name { .. }
+            | Event::Rate { .. }
+            | Event::End { .. } => {}
         }
         Ok(())
     }
@@ -302,7 +307,9 @@ impl<'a> Builder<'a> {
             return None;
         }
         let number = MEETINGS | context << 20 | count;
-        self.done.meetings.push((number, board.meeting()));
+        let meeting = board.meeting();
+        let source = meeting.source.and_then(|root| members.get(root as usize).copied());
+        self.done.meetings.push((number, Meeting { source, ..meeting }));
         let at = self.done.meetings.len() - 1;
         let act = |step| if let Step::Wait { .. } = step { Act::Met(at) } else { Act::Step(step) };
         Some(board.steps(request.rank, number, 0).map(act).collect())

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: [`OnBoard`] is the program of each member, as `weft_engine`'s `board` describes it. A member
 //! writes its slot and reports its arrival. The last one combines the slots, if the operation reduces, and lets the
-//! others go on. Each then reads the slots that it needs. Each access costs the passage of a cache line, writes
+//! others go on. A root that alone contributes lets them go on at once. Each then reads the slots that it needs. Each access costs the passage of a cache line, writes
 //! included: another member has read the slot in the last operation.
 
 use weft_engine::collective::{Operation, Request};
@@ -46,9 +46,13 @@ impl OnBoard {
     /// The meeting of the members.
     #[must_use]
     pub const fn meeting(self) -> Meeting {
-        let Request { operation, members, .. } = self.0;
+        let Request { operation, members, root, .. } = self.0;
+        let source = match operation {
+            Operation::Broadcast | Operation::Scatter => Some(root),
+            _ => None,
+        };
         // It reads the slots of all others, and writes the result into the first.
-        Meeting { members, combines: if operation.reduces() { members } else { 0 } }
+        Meeting { members, combines: if operation.reduces() { members } else { 0 }, source }
     }
 
     const fn has_contribution(self, rank: u32) -> bool {

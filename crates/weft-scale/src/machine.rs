@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use crate::profile::{Costs, Path};
 use crate::queue::{Buckets, Event, Queue};
 use crate::random::{Stream, below};
-use crate::step::{Arrival, Meeting, Programs, Step, Unit};
+use crate::step::{Arrival, Programs, Step, Unit};
 use device::Devices;
 use host::Hosts;
 
@@ -255,7 +255,7 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
             words,
             early: FxHashMap::default(),
             devices: Devices::new(costs, &options, programs.ranks()),
-            hosts: Hosts::new(costs, programs.ranks()),
+            hosts: Hosts::new(costs, programs.ranks(), options.seed),
             clocks: Vec::new(),
             idle_turns: 0,
             ended: 0,
@@ -437,15 +437,20 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
     }
 
     /// A rank arrives on the board of its host. The last one reads the slots of the others, if it combines them, and
-    /// lets all go on.
+    /// lets all go on. A source lets them go on at once.
     fn meet(&mut self, event: Event) {
         let meeting = self.programs.meeting(event.rank, event.number);
         debug_assert!(meeting.is_some(), "rank {} does not meet at {}", event.rank, event.number);
-        let Some(Meeting { members, combines }) = meeting else { return };
+        let Some(meeting) = meeting else { return };
         let iteration = event.label >> 3;
-        let (at, all) = self.hosts.arrive(event.time_ps, event.rank, (iteration, event.number, members));
-        let combined = at + u64::from(combines) * self.hosts.line();
-        for rank in all {
+        let arrived = self.hosts.arrive(event.time_ps, event.rank, (iteration, event.number), meeting);
+        let combined = arrived.at + u64::from(meeting.combines) * self.hosts.line();
+        if self.hosts.are_shared() {
+            // Its own accesses are work of its processor: the last rank goes on without another turn.
+            let local = &mut self.ranks[event.rank as usize].local;
+            *local = (*local).max(if arrived.released.is_empty() { arrived.at } else { combined });
+        }
+        for rank in arrived.released {
             let time_ps = if rank == event.rank { combined } else { combined + self.hosts.line() };
             self.queue.push(Event { time_ps, rank, from: rank, label: Kind::Arrive.label(iteration), ..event });
         }
@@ -460,13 +465,14 @@ impl<'a, P: Programs, Q: Queue> Machine<'a, P, Q> {
         self.advance(rank);
         let state = self.ranks[rank as usize];
         self.idle_turns = if before == (state.iteration, state.next) { self.idle_turns + 1 } else { 0 };
-        let ended = |rank: &u32| self.ranks[*rank as usize].iteration >= self.options.iterations;
+        let (ranks, iterations) = (&self.ranks, self.options.iterations);
+        let runs = |rank: u32| ranks[rank as usize].iteration < iterations;
         // It looks again when its work is done: a message may have arrived meanwhile.
-        let (time_ps, next) = if state.local > self.now && !ended(&rank) {
+        let (time_ps, next) = if state.local > self.now && runs(rank) {
             (state.local, Some(rank))
         } else {
-            let next = self.hosts.behind(rank).find(|rank| !ended(rank));
-            (state.local + self.costs.collective.turn.max(LEAST_TURN_PS), next)
+            let next = self.hosts.next(rank, runs);
+            (state.local + self.hosts.turn(rank).max(LEAST_TURN_PS), next)
         };
         if let Some(rank) = next.filter(|_| self.idle_turns < MOST_IDLE_TURNS) {
             self.queue.push(Event { time_ps, rank, from: rank, ..event });

@@ -78,6 +78,9 @@ pub struct Layer {
     pub line: u64,
     /// A rank that finds nothing looks once more, and yields its processor to the next rank.
     pub turn: u64,
+    /// The part that each rank of a processor beyond two adds to a turn: it displaces lines of the others from the
+    /// caches.
+    pub refill: u64,
 }
 
 /// The costs of messages on one way, by the model LogGP.
@@ -355,6 +358,7 @@ impl Layer {
             "board" => self.board = Some(time(is)?),
             "line" => self.line = time(is)?,
             "turn" => self.turn = time(is)?,
+            "refill" => self.refill = time(is)?,
             _ => return Err(Fault::NoSuchValue),
         }
         Ok(())

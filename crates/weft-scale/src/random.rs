@@ -14,6 +14,8 @@ pub(crate) enum Stream {
     Skew,
     /// Contexts that a card does not find in its memory.
     Miss,
+    /// Turns of ranks that share a processor: the next rank, and the duration.
+    Turn,
 }
 
 /// A number below `bound`; 0 for a bound of 0.

@@ -93,6 +93,8 @@ pub struct Meeting {
     pub members: u32,
     /// Slots that the last rank accesses before the others go on.
     pub combines: u32,
+    /// The rank whose arrival lets the others go on. `None`: all must have arrived.
+    pub source: Option<u32>,
 }
 
 /// The programs of all ranks. All answers are functions of the arguments.

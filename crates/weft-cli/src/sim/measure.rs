@@ -4,8 +4,8 @@
 //! Place in the data flow: starts this command again as `weft bench`, and turns its results into the costs of a
 //! profile, or compares them with the predictions of [`latency_ps`].
 //!
-//! Messages cost what ping-pongs cost. Two costs of each profile are fitted to barriers: the layer of collectives to
-//! that of two ranks, and the turns of ranks that share processors to that of twice as many ranks as processors. All
+//! Messages cost what ping-pongs cost. Three costs of each profile are fitted to barriers: the layer of collectives to
+//! that of two ranks, and the turns of ranks that share processors to two of more ranks than processors. All
 //! other times are predictions.
 
 use std::ffi::OsStr;
@@ -116,8 +116,8 @@ struct Times {
     medium: f64,
     long: f64,
     line: f64,
-    /// Barriers of two ranks, and of twice as many as there are processors.
-    barriers: [f64; 2],
+    /// Barriers of two ranks, and of [`FITTED`] times as many as there are processors.
+    barriers: [f64; 3],
 }
 
 impl Times {
@@ -147,9 +147,13 @@ impl Times {
     }
 }
 
-/// The rank number of the second barrier.
-fn many(processors: u32) -> u32 {
-    (2 * processors).clamp(4, 64)
+/// Ranks for each processor in the barriers to which the costs of shared processors are fitted.
+const FITTED: [u32; 2] = [2, 8];
+
+/// The rank numbers of the barriers to which costs are fitted.
+fn fitted(processors: u32) -> [u32; 3] {
+    let [few, many] = FITTED.map(|each| each.saturating_mul(processors).clamp(2 * each, 64));
+    [2, few, many]
 }
 
 /// The name of the cost of the layer.
@@ -176,9 +180,15 @@ fn profile(way: Way, times: &Times, processors: u32) -> io::Result<String> {
     let mut text = times.text(way, processors);
     let parsed = |text: &str| Profile::parse(text).map(|profile| profile.costs).map_err(io::Error::other);
     let (name, set_layer) = layer(way);
-    let [of_two, of_many] = times.barriers;
-    let set_turn: fn(&mut Costs, u64) = |costs, ps| costs.collective.turn = ps;
-    for (name, set, ranks, measured) in [(name, set_layer, 2, of_two), ("turn", set_turn, many(processors), of_many)] {
+    let costs: [(&str, fn(&mut Costs, u64)); 3] = [
+        (name, set_layer),
+        ("turn", |costs, ps| costs.collective.turn = ps),
+        ("refill", |costs, ps| costs.collective.refill = ps),
+    ];
+    // With many processors no more ranks are measured than for the turn.
+    let [_, few, many] = fitted(processors);
+    let count = if many > few { 3 } else { 2 };
+    for (((name, set), ranks), measured) in costs.into_iter().zip(fitted(processors)).zip(times.barriers).take(count) {
         let ps = fit(&parsed(&text)?, set, (Operation::Barrier, ranks, 0), picoseconds(measured));
         let ns = nanoseconds(ps.map_err(io::Error::other)?);
         text += &format!(
@@ -198,7 +208,7 @@ pub(super) fn measure(folder: &Path, effort: &Effort) -> io::Result<Vec<PathBuf>
     let processors = processors();
     let sizes = format!("{SHORT},{MEDIUM},{LONG}");
     let pairs = bench(folder, &["pingpong", "--sizes", &sizes], effort)?;
-    let members = format!("2,{}", many(processors));
+    let members = fitted(processors).map(|ranks| ranks.to_string()).join(",");
     let groups = bench(folder, &["collective", "--coll", "barrier", "--sizes", "8", "--members", &members], effort)?;
     let mut written = Vec::new();
     for way in WAYS {
@@ -212,12 +222,13 @@ pub(super) fn measure(folder: &Path, effort: &Effort) -> io::Result<Vec<PathBuf>
             let mut rows = groups.iter().filter_map(|row| measured(row, way, "barrier", ranks));
             rows.next().ok_or_else(|| no_result(way.provider))
         };
+        let [two, few, many] = fitted(processors);
         let times = Times {
             short: time(SHORT)?,
             medium: time(MEDIUM)?,
             long: time(LONG)?,
             line: line.ok_or_else(|| no_result(LINE))?,
-            barriers: [barrier(2)?, barrier(many(processors))?],
+            barriers: [barrier(two)?, barrier(few)?, barrier(many)?],
         };
         let file = folder.join(format!("{}.toml", way.name));
         std::fs::write(&file, profile(way, &times, processors)?)?;
@@ -291,7 +302,7 @@ fn compare(folder: &Path, rows: &[Row], ranks: &[u32]) -> io::Result<Comparison>
             io::Error::other(format!("{} cannot be read ({error}): make it by --measure", file.display()))
         })?;
         let costs = Profile::parse(&text).map_err(io::Error::other)?.costs;
-        let second = many(costs.processors.unwrap_or(u32::MAX));
+        let fitted = fitted(costs.processors.unwrap_or(u32::MAX));
         let pairs = COLLECTIVES.into_iter().flat_map(|coll| ranks.iter().map(move |ranks| (coll, *ranks)));
         for ((name, operation), ranks) in pairs {
             let measured = rows.iter().find_map(|row| measured(row, way, name, ranks));
@@ -304,7 +315,7 @@ fn compare(folder: &Path, rows: &[Row], ranks: &[u32]) -> io::Result<Comparison>
                 profile: way.name,
                 collective: name,
                 ranks,
-                fitted: operation == Operation::Barrier && (ranks == 2 || ranks == second),
+                fitted: operation == Operation::Barrier && fitted.contains(&ranks),
                 predicted_us: predicted / 1e3,
                 measured_us: measured / 1e3,
                 residual_percent: (predicted / measured - 1.0) * 100.0,
@@ -333,22 +344,31 @@ mod tests {
 
     #[test]
     fn measured_and_fitted_costs_are_kept() {
-        let times =
-            Times { short: 6200.0, medium: 20_000.0, long: 336_000.0, line: 100.0, barriers: [9_000.0, 60_000.0] };
+        let times = Times {
+            short: 6200.0,
+            medium: 20_000.0,
+            long: 336_000.0,
+            line: 100.0,
+            barriers: [9_000.0, 60_000.0, 700_000.0],
+        };
         let costs = costs(WAYS[1], &times);
         let close = |one: f64, other: f64| (one / other - 1.0).abs() < 0.02;
         assert!(close(time_ns(&costs, Operation::Barrier, 2, 0), 9_000.0));
         assert!(close(time_ns(&costs, Operation::Barrier, 4, 0), 60_000.0));
+        assert!(close(time_ns(&costs, Operation::Barrier, 16, 0), 700_000.0));
         let broadcast = |bytes| time_ns(&costs, Operation::Broadcast, 2, bytes);
         assert!(close(broadcast(LONG) - broadcast(MEDIUM), 316_000.0), "{}", broadcast(LONG) - broadcast(MEDIUM));
     }
 
     #[test]
     fn barriers_on_boards_are_fitted() {
-        let times = Times { short: 235.0, medium: 7_000.0, long: 70_000.0, line: 70.0, barriers: [400.0, 4_000.0] };
+        let times =
+            Times { short: 235.0, medium: 7_000.0, long: 70_000.0, line: 70.0, barriers: [400.0, 4_000.0, 34_000.0] };
         let costs = costs(WAYS[0], &times);
         assert!((time_ns(&costs, Operation::Barrier, 2, 0) - 400.0).abs() < 10.0);
         assert!((time_ns(&costs, Operation::Barrier, 4, 0) - 4_000.0).abs() < 100.0);
-        assert!(time_ns(&costs, Operation::Barrier, 16, 0) > 8_000.0);
+        assert!((time_ns(&costs, Operation::Barrier, 16, 0) - 34_000.0).abs() < 700.0);
+        // The others wait for the root alone.
+        assert!(time_ns(&costs, Operation::Broadcast, 16, 8) < 24_000.0);
     }
 }
