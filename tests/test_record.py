@@ -35,8 +35,12 @@ def test_a_recorded_job_is_replayed(runner: harness.Runner, library: str, tmp_pa
     # The provider leaves it to the library.
     assert not list(directory.glob("job.fi.*"))
     found = json.loads(sim("replay", file, "--profile", "ethernet-100g", "--json"))
-    # A ring, three messages to rank 0, a ring, and two rounds each of an allreduce and a barrier.
-    assert (found["ranks"], found["unmatched"], found["messages"]) == (RANKS, 0, RANKS + 3 + RANKS + 4 * RANKS), found
+    # A ring, three messages to rank 0, a ring, two rounds each of an allreduce and a barrier, two rings of persistent
+    # requests, and the blocks of an allgather that are not empty.
+    messages = RANKS + 3 + RANKS + 4 * RANKS + 2 * RANKS + (RANKS - 1) ** 2
+    assert (found["ranks"], found["unmatched"], found["messages"]) == (RANKS, 0, messages), found
+    assert (found["scans"], found["windows"]) == (RANKS, RANKS), found
+    assert f"{RANKS} scans are left out" in sim("replay", file)
     # The sleeps are computation, the loop that waits is not.
     assert 0.05 <= found["computed_s"] <= found["predicted_s"] <= found["recorded_s"] < 5, found
     goal = tmp_path / "job.goal"

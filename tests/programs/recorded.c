@@ -44,6 +44,29 @@ int main(int argc, char **argv)
     MPI_Request barrier;
     MPI_Ibarrier(MPI_COMM_WORLD, &barrier);
     MPI_Wait(&barrier, MPI_STATUS_IGNORE);
+
+    /* A ring of persistent requests, which are started twice. */
+    MPI_Request kept[2];
+    MPI_Recv_init(&number, 1, MPI_INT, before, 8, MPI_COMM_WORLD, &kept[0]);
+    MPI_Send_init(&rank, 1, MPI_INT, next, 8, MPI_COMM_WORLD, &kept[1]);
+    for (int round = 0; round < 2; round++) {
+        MPI_Startall(2, kept);
+        MPI_Waitall(2, kept, MPI_STATUSES_IGNORE);
+    }
+    MPI_Request_free(&kept[0]);
+    MPI_Request_free(&kept[1]);
+
+    /* A collective with a count for each member, which is empty for one, and calls that are not recorded. */
+    static int values[64], all[64 * 64], counts[64], places[64];
+    for (int at = 0; at < ranks; at++) {
+        counts[at] = at;
+        places[at] = 64 * at;
+    }
+    MPI_Allgatherv(values, rank, MPI_INT, all, counts, places, MPI_INT, MPI_COMM_WORLD);
+    MPI_Scan(&rank, &number, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Win window;
+    MPI_Win_create(all, sizeof all, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+    MPI_Win_free(&window);
     MPI_Comm_free(&reversed);
     if (rank == 0)
         printf("sum %d\n", sum);

@@ -43,7 +43,8 @@ fn begin(call: &Call, request: *mut c_void, library: impl FnOnce() -> c_int) -> 
 }
 
 fn prepare(call: &Call, request: *mut c_void, library: impl FnOnce() -> c_int) -> c_int {
-    persistent(call, request).unwrap_or_else(library)
+    let make = || persistent(call, request).unwrap_or_else(library);
+    record::around(make, |recorder| recorder.keep_collective(call, request))
 }
 
 /// Defines the blocking, the non-blocking and the persistent function of operations.

@@ -20,6 +20,7 @@ use crate::exports::export;
 use crate::fold::InUse;
 use crate::mpi::{Handle, SUCCESS, pmpi};
 use crate::pmpi::Pmpi;
+use crate::record::kept;
 use crate::run::{Op, Part, Runtime, runtime};
 
 /// The largest tag that every MPI library allows.
@@ -193,15 +194,18 @@ fn start_all(count: c_int, requests: *mut c_void) -> Option<c_int> {
 
 export! {
     [c_int] MPI_Start(request: pointer)
-    |library| persisting().and_then(|runtime| runtime.start_persistent(request)).unwrap_or_else(library)
+    |library| kept::around_start(request, 1, || {
+        persisting().and_then(|runtime| runtime.start_persistent(request)).unwrap_or_else(library)
+    })
 }
 export! {
     [c_int] MPI_Startall(count: int, requests: pointer)
-    |library| start_all(count, requests).unwrap_or_else(library)
+    |library| kept::around_start(requests, count, || start_all(count, requests).unwrap_or_else(library))
 }
 export! {
     [c_int] MPI_Request_free(request: pointer)
     |library| {
+        kept::freed(request);
         persisting().inspect(|runtime| runtime.free_persistent(request));
         library()
     }

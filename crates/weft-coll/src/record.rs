@@ -5,8 +5,10 @@
 //!
 //! Rules beside those of weft-record:
 //! - Threads of a process are recorded as one, in the order in which their calls return.
-//! - Persistent requests, one-sided calls, scans, and collectives with counts for each member are not recorded. Their
-//!   time counts as computation.
+//! - A start of a persistent request is recorded as a non-blocking call.
+//! - A collective with a count for each member is recorded as messages ([`exchange`]).
+//! - One-sided calls, partitioned messages and collectives of neighbours are not recorded. Their time counts as
+//!   computation. Scans are left out with their time. Windows and scans leave a note, so that a replay can say so.
 //!
 //! Invariant: no function of the MPI library is called under the lock, except those that only read an object.
 
@@ -17,13 +19,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use weft_client::Operation;
-use weft_record::{ANY, Clock, Event, Source, VARIABLE, Writer};
+use weft_record::{ANY, Clock, Event, Omitted, Source, VARIABLE, Writer};
 
 use crate::mpi::{self, Abi, Handle, SUCCESS};
 use crate::plan::{Buffer, Call, Function};
 use crate::pmpi::{Constants, Pmpi};
 
+use exchange::Events;
+use kept::Kept;
+
 pub(crate) mod ends;
+mod exchange;
+pub(crate) mod kept;
 mod messages;
 
 /// Whether calls are recorded.
@@ -57,6 +64,8 @@ pub(crate) struct Recorder {
     contexts: FxHashMap<Handle, Context>,
     sizes: FxHashMap<Handle, u64>,
     requests: FxHashMap<Handle, Open>,
+    /// Persistent requests.
+    kept: FxHashMap<Handle, Kept>,
     last_id: u32,
     last_context: u32,
 }
@@ -69,6 +78,11 @@ pub(crate) struct Message {
     pub(crate) peer: c_int,
     pub(crate) tag: c_int,
     pub(crate) comm: Handle,
+}
+
+/// Whether a tag is `MPI_ANY_TAG`.
+const fn is_any(tag: c_int) -> bool {
+    tag < 0 && tag != exchange::TAG
 }
 
 /// Whether calls are recorded.
@@ -149,6 +163,7 @@ impl Recorder {
             contexts: FxHashMap::default(),
             sizes: FxHashMap::default(),
             requests: FxHashMap::default(),
+            kept: FxHashMap::default(),
             last_id: 0,
             last_context: 0,
         };
@@ -215,16 +230,31 @@ impl Recorder {
         self.contexts.remove(&comm);
     }
 
+    fn next_id(&mut self) -> u32 {
+        self.last_id = self.last_id.wrapping_add(1).max(1);
+        self.last_id
+    }
+
+    /// The request at a place of an array.
+    fn handle_at(&self, array: *mut c_void, index: usize) -> Handle {
+        // SAFETY: the program's requests, which the MPI library has accepted.
+        unsafe { self.pmpi.mpi.read(array, index) }
+    }
+
     /// A number for the request at this place; 0 without a place.
     fn request(&mut self, at: *mut c_void, wild: Option<Handle>) -> u32 {
         if at.is_null() {
             return 0;
         }
-        self.last_id = self.last_id.wrapping_add(1).max(1);
-        // SAFETY: the MPI library has written the program's request.
-        let handle = unsafe { self.pmpi.mpi.read(at, 0) };
-        self.requests.insert(handle, Open { id: self.last_id, wild });
-        self.last_id
+        let (id, handle) = (self.next_id(), self.handle_at(at, 0));
+        self.requests.insert(handle, Open { id, wild });
+        id
+    }
+
+    fn add_all(&mut self, events: &[Event], id: u32) {
+        for event in events {
+            self.writer.add(&event.with_request(id));
+        }
     }
 
     /// `MPI_ANY_SOURCE`.
@@ -232,32 +262,43 @@ impl Recorder {
         if self.pmpi.mpi.abi() == Abi::Mpich { -2 } else { -1 }
     }
 
-    /// Records a send. Without a place for a request it has ended.
-    pub(crate) fn send(&mut self, message: Message, request: *mut c_void) {
+    /// A send, without its request.
+    fn send_event(&mut self, message: Message) -> Option<Event> {
         let bytes = self.bytes(message.count, message.datatype);
         let Context { number: context, ranks } = self.context(message.comm);
-        let context = *context;
-        let to = usize::try_from(message.peer).ok().and_then(|peer| ranks.get(peer).copied());
-        let id = self.request(request, None);
-        if let Some(to) = to {
-            self.writer.add(&Event::Send { to, id, bytes, context, tag: message.tag.cast_unsigned() });
-        }
+        let (context, to) = (*context, *ranks.get(usize::try_from(message.peer).ok()?)?);
+        Some(Event::Send { to, id: 0, bytes, context, tag: message.tag.cast_unsigned() })
+    }
+
+    /// Records a send. Without a place for a request it has ended.
+    pub(crate) fn send(&mut self, message: Message, request: *mut c_void) {
+        let (event, id) = (self.send_event(message), self.request(request, None));
+        self.add_all(event.as_slice(), id);
+    }
+
+    /// The communicator of a receive of any source or tag.
+    fn wild(&self, message: Message) -> Option<Handle> {
+        let is_wild = message.peer == self.any_source() || is_any(message.tag);
+        is_wild.then_some(self.pmpi.mpi.handle(message.comm))
+    }
+
+    /// A receive from this source, without its request.
+    fn receive_event(&mut self, message: Message, source: c_int, tag: c_int) -> Option<Event> {
+        let bytes = self.bytes(message.count, message.datatype);
+        let any_source = self.any_source();
+        let Context { number: context, ranks } = self.context(message.comm);
+        let from = usize::try_from(source).ok().and_then(|source| ranks.get(source).copied());
+        let from = from.or_else(|| (source == any_source).then_some(ANY))?;
+        let tag = if is_any(tag) { ANY } else { tag.cast_unsigned() };
+        Some(Event::Receive { from, id: 0, bytes, context: *context, tag })
     }
 
     /// Records a receive. One without a place for a request has ended, and `status` tells its message.
     pub(crate) fn receive(&mut self, message: Message, request: *mut c_void, status: *const c_void) {
-        let bytes = self.bytes(message.count, message.datatype);
-        let any = message.peer == self.any_source();
-        let wild = (any || message.tag < 0).then_some(self.pmpi.mpi.handle(message.comm));
+        let wild = self.wild(message);
         let (source, tag) = if status.is_null() { (message.peer, message.tag) } else { self.read_status(status) };
-        let Context { number: context, ranks } = self.context(message.comm);
-        let context = *context;
-        let from = usize::try_from(source).ok().and_then(|source| ranks.get(source).copied());
-        let id = self.request(request, wild);
-        if from.is_some() || any && id > 0 {
-            let tag = if tag < 0 { ANY } else { tag.cast_unsigned() };
-            self.writer.add(&Event::Receive { from: from.unwrap_or(ANY), id, bytes, context, tag });
-        }
+        let (event, id) = (self.receive_event(message, source, tag), self.request(request, wild));
+        self.add_all(event.as_slice(), id);
     }
 
     fn read_status(&self, status: *const c_void) -> (c_int, c_int) {
@@ -270,7 +311,24 @@ impl Recorder {
 
     /// Records a collective. Without a place for a request it has ended.
     pub(crate) fn collective(&mut self, call: &Call, request: *mut c_void) {
-        let Function::Even(operation) = call.function else { return };
+        let events = self.collective_events(call);
+        let id = self.request(request, None);
+        if id > 0 || events.len() <= 1 {
+            return self.add_all(&events, id);
+        }
+        // Its messages are under way at the same time.
+        let id = self.next_id();
+        self.add_all(&events, id);
+        self.writer.add(&Event::Wait { from: ANY, id, tag: ANY });
+    }
+
+    /// The events of a collective, without its request.
+    fn collective_events(&mut self, call: &Call) -> Events {
+        let operation = match call.function {
+            Function::Even(operation) => operation,
+            Function::Uneven { operation, sent, received } => return self.exchange(call, operation, sent, received),
+            Function::Scan(_) => return Events::from_slice(&[Event::Omitted { call: Omitted::Scan }]),
+        };
         // Only the root's own side of these is sure to have the length of a block.
         let is_root = |recorder: &Self| recorder.pmpi.rank(call.comm) == usize::try_from(call.root).ok();
         let Buffer { count, datatype, .. } = match operation {
@@ -279,11 +337,20 @@ impl Recorder {
             _ => call.recv,
         };
         let bytes = if operation == Operation::Barrier { 0 } else { self.bytes(count, datatype) };
+        Events::from_slice(&[self.even(call, operation, bytes)])
+    }
+
+    /// A collective of blocks of one length.
+    fn even(&mut self, call: &Call, operation: Operation, bytes: u64) -> Event {
         let context = self.context(call.comm).number;
-        let id = self.request(request, None);
         // The order of both lists of operations is the same.
         let (operation, root) = (operation as u32, u32::try_from(call.root).unwrap_or(0));
-        self.writer.add(&Event::Collective { operation, id, bytes, context, root });
+        Event::Collective { operation, id: 0, bytes, context, root }
+    }
+
+    /// A window is made, whose accesses are not recorded.
+    fn window(&mut self) {
+        self.writer.add(&Event::Omitted { call: Omitted::Window });
     }
 
     /// The handle of a request, and whether the caller must let the MPI library write a status for it.

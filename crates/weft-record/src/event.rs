@@ -18,6 +18,19 @@ pub enum Source {
     Provider,
 }
 
+/// Calls that are not recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Omitted {
+    /// A window of memory, whose accesses by other processes are not recorded.
+    Window,
+    /// A scan.
+    Scan,
+}
+
+impl Omitted {
+    const ALL: [Self; 2] = [Self::Window, Self::Scan];
+}
+
 /// An event of a process. Requests have numbers above 0 that are used again after their end; 0 stands for a call that
 /// waits itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +118,11 @@ pub enum Event {
         /// Whether the bytes move to this process.
         reads: bool,
     },
+    /// A call is not recorded.
+    Omitted {
+        /// The kind of the call.
+        call: Omitted,
+    },
     /// The time since the start by both clocks: the duration of the ticks in front of events.
     Rate {
         /// Ticks of the processor's clock.
@@ -152,6 +170,7 @@ impl Event {
             Self::Access { to, id, bytes, reads } => (8, to, id, bytes, u64::from(reads)),
             Self::End { lasted_ns } => (9, 0, 0, lasted_ns, 0),
             Self::Rate { ticks, ns } => (10, 0, 0, ticks, ns),
+            Self::Omitted { call } => (11, 0, 0, call as u64, 0),
         };
         let words = [kind | gap << 8, high(a, b), c, d];
         let mut record = [0; RECORD_BYTES];
@@ -159,6 +178,19 @@ impl Event {
             *part = word.to_le_bytes();
         }
         record
+    }
+
+    /// The same start of an operation with a request.
+    #[must_use]
+    pub const fn with_request(mut self, request: u32) -> Self {
+        if let Self::Send { id, .. }
+        | Self::Receive { id, .. }
+        | Self::Collective { id, .. }
+        | Self::Access { id, .. } = &mut self
+        {
+            *id = request;
+        }
+        self
     }
 
     /// The event of a record, with the computation in front of it.
@@ -185,6 +217,7 @@ impl Event {
             8 => Self::Access { to: a, id: b, bytes: c, reads: d != 0 },
             9 => Self::End { lasted_ns: c },
             10 => Self::Rate { ticks: c, ns: d },
+            11 => Self::Omitted { call: *Omitted::ALL.get(usize::try_from(c).ok()?)? },
             _ => return None,
         };
         Some((first >> 8, event))
@@ -207,6 +240,7 @@ mod tests {
             Event::Wait { from: 1, id: 2, tag: 77 },
             Event::Collective { operation: 8, id: 0, bytes: 4096, context: 3, root: 2 },
             Event::Access { to: 1, id: 2, bytes: 9, reads: true },
+            Event::Omitted { call: Omitted::Scan },
             Event::Rate { ticks: 1 << 50, ns: 3 },
             Event::End { lasted_ns: u64::MAX },
         ];

@@ -29,7 +29,7 @@ mod reader;
 mod writer;
 
 pub use clock::Clock;
-pub use event::{ANY, Event, OWN, Source};
+pub use event::{ANY, Event, OWN, Omitted, Source};
 pub use reader::{Recording, Unreadable};
 pub use writer::Writer;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::event::{ANY, Event, RECORD_BYTES, Source};
+use crate::event::{ANY, Event, Omitted, RECORD_BYTES, Source};
 
 /// The recording of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct Recording {
     pub contexts: BTreeMap<u32, Vec<u32>>,
     /// The names of peers, for recordings of the provider.
     pub names: BTreeMap<u32, Vec<u8>>,
+    /// Calls that are not recorded.
+    pub omitted: BTreeMap<Omitted, usize>,
     /// How long the process ran. `None`: it was killed.
     pub lasted_ns: Option<u64>,
 }
@@ -54,7 +56,8 @@ impl Recording {
             return Err(Unreadable::NoRecording);
         };
         let (events, contexts, names) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let mut recording = Self { source, rank, ranks, events, contexts, names, lasted_ns: None };
+        let omitted = BTreeMap::new();
+        let mut recording = Self { source, rank, ranks, events, contexts, names, omitted, lasted_ns: None };
         // Computation in front of records that are no events belongs to the next event. A file that breaks off early
         // has no rate: nanoseconds are then the best guess.
         let (mut gap, mut rate) = (0, (1, 1));
@@ -68,6 +71,7 @@ impl Recording {
                     members.extend(ranks.into_iter().filter(|rank| *rank != ANY));
                 }
                 Event::Name { peer, part } => recording.names.entry(peer).or_default().extend(part),
+                Event::Omitted { call } => *recording.omitted.entry(call).or_default() += 1,
                 // The last one is the most exact.
                 Event::Rate { ticks, ns } => rate = (ticks.max(1), ns),
                 Event::End { lasted_ns } => recording.lasted_ns = Some(lasted_ns),

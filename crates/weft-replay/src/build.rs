@@ -78,6 +78,9 @@ pub fn build(recordings: &[Recording], costs: &Costs, choice: Choice<'_>) -> Res
     }
     let mut job = matched(&all);
     let lasted = by_rank.iter().map(|recording| recording.lasted_ns);
+    for (call, count) in by_rank.iter().flat_map(|recording| &recording.omitted) {
+        *job.omitted.entry(*call).or_default() += count;
+    }
     job.recorded_ns = lasted.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
     Ok(job)
 }
@@ -154,7 +157,8 @@ struct Builder<'a> {
     costs: &'a Costs,
     choice: Choice<'a>,
     done: Acts,
-    pending: FxHashMap<u32, Pending>,
+    /// By request. A collective with a count for each member has several messages.
+    pending: FxHashMap<u32, Vec<Pending>>,
     /// Collectives so far, by context.
     collectives: FxHashMap<u32, u64>,
 }
@@ -206,7 +210,7 @@ impl<'a> Builder<'a> {
                 if id == 0 {
                     self.done.acts.push(Act::Wait(at));
                 } else {
-                    self.pending.insert(id, Pending::Receive(at));
+                    self.pend(id, Pending::Receive(at));
                 }
             }
             Event::Wait { from, id, tag } => self.wait(id, (from, tag)),
@@ -216,6 +220,7 @@ impl<'a> Builder<'a> {
             Event::Start { .. }
             | Event::Members { .. }
             | Event::Name { .. }
+            | Event::Omitted { .. }
             | Event::Rate { .. }
             | Event::End { .. } => {}
         }
@@ -225,7 +230,7 @@ impl<'a> Builder<'a> {
     fn send(&mut self, to: u32, bytes: u64, id: u32, key: Key) {
         self.done.acts.push(Act::Send { to, bytes, key });
         if id > 0 {
-            self.pending.insert(id, Pending::Send);
+            self.pend(id, Pending::Send);
         } else if bytes >= LONG_BYTES {
             self.done.acts.push(Act::Step(Step::Drain));
         }
@@ -237,15 +242,26 @@ impl<'a> Builder<'a> {
         let at = self.done.reads.len() - 1;
         self.done.acts.push(Act::Read(at));
         if id > 0 {
-            self.pending.insert(id, Pending::Read(at));
+            self.pend(id, Pending::Read(at));
         }
     }
 
-    /// A request ends. A receive of any source or tag is told its message.
-    fn wait(&mut self, id: u32, (from, tag): (u32, u32)) {
-        match self.pending.remove(&id) {
-            Some(Pending::Send) => self.done.acts.push(Act::Step(Step::Drain)),
-            Some(Pending::Receive(at)) => {
+    fn pend(&mut self, id: u32, pending: Pending) {
+        self.pending.entry(id).or_default().push(pending);
+    }
+
+    /// A request ends. A receive of any source or tag is told its message. A request without anything pending is of a
+    /// kind that is not recorded.
+    fn wait(&mut self, id: u32, message: (u32, u32)) {
+        for pending in self.pending.remove(&id).unwrap_or_default() {
+            self.ended(pending, message);
+        }
+    }
+
+    fn ended(&mut self, pending: Pending, (from, tag): (u32, u32)) {
+        match pending {
+            Pending::Send => self.done.acts.push(Act::Step(Step::Drain)),
+            Pending::Receive(at) => {
                 let from = if from == ANY { ANY } else { self.peer(from) };
                 let receive = &mut self.done.receives[at];
                 if from != ANY {
@@ -256,10 +272,8 @@ impl<'a> Builder<'a> {
                 }
                 self.done.acts.push(Act::Wait(at));
             }
-            Some(Pending::Read(at)) => self.done.acts.push(Act::Answer(at)),
-            Some(Pending::Collective(rest)) => self.done.acts.extend(rest),
-            // The request is of a kind that is not recorded.
-            None => {}
+            Pending::Read(at) => self.done.acts.push(Act::Answer(at)),
+            Pending::Collective(rest) => self.done.acts.extend(rest),
         }
     }
 
@@ -292,7 +306,7 @@ impl<'a> Builder<'a> {
             self.done.acts.extend(acts);
         } else {
             self.done.acts.extend_from_slice(&acts[..now]);
-            self.pending.insert(id, Pending::Collective(acts[now..].to_vec()));
+            self.pend(id, Pending::Collective(acts[now..].to_vec()));
         }
         Ok(())
     }

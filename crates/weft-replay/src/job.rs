@@ -1,6 +1,9 @@
 //! A job: the steps of each rank, and the messages that it receives.
 
+use std::collections::BTreeMap;
+
 use rustc_hash::FxHashMap;
+use weft_record::Omitted;
 use weft_scale::step::Meeting;
 use weft_scale::{Arrival, Programs, Step};
 
@@ -32,6 +35,8 @@ pub struct Job {
     programs: Vec<Program>,
     /// Receives without a send, which the programs leave out: a process was killed, or not recorded.
     pub(crate) unmatched: usize,
+    /// Calls that are not recorded, of all ranks.
+    pub(crate) omitted: BTreeMap<Omitted, usize>,
     /// The nanoseconds for which the job ran, if it was recorded to its end.
     pub(crate) recorded_ns: Option<u64>,
 }
@@ -42,7 +47,7 @@ impl Job {
             let messages = program.messages.iter().zip(0..);
             program.ordinals = messages.map(|(message, ordinal)| ((message.from, message.number), ordinal)).collect();
         }
-        Self { programs, unmatched: 0, recorded_ns: None }
+        Self { programs, unmatched: 0, omitted: BTreeMap::new(), recorded_ns: None }
     }
 
     /// The steps of a rank.
@@ -61,6 +66,12 @@ impl Job {
     #[must_use]
     pub const fn unmatched(&self) -> usize {
         self.unmatched
+    }
+
+    /// Calls that are not recorded, of all ranks.
+    #[must_use]
+    pub const fn omitted(&self) -> &BTreeMap<Omitted, usize> {
+        &self.omitted
     }
 
     /// The nanoseconds for which the job ran, if it was recorded to its end.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::slice::from_ref;
 
 use weft_engine::collective::{Algorithm, Operation};
-use weft_record::{ANY, Event, OWN, Recording, Source};
+use weft_record::{ANY, Event, OWN, Omitted, Recording, Source};
 use weft_replay::tune::{self, Setting};
 use weft_replay::{Fault, Job, build, goal};
 use weft_scale::profile::{Costs, Path};
@@ -19,8 +19,8 @@ fn costs() -> Costs {
 
 fn recording(rank: u32, ranks: u32, events: &[(u64, Event)]) -> Recording {
     let contexts = BTreeMap::from([(0, (0..ranks).collect())]);
-    let (source, names, lasted_ns) = (Source::Mpi, BTreeMap::new(), Some(5));
-    Recording { source, rank, ranks, events: events.to_vec(), contexts, names, lasted_ns }
+    let (source, names, omitted, lasted_ns) = (Source::Mpi, BTreeMap::new(), BTreeMap::new(), Some(5));
+    Recording { source, rank, ranks, events: events.to_vec(), contexts, names, omitted, lasted_ns }
 }
 
 fn send(to: u32, id: u32, bytes: u64, tag: u32) -> Event {
@@ -179,6 +179,19 @@ fn incomplete_jobs_are_refused_and_killed_ranks_are_not() {
     let killed = recording(0, 2, &[(0, receive(1, 0, 1)), (0, send(1, 0, 8, 1))]);
     let job = build(&[killed, b], &costs(), &no_choice).unwrap();
     assert_eq!((job.unmatched(), end_ps(&job)), (2, 0));
+}
+
+#[test]
+fn a_request_of_several_messages_awaits_all() {
+    let mut exchange = recording(0, 3, &[(0, receive(1, 7, 4)), (0, receive(2, 7, 4)), (0, wait(7))]);
+    exchange.omitted.insert(Omitted::Scan, 2);
+    let late = |rank, work_ns| recording(rank, 3, &[(work_ns, send(0, 0, 8, 4))]);
+    // The receives are awaited in their order, and each takes 100.
+    for (times, more) in [([5, 9], 0), ([9, 5], 100)] {
+        let job = built(&[exchange.clone(), late(1, times[0]), late(2, times[1])]);
+        assert_eq!(end_ps(&job), 9000 + 100 + 1000 + 8 + 100 + more);
+        assert_eq!(job.omitted()[&Omitted::Scan], 2);
+    }
 }
 
 #[test]

@@ -36,7 +36,16 @@ fn job(operation: usize, ranks: u32, bytes: u64) -> Job {
         let work_ns = u64::from(rank * 7919 % 4001);
         let events = vec![(work_ns, collective), (4001 - work_ns, send), (0, receive), (0, collective)];
         let (contexts, names) = (BTreeMap::from([(0, (0..ranks).collect())]), BTreeMap::new());
-        Recording { source: Source::Mpi, rank, ranks, events, contexts, names, lasted_ns: None }
+        Recording {
+            source: Source::Mpi,
+            rank,
+            ranks,
+            events,
+            contexts,
+            names,
+            omitted: BTreeMap::new(),
+            lasted_ns: None,
+        }
     };
     build(&(0..ranks).map(recording).collect::<Vec<_>>(), &Costs::default(), &|_, _, _| None).unwrap()
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use weft_record::Recording;
+use weft_record::{Omitted, Recording};
 use weft_replay::tune::{rank, settings};
 use weft_replay::{Job, build, goal};
 use weft_scale::profile::Costs;
@@ -144,6 +144,9 @@ struct Prediction {
     recorded_s: Option<f64>,
     /// Receives and sends without a partner, which are left out.
     unmatched: usize,
+    /// Calls that are not recorded.
+    windows: usize,
+    scans: usize,
     hash: String,
 }
 
@@ -167,6 +170,13 @@ impl Text for Prediction {
                 self.unmatched
             );
         }
+        if self.windows > 0 {
+            text +=
+                &format!("Accesses to {} windows are not recorded: their time counts as computation.\n", self.windows);
+        }
+        if self.scans > 0 {
+            text += &format!("{} scans are left out with their time.\n", self.scans);
+        }
         text + &format!("trace hash {}\n", self.hash)
     }
 }
@@ -185,6 +195,7 @@ fn predict(options: &ReplayOptions) -> Result<(Prediction, Profile), String> {
     let job = job(&options.files, options.faster, &profile.costs)?;
     let outcome = Machine::new(&job, &profile.costs, Options::default()).run(|_, _| ());
     let outcome = outcome.map_err(|error| error.to_string())?;
+    let omitted = |call| job.omitted().get(&call).copied().unwrap_or(0);
     #[allow(clippy::cast_precision_loss)] // Times of jobs stay far below 2⁵³ ns.
     let prediction = Prediction {
         profile: profile.name.clone(),
@@ -195,6 +206,8 @@ fn predict(options: &ReplayOptions) -> Result<(Prediction, Profile), String> {
         computed_s: seconds((0..job.ranks()).map(|rank| job.computed_ps(rank)).max().unwrap_or(0)),
         recorded_s: job.recorded_ns().map(|ns| ns as f64 / 1e9),
         unmatched: job.unmatched(),
+        windows: omitted(Omitted::Window),
+        scans: omitted(Omitted::Scan),
         hash: format!("{:016x}", outcome.hash),
     };
     Ok((prediction, profile))

@@ -8,7 +8,7 @@ use crate::exports::{export, export_large};
 use crate::mpi::{Handle, pmpi};
 
 #[allow(clippy::cast_lossless, clippy::useless_conversion)]
-fn message(count: impl Into<i64>, datatype: Handle, peer: c_int, comm: Handle, tag: c_int) -> Message {
+pub(super) fn message(count: impl Into<i64>, datatype: Handle, peer: c_int, comm: Handle, tag: c_int) -> Message {
     Message { count: count.into(), datatype, peer, tag, comm }
 }
 
@@ -159,6 +159,19 @@ export! {
     } else {
         library()
     }
+}
+// The accesses of a window are not recorded, which the recording says.
+export! {
+    [c_int] MPI_Win_create(base: pointer, bytes: pointer, unit: int, info: handle, comm: handle, window: pointer)
+    |library| around(library, Recorder::window)
+}
+export! {
+    [c_int] MPI_Win_allocate(bytes: pointer, unit: int, info: handle, comm: handle, base: pointer, window: pointer)
+    |library| around(library, Recorder::window)
+}
+export! {
+    [c_int] MPI_Win_create_dynamic(info: handle, comm: handle, window: pointer)
+    |library| around(library, Recorder::window)
 }
 // The time of a probe is no computation.
 export! {
