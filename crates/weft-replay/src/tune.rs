@@ -4,7 +4,8 @@
 //! Place in the data flow: [`settings`] lists what may help the job of some recordings. [`rank`] simulates the job with
 //! each of them.
 //!
-//! A setting is simulated alone, with all others as they are.
+//! A setting is simulated alone, with all others as they are. Thresholds and streams are also simulated without shared
+//! memory. No variable selects an algorithm: those are for developers.
 
 use weft_engine::collective::{Algorithm, Operation, compile_as, select};
 use weft_record::{Event, Recording};
@@ -28,38 +29,53 @@ const fn algorithms(operation: Operation) -> &'static [Algorithm] {
     }
 }
 
-/// Lengths from which messages may be announced first.
-const THRESHOLDS: [u64; 4] = [4 << 10, 16 << 10, 64 << 10, 1 << 20];
+/// Lengths from which messages may be announced first. No device sends much longer ones without.
+const THRESHOLDS: [u64; 3] = [1, 4 << 10, 16 << 10];
 /// Numbers of streams.
 const STREAMS: [u64; 2] = [2, 4];
 
-/// A setting that differs from the present ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Setting {
-    /// All as it is.
-    Present,
-    /// Collectives of this operation and bytes of a block have another algorithm.
-    Algorithm(Operation, u64, Algorithm),
+/// Settings that differ from the present ones. The default is the present ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Setting {
+    /// Collectives of this operation and bytes of a block have another algorithm. No variable selects it.
+    pub algorithm: Option<(Operation, u64, Algorithm)>,
+    /// Messages within a host take the way between hosts.
+    pub one_network: bool,
+    /// Collectives within a host are messages.
+    pub no_boards: bool,
     /// Messages of this length are announced first.
-    AnnounceFrom(u64),
-    /// Messages within a host take the way between hosts (FI_WEFT_SHM=no).
-    OneNetwork,
-    /// Collectives within a host are messages (FI_WEFT_COLL_BOARDS=no).
-    NoBoards,
-    /// This many streams carry the messages between hosts, each at the present rate.
-    Streams(u64),
+    pub announce_from: Option<u64>,
+    /// This many streams carry the messages between hosts.
+    pub streams: Option<u64>,
+}
+
+impl Setting {
+    /// The variables that select it. `None`: it cannot be selected.
+    #[must_use]
+    pub fn variables(&self) -> Option<String> {
+        let given = [
+            self.one_network.then(|| "FI_WEFT_SHM=no".to_owned()),
+            self.no_boards.then(|| "FI_WEFT_COLL_BOARDS=no".to_owned()),
+            self.announce_from.map(|from| format!("FI_WEFT_EAGER_BYTES={}", from.saturating_sub(1))),
+            self.streams.map(|count| format!("FI_WEFT_TCP_STREAMS={count}")),
+        ];
+        self.algorithm.is_none().then(|| given.into_iter().flatten().collect::<Vec<_>>().join(" "))
+    }
 }
 
 impl std::fmt::Display for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Present => f.write_str("present settings"),
-            Self::Algorithm(operation, bytes, algorithm) => write!(f, "{operation:?} of {bytes} B by {algorithm:?}"),
-            Self::AnnounceFrom(bytes) => write!(f, "messages announced first from {bytes} B"),
-            Self::OneNetwork => f.write_str("no shared memory"),
-            Self::NoBoards => f.write_str("no boards"),
-            Self::Streams(count) => write!(f, "{count} streams between hosts"),
-        }
+        let algorithm = |(operation, bytes, algorithm)| format!("{operation:?} of {bytes} B by {algorithm:?}");
+        let given = [
+            self.algorithm.map(algorithm),
+            self.one_network.then(|| "no shared memory".to_owned()),
+            self.no_boards.then(|| "no boards".to_owned()),
+            self.announce_from.map(|from| format!("messages announced first from {from} B")),
+            self.streams.map(|count| format!("{count} streams between hosts")),
+        ];
+        let given: Vec<String> = given.into_iter().flatten().collect();
+        f.write_str(if given.is_empty() { "present settings" } else { "" })?;
+        f.write_str(&given.join(", "))
     }
 }
 
@@ -75,7 +91,8 @@ pub struct Rated {
 /// The settings that may change the time of this job, the present ones first.
 #[must_use]
 pub fn settings(recordings: &[Recording], costs: &Costs) -> Vec<Setting> {
-    let mut all = vec![Setting::Present];
+    let present = Setting::default();
+    let mut all = vec![present];
     let mut seen = Vec::new();
     for (recording, event) in recordings.iter().flat_map(|one| one.events.iter().map(move |(_, event)| (one, event))) {
         let Event::Collective { operation, bytes, context, .. } = *event else { continue };
@@ -84,17 +101,19 @@ pub fn settings(recordings: &[Recording], costs: &Costs) -> Vec<Setting> {
             && !seen.contains(&(operation, bytes, members))
         {
             seen.push((operation, bytes, members));
-            all.extend(others(operation, bytes, members).map(|other| Setting::Algorithm(operation, bytes, other)));
+            let algorithm = |other| Setting { algorithm: Some((operation, bytes, other)), ..present };
+            all.extend(others(operation, bytes, members).map(algorithm));
         }
     }
-    all.extend(THRESHOLDS.map(Setting::AnnounceFrom));
+    all.extend(on_network(present));
     if costs.near.is_some() {
-        all.push(Setting::OneNetwork);
+        let one_network = Setting { one_network: true, ..present };
+        all.push(one_network);
+        all.extend(on_network(one_network));
     }
     if costs.collective.board.is_some() {
-        all.push(Setting::NoBoards);
+        all.push(Setting { no_boards: true, ..present });
     }
-    all.extend(STREAMS.map(Setting::Streams));
     let mut kept = Vec::new();
     all.retain(|setting| {
         !kept.contains(setting) && {
@@ -103,6 +122,12 @@ pub fn settings(recordings: &[Recording], costs: &Costs) -> Vec<Setting> {
         }
     });
     all
+}
+
+/// Thresholds and streams, beside other settings.
+fn on_network(beside: Setting) -> impl Iterator<Item = Setting> {
+    let thresholds = THRESHOLDS.map(|from| Setting { announce_from: Some(from), ..beside });
+    thresholds.into_iter().chain(STREAMS.map(|count| Setting { streams: Some(count), ..beside }))
 }
 
 /// Algorithms that give other schedules than the one that the size selects.
@@ -127,21 +152,23 @@ pub fn rank(recordings: &[Recording], costs: &Costs, settings: &[Setting]) -> Re
     let mut rated = Vec::with_capacity(settings.len());
     for &setting in settings {
         let mut costs = costs.clone();
-        let chosen = |operation, bytes, _| match setting {
-            Setting::Algorithm(of, length, algorithm) if (of, length) == (operation, bytes) => Some(algorithm),
+        let chosen = |operation, bytes, _| match setting.algorithm {
+            Some((of, length, algorithm)) if (of, length) == (operation, bytes) => Some(algorithm),
             _ => None,
         };
-        match setting {
-            Setting::Present | Setting::Algorithm(..) => {}
-            Setting::AnnounceFrom(from) => {
-                costs.far.rendezvous_from = Some(from);
-                if let Some(near) = &mut costs.near {
-                    near.rendezvous_from = Some(from);
-                }
+        if let Some(from) = setting.announce_from {
+            for path in costs.near.iter_mut().chain([&mut costs.far]) {
+                path.rendezvous_from = Some(from);
             }
-            Setting::OneNetwork => (costs.near, costs.collective.board) = (None, None),
-            Setting::NoBoards => costs.collective.board = None,
-            Setting::Streams(count) => costs.far.byte /= count,
+        }
+        if setting.one_network || setting.no_boards {
+            costs.collective.board = None;
+        }
+        if setting.one_network {
+            costs.near = None;
+        }
+        if let Some(count) = setting.streams {
+            costs.far.byte = (costs.far.byte / count).max(costs.far.least_byte.min(costs.far.byte));
         }
         let job = build(recordings, &costs, &chosen)?;
         let outcome = Machine::new(&job, &costs, Options::default()).run(|_, _| ());

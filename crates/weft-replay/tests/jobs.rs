@@ -247,11 +247,18 @@ fn settings_are_ranked_for_a_job() {
     let ranks: Vec<Recording> = (0..8).map(|rank| recording(rank, 8, &[(0, reduce)])).collect();
     let costs = costs();
     let settings = tune::settings(&ranks, &costs);
-    assert!(settings.contains(&Setting::Algorithm(Operation::AllReduce, 1 << 16, Algorithm::RecursiveDoubling)));
+    let present = Setting::default();
+    let algorithm = Some((Operation::AllReduce, 1 << 16, Algorithm::RecursiveDoubling));
+    let (doubling, streams) = (Setting { algorithm, ..present }, Setting { streams: Some(4), ..present });
+    assert!(settings.contains(&doubling) && doubling.variables().is_none());
+    assert_eq!(streams.variables().unwrap(), "FI_WEFT_TCP_STREAMS=4");
     let rated = tune::rank(&ranks, &costs, &settings).unwrap();
     assert_eq!(rated.len(), settings.len());
     let of = |wanted: Setting| rated.iter().position(|one| one.setting == wanted).unwrap();
-    let doubling = of(Setting::Algorithm(Operation::AllReduce, 1 << 16, Algorithm::RecursiveDoubling));
-    assert!(of(Setting::Streams(4)) < of(Setting::Present), "{rated:?}");
-    assert!(of(Setting::Present) < doubling, "doubling moves more bytes: {rated:?}");
+    assert!(of(streams) < of(present), "{rated:?}");
+    assert!(of(present) < of(doubling), "doubling moves more bytes: {rated:?}");
+    // Where processors move the bytes, streams do not help.
+    let bound = Costs { far: Path { least_byte: 1, ..costs.far.clone() }, ..costs };
+    let rated = tune::rank(&ranks, &bound, &[present, streams]).unwrap();
+    assert_eq!(rated[0].end_ps, rated[1].end_ps);
 }

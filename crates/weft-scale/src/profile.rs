@@ -96,6 +96,8 @@ pub struct Path {
     pub gap: u64,
     /// For each byte of a message (G).
     pub byte: u64,
+    /// For each byte, however many streams carry a message: what processors and memory need.
+    pub least_byte: u64,
     /// The processor's time for each byte of a short message.
     pub cpu_byte: u64,
     /// The most time by which a message is late, chosen at random for each.
@@ -311,6 +313,7 @@ impl Path {
             "latency" => self.latency = time(is)?,
             "gap" => self.gap = time(is)?,
             "byte" => self.byte = time_per_byte(is)?,
+            "least_byte" => self.least_byte = time_per_byte(is)?,
             "cpu_byte" => self.cpu_byte = time_per_byte(is)?,
             "jitter" => self.jitter = time(is)?,
             "rendezvous_from" => self.rendezvous_from = Some(bytes(is)?),

@@ -47,7 +47,8 @@ pub(crate) struct ReplayOptions {
 
 /// Ranks settings for a recorded job: algorithms of its collectives, thresholds, networks and streams.
 ///
-/// Each setting is simulated alone, with all others as they are. The fastest comes first.
+/// Each setting is simulated alone, with all others as they are. The fastest comes first. The last column has the
+/// variables that select it. No variable selects an algorithm.
 #[derive(Args)]
 pub(crate) struct TuneOptions {
     /// The files of all ranks, or FILE as it was given to FI_WEFT_RECORD.
@@ -245,6 +246,8 @@ struct Ranking {
 #[derive(Serialize)]
 struct Row {
     setting: String,
+    /// The variables that select it. `None`: no variable does.
+    variables: Option<String>,
     predicted_s: f64,
     /// The change against the present settings, in percent.
     change_percent: f64,
@@ -252,8 +255,12 @@ struct Row {
 
 impl Text for Ranking {
     fn text(&self) -> String {
-        let row = |row: &Row| [row.setting.clone(), time(row.predicted_s), format!("{:+.1} %", row.change_percent)];
-        table(["setting", "predicted time", "change"], self.settings.iter().map(row))
+        let heads = ["setting", "predicted time", "change", "variables"];
+        let row = |row: &Row| {
+            let variables = row.variables.clone().unwrap_or_else(|| "none selects it".to_owned());
+            [row.setting.clone(), time(row.predicted_s), format!("{:+.1} %", row.change_percent), variables]
+        };
+        table(heads, self.settings.iter().map(row))
     }
 }
 
@@ -265,6 +272,7 @@ fn ranking(options: &TuneOptions) -> Result<Ranking, String> {
     let present = rated.iter().find(|one| Some(&one.setting) == settings.first()).map_or(0, |one| one.end_ps);
     let rows = rated.iter().map(|one| Row {
         setting: one.setting.to_string(),
+        variables: one.setting.variables(),
         predicted_s: seconds(one.end_ps),
         change_percent: (seconds(one.end_ps) / seconds(present.max(1)) - 1.0) * 100.0,
     });
