@@ -1,5 +1,5 @@
-//! `weft sim profile --measure` and `--check`: the profiles `shm` and `tcp` of this machine, from `weft bench`, and
-//! their predictions beside measured times.
+//! `weft sim profile --measure` and `--check`: the profiles `shm` and `tcp` of this machine, from `weft bench`, both as
+//! one profile `machine`, and predictions beside measured times.
 //!
 //! Place in the data flow: starts this command again as `weft bench`, and turns its results into the costs of a
 //! profile, or compares them with the predictions of [`latency_ps`].
@@ -122,29 +122,36 @@ struct Times {
 
 impl Times {
     /// The costs of messages.
-    fn text(&self, way: Way, processors: u32) -> String {
+    fn path(&self) -> String {
         let Self { short, medium, long, line, .. } = *self;
         #[allow(clippy::cast_precision_loss)] // Below 2^53.
         let byte = ((long - medium) / (LONG - MEDIUM) as f64).max(0.0) * 1e3;
         let latency = line.min(short / 3.0).max(0.001);
         let each = (short - latency) / 2.0;
-        let path = format!(
+        format!(
             "send = {{ is = \"{each:.3} ns\", source = \"half of {short:.0} ns for 8 bytes (weft bench pingpong), less latency\" }}\n\
              receive = {{ is = \"{each:.3} ns\", source = \"as send\" }}\n\
              latency = {{ is = \"{latency:.3} ns\", source = \"a cache line: processors perform the rest in their calls\" }}\n\
-             byte = {{ is = \"{byte:.1} ps/B\", source = \"measured: {medium:.0} ns for 64 KiB, {long:.0} ns for 1 MiB (weft bench pingpong)\" }}\n"
-        );
-        format!(
-            "name = \"{}\"\nabout = \"{}\"\n\n[machine]\n\
-             ranks_per_host = {{ is = \"64\", source = \"all ranks of a job on this machine\" }}\n\
-             processors = {{ is = \"{processors}\", source = \"this machine\" }}\n\n\
-             [near]\n{path}\n[far]\n{path}\n\
-             [cpu]\ncopy_byte = {{ is = \"100 ps/B\", source = \"assumed: 10 GB/s\" }}\n\
-             reduce_byte = {{ is = \"200 ps/B\", source = \"assumed: 5 GB/s\" }}\n\n\
-             [collective]\nline = {{ is = \"{line:.3} ns\", source = \"measured (weft bench pingpong, {LINE})\" }}\n",
-            way.name, way.about,
+             byte = {{ is = \"{byte:.1} ps/B\", source = \"measured: {medium:.0} ns for 64 KiB, {long:.0} ns for 1 MiB (weft bench pingpong)\" }}\n\
+             least_byte = {{ is = \"{byte:.1} ps/B\", source = \"processors move the bytes: streams do not help\" }}\n"
         )
     }
+}
+
+/// The part of a profile that is not fitted, with the costs of messages on both ways.
+fn text((name, about): (&str, &str), near: &Times, far: &Times, processors: u32) -> String {
+    format!(
+        "name = \"{name}\"\nabout = \"{about}\"\n\n[machine]\n\
+         ranks_per_host = {{ is = \"64\", source = \"all ranks of a job on this machine\" }}\n\
+         processors = {{ is = \"{processors}\", source = \"this machine\" }}\n\n\
+         [near]\n{}\n[far]\n{}\n\
+         [cpu]\ncopy_byte = {{ is = \"100 ps/B\", source = \"assumed: 10 GB/s\" }}\n\
+         reduce_byte = {{ is = \"200 ps/B\", source = \"assumed: 5 GB/s\" }}\n\n\
+         [collective]\nline = {{ is = \"{:.3} ns\", source = \"measured (weft bench pingpong, {LINE})\" }}\n",
+        near.path(),
+        far.path(),
+        near.line,
+    )
 }
 
 /// Ranks for each processor in the barriers to which the costs of shared processors are fitted.
@@ -156,8 +163,11 @@ fn fitted(processors: u32) -> [u32; 3] {
     [2, few, many]
 }
 
-/// The name of the cost of the layer.
-fn layer(way: Way) -> (&'static str, fn(&mut Costs, u64)) {
+/// The name of a cost, and the function that sets it.
+type Cost = (&'static str, fn(&mut Costs, u64));
+
+/// The cost of the layer.
+fn layer(way: Way) -> Cost {
     if way.name == "shm" {
         ("board", |costs, ps| costs.collective.board = Some(ps))
     } else {
@@ -175,34 +185,44 @@ fn nanoseconds(ps: u64) -> f64 {
     ps as f64 / 1e3
 }
 
-/// The text of a profile, with the costs that are fitted.
-fn profile(way: Way, times: &Times, processors: u32) -> io::Result<String> {
-    let mut text = times.text(way, processors);
+/// The lines of costs that are fitted, and the text of the profile of a way.
+fn profile(way: Way, times: &Times, processors: u32) -> io::Result<(Vec<String>, String)> {
+    let mut text = text((way.name, way.about), times, times, processors);
     let parsed = |text: &str| Profile::parse(text).map(|profile| profile.costs).map_err(io::Error::other);
-    let (name, set_layer) = layer(way);
-    let costs: [(&str, fn(&mut Costs, u64)); 3] = [
-        (name, set_layer),
+    let costs: [Cost; 3] = [
+        layer(way),
         ("turn", |costs, ps| costs.collective.turn = ps),
         ("refill", |costs, ps| costs.collective.refill = ps),
     ];
     // With many processors no more ranks are measured than for the turn.
     let [_, few, many] = fitted(processors);
     let count = if many > few { 3 } else { 2 };
+    let mut lines = Vec::new();
     for (((name, set), ranks), measured) in costs.into_iter().zip(fitted(processors)).zip(times.barriers).take(count) {
         let ps = fit(&parsed(&text)?, set, (Operation::Barrier, ranks, 0), picoseconds(measured));
         let ns = nanoseconds(ps.map_err(io::Error::other)?);
-        text += &format!(
+        let line = format!(
             "{name} = {{ is = \"{ns:.3} ns\", source = \"weft bench collective\", fit = \"barrier of {ranks} ranks: {measured:.0} ns\" }}\n"
         );
+        text += &line;
+        lines.push(line);
     }
-    Ok(text)
+    Ok((lines, text))
+}
+
+/// Both ways in one profile, for jobs that may use either.
+fn both([shm, tcp]: [(&Times, &[String]); 2], processors: u32) -> String {
+    let mut text = text(("machine", "weft between processes of this machine"), shm.0, tcp.0, processors);
+    // The layer over messages is that of TCP, and turns are those of shared memory.
+    text.extend(tcp.1.iter().take(1).chain(shm.1).map(String::as_str));
+    text
 }
 
 fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
 }
 
-/// Measures, and writes `shm.toml` and `tcp.toml` into a folder. Returns their paths.
+/// Measures, and writes `shm.toml`, `tcp.toml` and `machine.toml` into a folder. Returns their paths.
 pub(super) fn measure(folder: &Path, effort: &Effort) -> io::Result<Vec<PathBuf>> {
     std::fs::create_dir_all(folder)?;
     let processors = processors();
@@ -210,7 +230,8 @@ pub(super) fn measure(folder: &Path, effort: &Effort) -> io::Result<Vec<PathBuf>
     let pairs = bench(folder, &["pingpong", "--sizes", &sizes], effort)?;
     let members = fitted(processors).map(|ranks| ranks.to_string()).join(",");
     let groups = bench(folder, &["collective", "--coll", "barrier", "--sizes", "8", "--members", &members], effort)?;
-    let mut written = Vec::new();
+    let mut texts = Vec::new();
+    let mut ways = Vec::new();
     for way in WAYS {
         // The median of single operations: a preempted one does not change it.
         let time = |bytes| {
@@ -230,11 +251,18 @@ pub(super) fn measure(folder: &Path, effort: &Effort) -> io::Result<Vec<PathBuf>
             line: line.ok_or_else(|| no_result(LINE))?,
             barriers: [barrier(two)?, barrier(few)?, barrier(many)?],
         };
-        let file = folder.join(format!("{}.toml", way.name));
-        std::fs::write(&file, profile(way, &times, processors)?)?;
-        written.push(file);
+        let (lines, text) = profile(way, &times, processors)?;
+        texts.push((way.name, text));
+        ways.push((times, lines));
     }
-    Ok(written)
+    if let [(shm, board), (tcp, call)] = ways.as_slice() {
+        texts.push(("machine", both([(shm, board), (tcp, call)], processors)));
+    }
+    let write = |(name, text): &(&str, String)| {
+        let file = folder.join(format!("{name}.toml"));
+        std::fs::write(&file, text).map(|()| file)
+    };
+    texts.iter().map(write).collect()
 }
 
 /// The time of a collective, if the row has it: that of the fastest batch. Other programs and the scheduler disturb
@@ -335,7 +363,7 @@ mod tests {
 
     /// Costs that are like those of a machine with two processors.
     fn costs(way: Way, times: &Times) -> Costs {
-        Profile::parse(&profile(way, times, 2).unwrap()).unwrap().costs
+        Profile::parse(&profile(way, times, 2).unwrap().1).unwrap().costs
     }
 
     fn time_ns(costs: &Costs, operation: Operation, ranks: u32, bytes: u64) -> f64 {
@@ -368,6 +396,9 @@ mod tests {
         assert!((time_ns(&costs, Operation::Barrier, 2, 0) - 400.0).abs() < 10.0);
         assert!((time_ns(&costs, Operation::Barrier, 4, 0) - 4_000.0).abs() < 100.0);
         assert!((time_ns(&costs, Operation::Barrier, 16, 0) - 34_000.0).abs() < 700.0);
+        let [call, board] = ["call", "board"].map(|name| [format!("{name} = {{ is = \"1 ns\", source = \"\" }}\n")]);
+        let machine = Profile::parse(&both([(&times, &board), (&times, &call)], 2)).unwrap().costs;
+        assert_eq!((machine.collective.call, machine.collective.board), (1000, Some(1000)));
         // The others wait for the root alone.
         assert!(time_ns(&costs, Operation::Broadcast, 16, 8) < 24_000.0);
     }

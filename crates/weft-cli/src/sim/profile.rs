@@ -21,7 +21,8 @@ use crate::render::{self, Text, table};
 pub(crate) struct ProfileOptions {
     /// A known profile, or the path of a file.
     name: Option<String>,
-    /// Measure this machine by `weft bench`, and write the profiles shm.toml and tcp.toml to this folder.
+    /// Measure this machine by `weft bench`, and write the profiles shm.toml, tcp.toml and machine.toml (both)
+    /// to this folder.
     #[arg(long, value_name = "FOLDER", conflicts_with = "name")]
     measure: Option<PathBuf>,
     /// Measure collectives of this machine, and print the times beside those that shm.toml and tcp.toml
