@@ -168,6 +168,8 @@ impl Recorder {
             last_context: 0,
         };
         recorder.define(constants.world, 0);
+        // A process that is killed soon is a rank all the same.
+        recorder.writer.flush();
         Some(recorder)
     }
 

@@ -94,6 +94,8 @@ pub(crate) fn enabled(name: &EpName, book: &Book) {
         recorder.writer.add_name(OWN | recorder.endpoints, &bytes(name));
         recorder.endpoints += 1;
         recorder.book.get_or_insert_with(|| book.clone());
+        // A process that is killed soon is a rank all the same.
+        recorder.writer.flush();
     });
 }
 

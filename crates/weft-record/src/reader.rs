@@ -124,6 +124,8 @@ mod tests {
         assert!((20_000_000..whole.lasted_ns.unwrap()).contains(&computed_ns), "{computed_ns}");
         let killed = Recording::read(&bytes[..bytes.len() / 2 + 5]).unwrap();
         assert!(killed.lasted_ns.is_none() && killed.events.len() > 2000);
+        let early = Recording::read(&bytes[..64]).unwrap();
+        assert!(early.lasted_ns.is_none() && early.events.is_empty(), "killed behind its start");
         assert_eq!(Recording::read(b"#!/bin/sh").unwrap_err(), Unreadable::NoRecording);
         assert_eq!(Recording::read(&[bytes[..64].to_vec(), vec![0xff; 32]].concat()), Err(Unreadable::Record(2)));
     }

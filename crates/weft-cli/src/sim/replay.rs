@@ -102,7 +102,17 @@ fn recordings(named: &[PathBuf]) -> Result<Vec<Recording>, String> {
         let bytes = read(path)?;
         Recording::read(&bytes).map_err(|error| format!("{}: {error}", path.display()))
     };
-    files(named).iter().map(recording).collect()
+    let found = files(named);
+    if let [one] = found.as_slice()
+        && !one.exists()
+    {
+        return Err(format!(
+            "there is no {0}, {0}.0 or {0}.fi.PID: no process has used weft with FI_WEFT_RECORD set. The MPI library may \
+             carry messages within a host itself",
+            one.display()
+        ));
+    }
+    found.iter().map(recording).collect()
 }
 
 /// The job of the files, at `faster` times the speed of computation.
