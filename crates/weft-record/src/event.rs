@@ -180,7 +180,7 @@ impl Event {
         record
     }
 
-    /// The same start of an operation with a request.
+    /// This start of an operation, with a request.
     #[must_use]
     pub const fn with_request(mut self, request: u32) -> Self {
         if let Self::Send { id, .. }

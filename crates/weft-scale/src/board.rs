@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: [`OnBoard`] is the program of each member, as `weft_engine`'s `board` describes it. A member
 //! writes its slot and reports its arrival. The last one combines the slots, if the operation reduces, and lets the
-//! others go on. A root that alone contributes lets them go on at once. Each then reads the slots that it needs. Each access costs the passage of a cache line, writes
-//! included: another member has read the slot in the last operation.
+//! others go on. A root that alone contributes lets them go on at once. Each then reads the slots that it needs. Each
+//! access costs the passage of a cache line, writes included: another member has read the slot in the last operation.
 
 use weft_engine::collective::{Operation, Request};
 
