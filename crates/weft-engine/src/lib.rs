@@ -37,8 +37,8 @@ pub use api::{Probe, Role};
 pub use engine::stats;
 pub use engine::waits;
 pub use engine::{
-    CollectiveOp, ConnEvent, Custom, CustomFn, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Pool,
-    PooledReleases, ReleaseGuard,
+    CollectiveOp, ConnEvent, Custom, CustomFn, Elements, Engine, GroupId, MAX_CONN_DATA, PEER, PeerNames, Performed,
+    Pool, PooledReleases, ReleaseGuard,
 };
 
 /// The longest atomic operation, in bytes at the target.

@@ -117,7 +117,12 @@ impl Iov {
     #[inline]
     pub fn read(&self, dst: &mut [u8]) -> usize {
         let n = dst.len().min(self.len);
-        if n > 0 {
+        if n == 8 {
+            // As in `write`.
+            // SAFETY: by the contract of `new` there are 8 readable bytes, and `[u8; 8]` needs no alignment.
+            let word = unsafe { self.ptr.cast::<[u8; 8]>().read() };
+            dst[..8].copy_from_slice(&word);
+        } else if n > 0 {
             // SAFETY: by the contract of `new` the source is readable for `len >= n` bytes, and `dst` is a
             // live exclusive slice.
             unsafe { std::ptr::copy(self.ptr, dst.as_mut_ptr(), n) };

@@ -12,6 +12,8 @@ use crate::mem::Iov;
 
 /// Bytes that are combined at a time, a multiple of every type's size. Both operands fit the first-level cache.
 const CHUNK_BYTES: usize = 1024;
+/// The longest array with copies of their own, which cost less to clear.
+const SHORT_BYTES: usize = 64;
 
 /// A valid combination of type and operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,16 +70,22 @@ impl Reduction {
             Type::DoubleComplex => chunks::<Complex<f64>>,
             Type::LongDoubleComplex => chunks::<Complex<Extended>>,
         };
-        combine(self.op, from, into, order);
+        if into.len() <= SHORT_BYTES {
+            combine(self.op, from, into, order, &mut [[0; SHORT_BYTES]; 3].each_mut().map(|bytes| &mut bytes[..]));
+        } else {
+            combine(self.op, from, into, order, &mut [[0; CHUNK_BYTES]; 3].each_mut().map(|bytes| &mut bytes[..]));
+        }
     }
 }
 
-/// Combines both arrays, a chunk at a time: client memory is copied and never viewed as a slice.
-fn chunks<T: Number>(op: Op, from: &Iov, into: &Iov, order: Order) {
-    let (mut theirs, mut mine, mut combined) = ([0; CHUNK_BYTES], [0; CHUNK_BYTES], [0; CHUNK_BYTES]);
-    for at in (0..into.len()).step_by(CHUNK_BYTES) {
-        let (source, target) = (from.slice(at, CHUNK_BYTES), into.slice(at, CHUNK_BYTES));
-        let len = source.read(&mut theirs).min(target.read(&mut mine));
+/// Combines both arrays, a chunk at a time: client memory is copied and never viewed as a slice. `copies` is memory for
+/// the chunks of both, and for the result.
+fn chunks<T: Number>(op: Op, from: &Iov, into: &Iov, order: Order, copies: &mut [&mut [u8]; 3]) {
+    let [theirs, mine, combined] = copies;
+    let chunk = combined.len();
+    for at in (0..into.len()).step_by(chunk) {
+        let (source, target) = (from.slice(at, chunk), into.slice(at, chunk));
+        let len = source.read(theirs).min(target.read(mine));
         let len = len - len % size_of::<T>();
         // The order is chosen outside of the loops, which have one copy for both.
         let (first, second) = match order {

@@ -11,12 +11,16 @@
 //! the slot of the first member, and releases the others. No thread and no message is needed. The *result*
 //! serves groups on several hosts.
 //!
+//! A *direct* board serves few members on one host. Each member writes its own slot alone, and combines all
+//! contributions by itself. A short contribution lies in the line of its counters, so that one line moves from each
+//! member to each other one, where the counters of a bank move several times (`direct.rs`).
+//!
 //! Layout, in words of 8 bytes:
 //! ```text
 //! arena: | short part of board 0 | short part of board 1 | … | long part of board 0 | … |
 //! short: | leavers, vacant | bank 0 | bank 1 | … |
 //! bank:  | arrived, departed, combiner, shapes | released, agreed | result | slot of member 0 | slot of member 1 | … |
-//! slot:  | entered, shape | contribution |
+//! slot:  | entered, shape, left, finished, tiny contribution | contribution |
 //! long:  | results and contributions of bank 0 | … |
 //! ```
 //! The parts of a bank begin 128 bytes after one another, because processors fetch cache lines in pairs. Members
@@ -38,6 +42,7 @@
 //! are only copied and combined.
 
 mod bank;
+mod direct;
 mod shape;
 
 /// The atomics of the counters, which a model checker replaces.
@@ -46,6 +51,7 @@ mod sync {
 }
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,6 +63,8 @@ pub(crate) use shape::Shape;
 
 /// Longest contribution of one member, and longest result, in bytes.
 pub(crate) const SLOT_BYTES: usize = 16 * 1024;
+/// Longest contribution that lies in the line of a slot's counters, in bytes.
+pub(crate) const TINY_BYTES: usize = 32;
 /// Longest contribution that lies beside the counters, in bytes.
 pub(crate) const SHORT_BYTES: usize = 256;
 /// The most members of a board.
@@ -68,6 +76,8 @@ const MAX_BOARDS: usize = 64;
 /// The longest arena with more than one board, in bytes. Most of it has no memory.
 const MAX_ARENA_BYTES: usize = 32 << 20;
 
+/// Counters in a slot.
+const HEADER_WORDS: usize = 4;
 /// Words of a pair of cache lines.
 const COUNTER_WORDS: usize = 16;
 const SHORT_WORDS: usize = SHORT_BYTES / 8;
@@ -156,6 +166,8 @@ const fn long_at(boards: usize, members: usize) -> usize {
 /// A part of a board for contributions and results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
+    /// Up to [`TINY_BYTES`].
+    Tiny,
     /// Up to [`SHORT_BYTES`].
     Short,
     /// Up to [`SLOT_BYTES`].
@@ -165,7 +177,13 @@ pub(crate) enum Room {
 impl Room {
     /// The part for the blocks of an operation.
     pub(crate) const fn of(bytes: usize) -> Self {
-        if bytes <= SHORT_BYTES { Self::Short } else { Self::Long }
+        if bytes <= TINY_BYTES {
+            Self::Tiny
+        } else if bytes <= SHORT_BYTES {
+            Self::Short
+        } else {
+            Self::Long
+        }
     }
 }
 
@@ -178,6 +196,10 @@ pub(crate) struct HostBoard {
     long_at: usize,
     /// Whether the long part has memory.
     has_long: bool,
+    /// Each member combines the contributions by itself.
+    direct: bool,
+    /// By place: the number of turns that the member is known to have left, of a direct board.
+    finished: [Cell<u64>; FEW_MEMBERS],
 }
 
 impl HostBoard {
@@ -189,12 +211,13 @@ impl HostBoard {
         }
         let short_at = index * short_words(members);
         let long_at = long_at(boards(members), members) + index * long_words(members);
-        Some(Self { arena, members, short_at, long_at, has_long: false })
+        Some(Self { arena, members, short_at, long_at, has_long: false, direct: false, finished: Default::default() })
     }
 
     /// The board of a member that is alone on its host.
     pub(crate) fn alone() -> Self {
-        Self { arena: own(1), members: 1, short_at: 0, long_at: long_at(1, 1), has_long: true }
+        let (arena, long_at) = (own(1), long_at(1, 1));
+        Self { arena, members: 1, short_at: 0, long_at, has_long: true, direct: false, finished: Default::default() }
     }
 
     /// Takes the board for a new group, if no group has it. Returns whether it can be used.
@@ -273,6 +296,9 @@ impl HostBoard {
     /// The contribution of the member at `place`.
     pub(crate) fn slot(&self, room: Room, turn: u64, place: usize) -> Iov {
         match room {
+            Room::Tiny => {
+                self.memory(self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS + HEADER_WORDS, TINY_BYTES / 8)
+            }
             Room::Short => {
                 self.memory(self.bank_at(turn) + BANK_WORDS + place * MEMBER_WORDS + COUNTER_WORDS, SHORT_WORDS)
             }
@@ -283,7 +309,7 @@ impl HostBoard {
     /// The result that the leader of this host writes.
     pub(crate) fn result(&self, room: Room, turn: u64) -> Iov {
         match room {
-            Room::Short => self.memory(self.bank_at(turn) + 2 * COUNTER_WORDS, SHORT_WORDS),
+            Room::Tiny | Room::Short => self.memory(self.bank_at(turn) + 2 * COUNTER_WORDS, SHORT_WORDS),
             Room::Long => self.long(turn, 0),
         }
     }
@@ -300,7 +326,7 @@ impl HostBoard {
 
     /// Whether a member may enter the turn: all have left the one that used the same bank.
     pub(crate) fn is_free(&self, turn: u64) -> bool {
-        self.bank(turn).is_free()
+        if self.direct { self.is_left(turn) } else { self.bank(turn).is_free() }
     }
 
     fn shape_at(&self, turn: u64, place: usize) -> &AtomicU64 {
@@ -408,7 +434,7 @@ mod tests {
         HostBoard::new(own_arena(members), 0, members).unwrap()
     }
 
-    fn own_arena(members: usize) -> Board {
+    pub(super) fn own_arena(members: usize) -> Board {
         Arc::new(OwnWords((0..arena_bytes(members) / 8).map(|_| AtomicU64::new(0)).collect()))
     }
 
@@ -436,6 +462,7 @@ mod tests {
             let mut ends = Vec::new();
             for board in &all {
                 for turn in 0..BANKS as u64 {
+                    ends.extend((0..members).map(|place| board.slot(Room::Tiny, turn, place)));
                     for room in [Room::Short, Room::Long] {
                         ends.push(board.result(room, turn));
                         ends.extend((0..members).map(|place| board.slot(room, turn, place)));

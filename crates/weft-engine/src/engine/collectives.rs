@@ -47,6 +47,7 @@ use crate::nic::{LinkError, Nic};
 use crate::table::Table;
 use arenas::Arenas;
 use boards::BoardRun;
+pub use boards::Performed;
 use chains::Chain;
 use early::Early;
 use failure::Notices;
@@ -308,7 +309,7 @@ impl<N: Nic> Engine<N> {
         let group = &mut collectives.groups[op.group];
         let request = group.request(op)?;
         if group.fits_board(&request) && !matches!(op.elements, Elements::Custom(_)) {
-            let run = group.start_on_board(op, &request);
+            let run = group.start_on_board(op, &request, false);
             collectives.on_boards.push(run);
             self.run_boards();
             return Ok(());

@@ -42,6 +42,7 @@ pub mod waits;
 
 pub(crate) use atomic::MAX_ATOMIC_BYTES;
 pub use collective_op::{CollectiveOp, Custom, CustomFn, Elements, GroupId};
+pub use collectives::Performed;
 pub use connection::{ConnEvent, MAX_CONN_DATA, PEER};
 pub use shared_recv::{Pool, PooledReleases, ReleaseGuard};
 

@@ -15,10 +15,10 @@
 
 mod call;
 
-use weft_engine::api::{Completion, Context, Error, Kind, OpFlags};
+use weft_engine::api::{Completion, CompletionFlags, Context, Error, Kind, OpFlags};
 use weft_engine::collective::Operation;
 use weft_engine::mem::Iov;
-use weft_engine::{CollectiveOp, GroupId};
+use weft_engine::{CollectiveOp, GroupId, Performed};
 
 use crate::cluster::{Cluster, Turn};
 use crate::config::FabricConfig;
@@ -630,7 +630,16 @@ impl Play {
             flags: OpFlags::empty(),
         };
         let Some(engine) = self.cluster().engine(rank) else { return true };
-        let outcome = engine.start_collective(&op);
+        // Each second call may end inside.
+        let performed = if token.is_multiple_of(2) {
+            engine.perform_collective(&op, u32::try_from(token % 5).unwrap_or(0))
+        } else {
+            Ok(Performed::Refused)
+        };
+        let outcome = match performed {
+            Ok(Performed::Refused) => engine.start_collective(&op),
+            _ => performed.map(|_| ()),
+        };
         let group = self.records[number].group;
         if outcome == Err(Error::NotConnected) && self.groups[group].memberships[place] == Membership::Joining(id) {
             // The join has failed, and its completion will be taken next.
@@ -645,6 +654,9 @@ impl Play {
         self.parts.push(Some(Part { rank, group, place, started_ns, call: Some((number, result, input)) }));
         self.records[number].started[place] = true;
         self.records[number].started_ns = fabric.now_ns();
+        if performed == Ok(Performed::Ended) {
+            self.completed(rank, &Completion::new(Kind::Collective, context(token), CompletionFlags::empty()));
+        }
         true
     }
 

@@ -8,13 +8,18 @@
 //!
 //! The arithmetic follows the same tree as that of the schedules, over ranks: leaders exchange contributions, not sums.
 //!
+//! In a group of few members on one host each member combines the contributions by itself (a *direct* board).
+//!
 //! Faults. An operation that needs the part of a lost member fails, and the whole group with it (`failure.rs`). The
 //! other members of the host are told by messages, as all members are.
 //!
 //! A member that passes other lengths than the rest, or makes another call, gets no result. Inside a host the operation
 //! then fails at all members that would take one, and later operations are not affected.
 
+mod at_once;
 mod shapes;
+
+pub use at_once::Performed;
 
 use super::hosts::Host;
 use super::messages::Standing;
@@ -63,6 +68,8 @@ pub(super) struct BoardRun {
     flags: OpFlags,
     step: Step,
     fault: Option<Fault>,
+    /// The call that started it reports its success.
+    in_call: bool,
     /// The hosts' parts: those of all hosts, then that of this one.
     parts: Owned,
 }
@@ -136,11 +143,63 @@ impl BoardRun {
         }
     }
 
+    /// The place of the member that alone has data for the others, if it is on this host.
+    fn source(&self, host: &Host) -> Option<usize> {
+        if self.has_source() { host.place_here(self.request.root) } else { None }
+    }
+
+    /// Whether the result may be taken.
+    fn is_ready(&self, host: &Host, board: &HostBoard) -> bool {
+        if !board.is_direct() {
+            return board.is_released(self.turn);
+        }
+        match self.source(host) {
+            Some(source) => board.has_entered(self.turn, source),
+            None => planted!(Bug::BoardReleasedEarly, board.has_all(self.turn), true),
+        }
+    }
+
+    /// Whether the members that have a part in this member's result have made the same call.
+    fn has_result(&self, host: &Host, board: &HostBoard) -> bool {
+        let shape = self.shape();
+        if !board.is_direct() {
+            return board.has_result(self.turn, shape);
+        }
+        match self.source(host) {
+            Some(source) => board.shape(self.turn, source) == Some(shape),
+            None => board.all_have(self.turn, shape),
+        }
+    }
+
+    /// Combines the contributions of all members into this member's result: their bytes from `from` on.
+    fn combine_all(&self, host: &mut Host, board: &HostBoard, from: usize) {
+        let Some(reduction) = self.reduction() else {
+            return cannot_happen!("a reduction has an arithmetic operation");
+        };
+        let (turn, block, room, members) = (self.turn, self.request.block(), self.room(), host.places.count());
+        let value = |place: u32| board.slot(room, turn, place as usize).slice(from, block);
+        let (result, spare) = (self.result.slice(0, block), host.spare(if members > 3 { block } else { 0 }));
+        result.copy_from(&value(0));
+        spare.copy_from(&value(ids::number(members.min(3) - 1)));
+        let order = planted!(Bug::OperandsSwapped, Order::IntoFirst, Order::FromFirst);
+        // Of four members, place 2 has a value of its own in between.
+        for (low, high) in tree::pairs(ids::number(members)) {
+            let operand = if high == 2 && members > 3 { spare } else { value(high) };
+            reduction.combine(&operand, if low == 0 { &result } else { &spare }, order);
+        }
+    }
+
     /// Copies what this member needs from the board.
-    fn take_result(&self, host: &Host, board: &HostBoard) {
+    fn take_result(&self, host: &mut Host, board: &HostBoard) {
+        let combines = board.is_direct() && self.request.operation.reduces();
+        if combines {
+            let scatters = self.request.operation == Operation::ReduceScatter;
+            let from = if scatters { self.request.rank as usize * self.request.block() } else { 0 };
+            return self.combine_all(host, board, from);
+        }
         let (turn, block, room) = (self.turn, self.request.block(), self.room());
         let own = self.request.rank as usize * block;
-        let root = host.place_here(self.request.root).unwrap_or(0);
+        let root = self.source(host).unwrap_or(0);
         let take = |memory: Iov, from: usize| self.result.slice(0, block).copy_from(&memory.slice(from, block));
         let gather = |from: usize| {
             for place in 0..host.places.count() {
@@ -181,7 +240,7 @@ impl BoardRun {
     /// [`BoardRun::needs_lost`] for a member that has not entered. A bank that a lost member occupies never
     /// becomes free.
     fn entry_needs_lost(&self, host: &Host, board: &HostBoard) -> Option<LinkError> {
-        if !host.any_lost() || board.is_released(self.turn) {
+        if !host.any_lost() || self.is_ready(host, board) {
             return None;
         }
         if board.is_free(self.turn) {
@@ -209,7 +268,7 @@ impl Host {
     pub(super) fn missing(&self, run: &BoardRun) -> impl Iterator<Item = u32> {
         let source = run.has_source().then(|| self.place_here(run.request.root));
         let ranks = self.places.ranks_here().iter().copied().enumerate();
-        let here = self.shared.as_ref();
+        let here = self.shared.as_deref();
         ranks.filter_map(move |(place, rank)| {
             let has_part = source.is_none_or(|source| source == Some(place));
             (has_part && here.is_some_and(|board| !board.has_entered(run.turn, place))).then_some(rank)
@@ -236,7 +295,7 @@ impl Group {
     }
 
     /// An operation at its start.
-    pub(super) fn start_on_board(&mut self, op: &CollectiveOp, request: &Request) -> BoardRun {
+    pub(super) fn start_on_board(&mut self, op: &CollectiveOp, request: &Request, in_call: bool) -> BoardRun {
         let mut turn = 0;
         if let Some(host) = self.host.as_deref_mut() {
             turn = host.next_turn;
@@ -260,6 +319,7 @@ impl Group {
             flags: op.flags,
             step: Step::Enter,
             fault: None,
+            in_call,
             parts: Owned::new(Vec::new()),
         }
     }
@@ -309,7 +369,7 @@ impl<N: Nic> Engine<N> {
         }
         collectives.on_boards.iter().any(|run| {
             let host = collectives.groups[run.group].host.as_deref();
-            let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_ref()?))) else {
+            let Some((host, board)) = host.and_then(|host| Some((host, host.shared.as_deref()?))) else {
                 cannot_happen!("the group of an operation on a board has a board");
                 return true;
             };
@@ -318,7 +378,7 @@ impl<N: Nic> Engine<N> {
                 Step::Enter if failed || run.entry_needs_lost(host, board).is_some() => true,
                 Step::Enter => host.next_entry == run.turn && board.is_free(run.turn),
                 Step::Wait if failed || run.needs_lost(host, board).is_some() => true,
-                Step::Wait => board.is_released(run.turn) || run.may_exchange(host, board),
+                Step::Wait => run.is_ready(host, board) || run.may_exchange(host, board),
                 Step::Exchange => false,
                 Step::Exchanged => true,
             }
@@ -360,7 +420,7 @@ impl<N: Nic> Engine<N> {
             }
             Outcome::Ended => {
                 group.runs -= 1;
-                if run.fault.is_some() || !run.flags.contains(OpFlags::QUIET) {
+                if run.fault.is_some() || !(run.in_call || run.flags.contains(OpFlags::QUIET)) {
                     let completion = Completion::new(Kind::Collective, run.ctx, run.flags.into());
                     let data = run.fault.map_or(0, |_| group.first_lost());
                     completions.push(Completion { fault: run.fault, data, ..completion });
@@ -496,6 +556,10 @@ impl Advance<'_> {
         self.host.next_entry += 1;
         self.run.step = Step::Wait;
         let shape = self.run.shape();
+        if self.board.is_direct() {
+            self.board.enter(self.run.room(), turn, self.host.places.place, shape, &self.run.contribution());
+            return self.wait();
+        }
         let arrival = self.board.arrive(self.run.room(), turn, self.host.places.place, shape, &self.run.contribution());
         let is_last = arrival != Arrival::Early;
         let is_source = self.run.has_source() && self.run.is_root();
@@ -515,7 +579,7 @@ impl Advance<'_> {
     fn wait(&mut self) -> Outcome {
         let turn = self.run.turn;
         let exchanges = self.host.spans_hosts() && self.host.places.is_leader();
-        if self.board.is_released(turn) || !(self.run.takes_result() || exchanges) {
+        if self.run.is_ready(self.host, self.board) || !(self.run.takes_result() || exchanges) {
             return self.leave();
         }
         if self.run.may_exchange(self.host, self.board) {
@@ -527,7 +591,8 @@ impl Advance<'_> {
             self.prepare_parts();
             return Outcome::Exchanges;
         }
-        if self.host.any_lost() && !self.host.spans_hosts() && !self.run.has_source() && self.board.is_full(turn) {
+        let combines = !self.host.spans_hosts() && !self.run.has_source() && !self.board.is_direct();
+        if self.host.any_lost() && combines && self.board.is_full(turn) {
             // The member that arrived last may be the one that is lost.
             if self.run.differs(self.host, self.board) {
                 self.release_without_result();
@@ -537,7 +602,7 @@ impl Advance<'_> {
         }
         match self.broken(self.run.needs_lost(self.host, self.board)) {
             // The member may have released the turn before it was lost.
-            Some(_) | None if self.board.is_released(turn) => self.leave(),
+            Some(_) | None if self.run.is_ready(self.host, self.board) => self.leave(),
             Some(fault) => {
                 self.run.fault = Some(fault);
                 Outcome::Ended
@@ -615,13 +680,19 @@ impl Advance<'_> {
     /// Takes the result and leaves the turn.
     fn leave(&mut self) -> Outcome {
         if self.run.takes_result() {
-            if self.board.has_result(self.run.turn, self.run.shape()) {
+            if self.run.has_result(self.host, self.board) {
                 self.run.take_result(self.host, self.board);
             } else {
                 self.run.fault = Some(self.run.mismatch(self.host, self.board));
             }
         }
-        self.changed |= self.board.depart(self.run.turn);
+        if self.board.is_direct() {
+            self.board.finish(self.run.turn, self.host.places.place);
+            // Others may wait for this member's arrival, or for the bank.
+            self.changed = true;
+        } else {
+            self.changed |= self.board.depart(self.run.turn);
+        }
         Outcome::Ended
     }
 }

@@ -10,6 +10,7 @@ use crate::api::Fault;
 use crate::board::{Board, HostBoard, MAX_MEMBERS};
 use crate::engine::state::Violation;
 use crate::ids::{self, PeerId};
+use crate::mem::{Iov, Owned};
 use crate::name::EpName;
 use crate::nic::LinkError;
 
@@ -130,7 +131,9 @@ pub(super) struct Host {
     /// All members have the arenas of their boards, so that there is nothing to pass and no vote.
     settled: bool,
     /// The board in use.
-    pub(super) shared: Option<HostBoard>,
+    pub(super) shared: Option<Box<HostBoard>>,
+    /// Memory for a value between two combinations.
+    spare: Owned,
     /// The turns of the next operation, and of the next one to enter the board.
     pub(super) next_turn: u64,
     pub(super) next_entry: u64,
@@ -150,6 +153,7 @@ impl Host {
             offered: None,
             settled: false,
             shared: None,
+            spare: Owned::new(Vec::new()),
             next_turn: 0,
             next_entry: 0,
             places,
@@ -267,7 +271,7 @@ impl Host {
     pub(super) fn adopt(&mut self, arenas: &mut Arenas) -> Option<bool> {
         let members = self.places.count();
         let at = |arena: Board, site: Site| HostBoard::new(arena, usize::from(site.index()), members);
-        self.shared = match (std::mem::replace(&mut self.seat, Seat::Alone), self.offered) {
+        let mut shared = match (std::mem::replace(&mut self.seat, Seat::Alone), self.offered) {
             _ if members == 1 => Some(HostBoard::alone()),
             (Seat::Taken(_, board), _) => Some(board),
             (Seat::Guest(_, Some((id, arena))), Some(site)) if id == site.arena() => at(arena, site),
@@ -283,13 +287,25 @@ impl Host {
             }
             (Seat::Guest(..), None) | (Seat::Alone, _) => None,
         };
+        if !self.spans_hosts() {
+            shared.iter_mut().for_each(HostBoard::make_direct);
+        }
+        self.shared = shared.map(Box::new);
         Some(self.shared.is_some())
+    }
+
+    /// Memory of this many bytes for a value between two combinations.
+    pub(super) fn spare(&mut self, bytes: usize) -> Iov {
+        if self.spare.iov().len() < bytes {
+            self.spare = Owned::new(vec![0; bytes]);
+        }
+        self.spare.iov().slice(0, bytes)
     }
 
     /// The member leaves the group.
     pub(super) fn quit(&self) {
         if self.places.count() > 1 {
-            self.shared.iter().for_each(HostBoard::quit);
+            self.shared.iter().for_each(|board| board.quit());
         }
     }
 

@@ -27,7 +27,7 @@ impl BoardRun {
     #[cold]
     pub(super) fn mismatch(&self, host: &Host, board: &HostBoard) -> Fault {
         let own = self.request.block() as u64;
-        let places = match host.place_here(self.request.root).filter(|_| self.has_source()) {
+        let places = match self.source(host) {
             Some(source) => source..source + 1,
             None => 0..host.places.count(),
         };
@@ -40,7 +40,7 @@ impl BoardRun {
 
     /// Whether the members here that give data to others have passed other arguments than this one.
     pub(super) fn differs(&self, host: &Host, board: &HostBoard) -> bool {
-        let source = host.place_here(self.request.root).filter(|_| self.has_source());
+        let source = self.source(host);
         let mut places = source.map_or(0..host.places.count(), |source| source..source + 1);
         places.any(|place| board.shape(self.turn, place).is_some_and(|shape| shape != self.shape()))
     }
