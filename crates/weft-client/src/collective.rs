@@ -148,6 +148,29 @@ pub(crate) struct CollectiveOps {
         usize,
         *mut c_void,
     ) -> isize,
+    perform: unsafe extern "C" fn(*mut fid_ep, fi_addr_t, *const Arguments, *mut c_void) -> isize,
+}
+
+/// `struct weft_collective_call`.
+#[repr(C)]
+pub(crate) struct Arguments {
+    collective: fi_collective_op,
+    datatype: fi_datatype,
+    op: fi_op,
+    looks: u32,
+    input: *const c_void,
+    result: *mut c_void,
+    count: usize,
+    root: fi_addr_t,
+}
+
+/// The result of [`Endpoint::perform`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Performed {
+    /// The operation has ended. No completion follows.
+    Ended,
+    /// As after [`Endpoint::start`].
+    Posted(Posted),
 }
 
 /// A group of endpoints. A group that is dropped stays open until the process ends: leave it.
@@ -382,6 +405,38 @@ impl Endpoint {
         self.posted("fi_collective", slot, result)
     }
 
+    /// Starts an operation, and waits a little for its end. `looks`: how often the provider looks for other members.
+    /// Where a provider has no such call, the operation is started.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::start`].
+    pub unsafe fn perform(
+        &mut self,
+        slot: u32,
+        group: &Group,
+        call: &Collective,
+        looks: u32,
+    ) -> Result<Performed, Error> {
+        let context = self.claim(slot)?;
+        // SAFETY: the table exists as long as the library, which is not unloaded, and begins with its size.
+        let is_long = |ops: &NonNull<CollectiveOps>| unsafe { (*ops.as_ptr()).size } >= size_of::<CollectiveOps>();
+        let Some(ops) = self.extension.filter(is_long) else {
+            // SAFETY: by the caller's promise.
+            return unsafe { self.start(slot, group, call) }.map(Performed::Posted);
+        };
+        // SAFETY: the table exists, and is long enough.
+        let ops = unsafe { ops.as_ref() };
+        let Collective { operation, input, result, count, root, datatype, op } = *call;
+        let collective = operation.number();
+        let arguments = Arguments { collective, datatype, op, looks, input, result, count, root };
+        // SAFETY: the endpoint is open, and the rest is the caller's promise.
+        let result = unsafe { (ops.perform)(self.ep, group.address(), &raw const arguments, context) };
+        if result == 1 {
+            return Ok(Performed::Ended);
+        }
+        self.posted("weft_collective.perform", slot, result).map(Performed::Posted)
+    }
+
     /// Starts an exchange of blocks of different lengths. This is a feature of weft.
     ///
     /// # Safety
@@ -394,8 +449,9 @@ impl Endpoint {
         let (context, addr) = (self.claim(slot)?, group.address());
         let Exchange { input, given, result, taken } = call;
         let (given, taken) = (given.as_ptr(), taken.as_ptr());
-        // SAFETY: the table exists as long as the library, which is not unloaded.
-        let function = unsafe { ops.as_ref() }.exchange;
+        // SAFETY: the table exists as long as the library, which is not unloaded. The rest of an old one may be
+        // missing.
+        let function = unsafe { (*ops.as_ptr()).exchange };
         // SAFETY: the endpoint is open, the lists are as long as the group, and the rest is the caller's promise.
         let result = unsafe { function(self.ep, addr, *input, given, *result, taken, group.members, context) };
         self.posted("weft_collective.exchange", slot, result)

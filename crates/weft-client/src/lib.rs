@@ -39,7 +39,7 @@ pub const FORMAT_SOCKADDR_IN6: u32 = weft_fi_sys::FI_SOCKADDR_IN6;
 /// The address format of null-terminated strings.
 pub const FORMAT_STRING: u32 = weft_fi_sys::FI_ADDR_STR;
 
-pub use collective::{Collective, Exchange, Extent, Group, Numbers, Operation};
+pub use collective::{Collective, Exchange, Extent, Group, Numbers, Operation, Performed};
 pub use domain::{Caps, Domain, MappedBlock, Progress, Requirements, Stats, Threading, Waiting};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;

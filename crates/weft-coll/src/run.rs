@@ -19,7 +19,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use weft_client::{Address, Endpoint, Error, Group, MappedBlock, Posted};
+use weft_client::{Address, Endpoint, Error, Group, MappedBlock, Performed, Posted};
 use weft_fi_sys::FI_EAGAIN;
 
 use crate::errors::{Cause, Failure};
@@ -38,6 +38,8 @@ use crate::watcher::{Next, Watcher};
 pub(crate) const SLOTS: u32 = 256;
 /// Polls without a completion after which the MPI library makes progress.
 const IDLE_POLLS: u32 = 16;
+/// Looks for other members inside the call that starts an operation: some microseconds.
+const LOOKS: u32 = 200;
 /// Polls without a completion after which another process may run.
 const YIELD_POLLS: u32 = 4096;
 /// The same if ranks share processors. The members that are waited for may need this one.
@@ -481,6 +483,38 @@ impl Runtime {
         }
     }
 
+    /// Performs a blocking operation on the program's memory, and waits a little for its end. One that must wait for
+    /// others, or has an error, is left to [`Runtime::submit`].
+    fn perform(&self, part: &Part) -> Attempt {
+        let Some(call) = part.shape.plain() else { return Attempt::None };
+        let mut state = self.state.lock();
+        let RuntimeState { endpoint: Some(endpoint), groups, started, free, waiting, polled, .. } = &mut *state else {
+            return Attempt::None;
+        };
+        let (Some(joined), Some(&slot), true) = (groups.get_mut(&part.group), free.last(), waiting.is_empty()) else {
+            return Attempt::None;
+        };
+        let Some(group) = &joined.group else { return Attempt::None };
+        *polled = true;
+        let looks = if self.is_crowded { 0 } else { LOOKS };
+        // SAFETY: the program leaves its buffers to the operation until the call returns.
+        match unsafe { endpoint.perform(slot, group, &call, looks) } {
+            Ok(Performed::Ended) => {
+                self.news.store(true, Ordering::Relaxed);
+                Attempt::Ended
+            }
+            Ok(Performed::Posted(Posted::Done)) => {
+                let op = part.started(Transfer::Even(call), Staged::default(), None, false);
+                free.pop();
+                started[slot as usize] = Some(Arc::clone(&op));
+                joined.operations += 1;
+                self.under_way.fetch_add(1, Ordering::AcqRel);
+                Attempt::Started(op)
+            }
+            Ok(Performed::Posted(Posted::Again)) | Err(_) => Attempt::None,
+        }
+    }
+
     /// The program computes from now on, or blocks in other calls. Without this, the provider's thread would notice
     /// within milliseconds, and the watcher would not.
     pub(crate) fn leave(&self, op: &Op) {
@@ -627,6 +661,15 @@ impl Runtime {
     }
 }
 
+/// The result of [`Runtime::perform`].
+enum Attempt {
+    /// The operation has ended, with success.
+    Ended,
+    Started(Arc<Op>),
+    /// Nothing has happened.
+    None,
+}
+
 /// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
@@ -649,14 +692,16 @@ pub(crate) struct Part {
 impl Part {
     /// The operation, with the data that this rank gives now. An error is one of MPI.
     pub(crate) fn operation(&self, runtime: &Runtime, tag: Option<c_int>) -> Result<Arc<Op>, c_int> {
-        let Self { shape, name, group, comm, rank } = self;
-        let Some((call, staged)) = shape.prepare(&runtime.pmpi, runtime.own) else {
+        let Some((call, staged)) = self.shape.prepare(&runtime.pmpi, runtime.own) else {
             return Err(self.fails(runtime, &Cause::Packing));
         };
-        let takes_long = shape.bytes >= runtime.hand_over_bytes;
-        let op =
-            Op { takes_long, name, rank: *rank, tag, wrong: shape.wrong(), ..Op::new(call, *group, *comm, staged) };
-        Ok(Arc::new(op))
+        Ok(self.started(call, staged, tag, self.shape.bytes >= runtime.hand_over_bytes))
+    }
+
+    fn started(&self, call: Transfer, staged: Staged, tag: Option<c_int>, takes_long: bool) -> Arc<Op> {
+        let Self { shape, name, group, comm, rank } = self;
+        let wrong = shape.wrong();
+        Arc::new(Op { takes_long, name, rank: *rank, tag, wrong, ..Op::new(call, *group, *comm, staged) })
     }
 
     /// Lets the part have types of its own, which the caller frees. `None`: the MPI library could not copy them.
@@ -707,11 +752,21 @@ fn take(call: &Call, form: Form) -> Option<(&'static Runtime, Result<Part, c_int
 /// Runs a blocking collective. `None`: the MPI library does.
 pub(crate) fn blocking(call: &Call) -> Option<c_int> {
     let (runtime, part) = take(call, Form::Blocking)?;
-    let op = match part.and_then(|part| part.operation(runtime, None)) {
-        Ok(op) => op,
+    let part = match part {
+        Ok(part) => part,
         Err(code) => return Some(code),
     };
-    runtime.submit(&op);
+    let op = match runtime.perform(&part) {
+        Attempt::Ended => return Some(SUCCESS),
+        Attempt::Started(op) => op,
+        Attempt::None => match part.operation(runtime, None) {
+            Ok(op) => {
+                runtime.submit(&op);
+                op
+            }
+            Err(code) => return Some(code),
+        },
+    };
     runtime.wait(|| op.is_complete());
     Some(op.failure(runtime).map_or(SUCCESS, |failure| failure.raise(runtime)))
 }

@@ -171,6 +171,18 @@ impl Shape {
         self.wrong.clone()
     }
 
+    /// The provider's call, if the program's memory serves as it is.
+    pub(crate) fn plain(&self) -> Option<Collective> {
+        let memory = |side: &Side| match side {
+            Side::None => Some(null_mut()),
+            Side::Plain(at) => Some(*at),
+            Side::Derived { .. } | Side::Unwanted(_) | Side::Folded(_) => None,
+        };
+        let (input, result) = (memory(&self.input)?, memory(&self.result)?);
+        let Way::Even { operation, root, count, datatype, op, .. } = self.way else { return None };
+        Some(Collective { operation, input, result, count, root: root as u64, datatype, op })
+    }
+
     /// The arguments of the provider's call. `None`: the MPI library could not pack the data. `comm` is any
     /// communicator, which packing needs.
     pub(crate) fn prepare(&self, pmpi: &Pmpi, comm: Handle) -> Option<(Transfer, Staged)> {

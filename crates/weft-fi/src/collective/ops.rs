@@ -65,7 +65,7 @@ unsafe fn start<D: Device>(
 }
 
 /// The elements of an operation's blocks, if the operation has such.
-fn elements(
+pub(super) fn elements(
     domain: &Domain,
     operation: Operation,
     datatype: sys::fi_datatype,
@@ -161,7 +161,7 @@ with_input! {
 }
 
 /// The operation with libfabric's number.
-const fn operation(coll: sys::fi_collective_op) -> Option<Operation> {
+pub(super) const fn operation(coll: sys::fi_collective_op) -> Option<Operation> {
     Some(match coll {
         sys::FI_BARRIER => Operation::Barrier,
         sys::FI_BROADCAST => Operation::Broadcast,

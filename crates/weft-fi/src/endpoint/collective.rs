@@ -161,6 +161,28 @@ impl<D: Device> Ep<D> {
         })
     }
 
+    /// Performs a collective operation in a group. Returns 1 if it has ended: it then makes no queue entry. It is
+    /// started otherwise. `looks`: see [`Engine::perform_collective`].
+    ///
+    /// # Safety
+    /// As for [`Call::to_engine`].
+    pub(crate) unsafe fn perform_collective(
+        &self,
+        group: GroupId,
+        elements: Elements,
+        call: &Call,
+        looks: u32,
+    ) -> isize {
+        let (ctx, flags) = self.options(call.context, self.tx_mode());
+        let performed = self.cell.perform_collective(|engine| {
+            // SAFETY: by the caller's promise.
+            let op = unsafe { call.to_engine(engine, group, elements, ctx, flags) }?;
+            engine.perform_collective(&op, looks)
+        });
+        // SAFETY: by the caller's promise.
+        performed.unwrap_or_else(|| unsafe { self.start_collective(group, elements, call, self.tx_mode()) })
+    }
+
     /// Starts an exchange of blocks of different lengths in a group.
     ///
     /// # Safety
@@ -198,13 +220,18 @@ impl<D: Device> Ep<D> {
         mode: Mode<OpFlags>,
         start: impl Fn(&mut Engine<D>, Context, OpFlags) -> Result<(), Error>,
     ) -> isize {
-        let entry = self.tx_entry(mode);
-        let flags = mode.ops | self.completion_policy(entry, Class::Send);
-        let user = User::new(sys::FI_COLLECTIVE, entry);
-        let ctx = Context { ptr: context.addr(), user: user.word() };
+        let (ctx, flags) = self.options(context, mode);
         let started = self.cell.submit_collective(group, |engine| start(engine, ctx, flags));
         // Operations come too early while the join is under way.
         if started == Errno::NOTCONN.size() { Errno::OPBADSTATE.size() } else { started }
+    }
+
+    /// The context and the flags of an operation.
+    fn options(&self, context: *mut c_void, mode: Mode<OpFlags>) -> (Context, OpFlags) {
+        let entry = self.tx_entry(mode);
+        let flags = mode.ops | self.completion_policy(entry, Class::Send);
+        let user = User::new(sys::FI_COLLECTIVE, entry);
+        (Context { ptr: context.addr(), user: user.word() }, flags)
     }
 }
 

@@ -28,6 +28,7 @@ pub(crate) fn all(lib: &Lib) {
             ("many at a time", many_at_a_time),
             ("two groups", two_groups),
             ("blocks of different lengths", exchanges),
+            ("calls that end it", calls_that_end_it),
             ("published", published_groups),
             ("counters and selective queues", quiet_successes),
         ],
@@ -403,6 +404,61 @@ struct CollectiveOps {
         usize,
         *mut c_void,
     ) -> isize,
+    perform: unsafe extern "C" fn(*mut fid_ep, u64, *const Arguments, *mut c_void) -> isize,
+}
+
+/// `struct weft_collective_call` of fi_weft(7).
+#[repr(C)]
+struct Arguments {
+    collective: u32,
+    datatype: u32,
+    op: u32,
+    looks: u32,
+    input: *const c_void,
+    result: *mut c_void,
+    count: usize,
+    root: u64,
+}
+
+/// The table of the extension `weft_collective`.
+fn extension(ep: *mut fid_ep) -> &'static CollectiveOps {
+    let mut table = null_mut();
+    let open = unsafe { (*(*ep).fid.ops).ops_open.unwrap() };
+    assert_eq!(unsafe { open(&mut (*ep).fid, c"weft_collective".as_ptr(), 0, &mut table, null_mut()) }, 0);
+    let ops: &CollectiveOps = unsafe { &*table.cast() };
+    assert!(ops.size >= size_of::<CollectiveOps>());
+    ops
+}
+
+/// The extension performs a collective inside the call of the last member, which gets no entry. Without shared memory
+/// the operation has only started.
+fn calls_that_end_it(lib: &Lib) {
+    let in_call = !std::env::var("FI_WEFT_SHM").is_ok_and(|value| value == "0");
+    let members = gather_members(lib, 3, FI_PROGRESS_MANUAL);
+    let groups = form(&members, &[0, 1, 2]);
+    for (turn, count) in [(1_u64, 1), (2, 100), (3, 500)] {
+        let mut memory: Vec<[Vec<u64>; 2]> = (0..3).map(|me| [vec![me + turn; count], vec![0; count]]).collect();
+        for (me, (member, group)) in members.iter().zip(&groups).enumerate() {
+            let [input, result] = &mut memory[me];
+            let (input, result) = (input.as_ptr().cast(), result.as_mut_ptr().cast());
+            let (collective, datatype, op) = (FI_ALLREDUCE, FI_UINT64, FI_SUM);
+            let call = Arguments { collective, datatype, op, looks: 3, input, result, count, root: 0 };
+            let ep = member.side.ep;
+            let perform = |call: &Arguments| unsafe { (extension(ep).perform)(ep, group.addr(), call, null_mut()) };
+            assert_eq!(perform(&Arguments { collective: 99, ..call }), err(FI_EOPNOTSUPP));
+            assert_eq!(perform(&call), isize::from(in_call && me == 2), "member {me}");
+        }
+        for member in &members[..if in_call { 2 } else { 3 }] {
+            let entry = until(|| {
+                members.iter().for_each(|member| member.side.progress());
+                member.side.poll()
+            });
+            assert_eq!(entry.done().flags, FI_COLLECTIVE);
+        }
+        assert!(members[2].side.poll().is_none(), "the call has ended the operation");
+        assert!(memory.iter().all(|[_, result]| result.iter().all(|&sum| sum == 3 + 3 * turn)));
+    }
+    leave(members, groups);
 }
 
 /// The extension exchanges blocks of different lengths, some of which are empty. Wrong lists are refused.
@@ -417,10 +473,7 @@ fn exchanges(lib: &Lib) {
     let mut memory: Vec<[[u8; 3 * ROOM]; 2]> = (1..=3).map(|byte| [[byte; 3 * ROOM], [0; 3 * ROOM]]).collect();
     for (me, (member, group)) in members.iter().zip(&groups).enumerate() {
         let ep = member.side.ep;
-        let mut table = null_mut();
-        let open = unsafe { (*(*ep).fid.ops).ops_open.unwrap() };
-        assert_eq!(unsafe { open(&mut (*ep).fid, c"weft_collective".as_ptr(), 0, &mut table, null_mut()) }, 0);
-        let ops: &CollectiveOps = unsafe { &*table.cast() };
+        let ops = extension(ep);
         let [input, result] = &mut memory[me];
         let mut call = |count: usize, taken: *const Block| unsafe {
             let (input, result) = (input.as_ptr().cast(), result.as_mut_ptr().cast());

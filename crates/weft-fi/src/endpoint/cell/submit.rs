@@ -12,7 +12,7 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 
 use weft_engine::api::{Error, OpFlags, RecvFlags, RecvOp, SendOp};
-use weft_engine::{Engine, GroupId};
+use weft_engine::{Engine, GroupId, Performed};
 use weft_nic::Device;
 
 use super::{AnyCell, CellState, EndpointCell};
@@ -70,6 +70,28 @@ impl<D: Device> EndpointCell<D> {
             thread.notify_client_parked();
         }
         result
+    }
+
+    /// Performs a collective that may end inside the call. Returns 1 if it has, 0 if it has started, and `None` if it
+    /// must be started by [`EndpointCell::submit_collective`].
+    pub(crate) fn perform_collective(
+        &self,
+        perform: impl FnOnce(&mut Engine<D>) -> Result<Performed, Error>,
+    ) -> Option<isize> {
+        let mut state = self.state.lock();
+        let CellState { engine: Some(engine), routes, .. } = &mut *state else { return Some(Errno::OPBADSTATE.size()) };
+        if routes.tx_full() {
+            return Some(routes.tx_refusal());
+        }
+        let result = match perform(engine) {
+            Ok(Performed::Refused) => return None,
+            Ok(Performed::Ended) => 1,
+            Ok(Performed::Started) => 0,
+            Err(error) => refused(routes, error),
+        };
+        let released = routes.deliver(engine, None);
+        self.finish_call(state, released);
+        Some(result)
     }
 
     /// Starts a send.
