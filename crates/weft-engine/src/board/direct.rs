@@ -1,4 +1,4 @@
-//! Direct boards: few members on one host, each of which combines all contributions by itself.
+//! Direct boards: two members on one host, each of which combines both contributions by itself.
 //!
 //! Place in the data flow: the rest of [`HostBoard`] has boards with counters that all members change.
 //!
@@ -14,13 +14,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{BANK_WORDS, BANKS, FEW_MEMBERS, HostBoard, MEMBER_WORDS, Room, Shape};
+use super::{BANK_WORDS, BANKS, DIRECT_MEMBERS, HostBoard, MEMBER_WORDS, Room, Shape};
 use crate::mem::Iov;
 
 impl HostBoard {
-    /// Makes the board a direct one, if it has few members. All members of the group must do so.
-    pub(crate) fn make_direct(&mut self) {
-        self.direct = (2..=FEW_MEMBERS).contains(&self.members);
+    /// Makes the board a direct one, if it has two members. All members of the group must do so. With more members
+    /// the combinations would cost more than the counters, where members share processors.
+    pub(crate) const fn make_direct(&mut self) {
+        self.direct = self.members == DIRECT_MEMBERS;
     }
 
     /// Whether each member combines the contributions by itself.
@@ -139,11 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn few_members_share_a_direct_board() {
-        for members in [2, 3, 4] {
-            assert!(boards(members)[0].is_direct());
-        }
-        assert!(!boards(5)[0].is_direct());
+    fn two_members_share_a_direct_board() {
+        assert!(boards(2)[0].is_direct() && !boards(3)[0].is_direct());
     }
 
     #[test]
@@ -172,7 +170,7 @@ mod tests {
     #[test]
     fn threads_read_the_contributions_of_their_turn() {
         const TURNS: u64 = 20_000;
-        let boards = boards(3);
+        let boards = boards(2);
         thread::scope(|scope| {
             for (place, board) in boards.into_iter().enumerate() {
                 scope.spawn(move || {
@@ -180,17 +178,17 @@ mod tests {
                         while !board.is_free(turn) {
                             thread::yield_now();
                         }
-                        let mut own = Owned::new((turn * 3 + place as u64).to_ne_bytes().to_vec());
+                        let mut own = Owned::new((turn * 2 + place as u64).to_ne_bytes().to_vec());
                         board.enter(Room::Tiny, turn, place, Shape::of_word(turn), &own.iov());
                         while !board.has_all(turn) {
                             thread::yield_now();
                         }
                         assert!(board.all_have(turn, Shape::of_word(turn)));
-                        for other in 0..3 {
+                        for other in 0..2 {
                             own.iov().copy_from(&board.slot(Room::Tiny, turn, other));
                             let mut seen = Owned::new(vec![0; 8]);
                             seen.iov().copy_from(&own.iov());
-                            assert_eq!(seen.into_bytes(), (turn * 3 + other as u64).to_ne_bytes());
+                            assert_eq!(seen.into_bytes(), (turn * 2 + other as u64).to_ne_bytes());
                         }
                         board.finish(turn, place);
                     }

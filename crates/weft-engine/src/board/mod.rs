@@ -11,9 +11,9 @@
 //! the slot of the first member, and releases the others. No thread and no message is needed. The *result*
 //! serves groups on several hosts.
 //!
-//! A *direct* board serves few members on one host. Each member writes its own slot alone, and combines all
+//! A *direct* board serves two members on one host. Each member writes its own slot alone, and combines both
 //! contributions by itself. A short contribution lies in the line of its counters, so that one line moves from each
-//! member to each other one, where the counters of a bank move several times (`direct.rs`).
+//! member to the other one, where the counters of a bank move several times (`direct.rs`).
 //!
 //! Layout, in words of 8 bytes:
 //! ```text
@@ -86,6 +86,8 @@ const SLOT_WORDS: usize = SLOT_BYTES / 8;
 const PAGE_WORDS: usize = 512;
 /// The counters of a bank and the short result.
 const BANK_WORDS: usize = 2 * COUNTER_WORDS + SHORT_WORDS;
+/// The members of a direct board.
+const DIRECT_MEMBERS: usize = 2;
 /// The most members for which all counters share a line.
 const FEW_MEMBERS: usize = 4;
 const MEMBER_WORDS: usize = COUNTER_WORDS + SHORT_WORDS;
@@ -199,7 +201,7 @@ pub(crate) struct HostBoard {
     /// Each member combines the contributions by itself.
     direct: bool,
     /// By place: the number of turns that the member is known to have left, of a direct board.
-    finished: [Cell<u64>; FEW_MEMBERS],
+    finished: [Cell<u64>; DIRECT_MEMBERS],
 }
 
 impl HostBoard {

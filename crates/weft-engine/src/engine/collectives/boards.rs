@@ -8,7 +8,7 @@
 //!
 //! The arithmetic follows the same tree as that of the schedules, over ranks: leaders exchange contributions, not sums.
 //!
-//! In a group of few members on one host each member combines the contributions by itself (a *direct* board).
+//! In a group of two members on one host each member combines both contributions by itself (a *direct* board).
 //!
 //! Faults. An operation that needs the part of a lost member fails, and the whole group with it (`failure.rs`). The
 //! other members of the host are told by messages, as all members are.
@@ -171,31 +171,27 @@ impl BoardRun {
         }
     }
 
-    /// Combines the contributions of all members into this member's result: their bytes from `from` on.
-    fn combine_all(&self, host: &mut Host, board: &HostBoard, from: usize) {
+    /// Combines the contributions of both members of a direct board into this member's result: their bytes from `from`
+    /// on.
+    fn combine_both(&self, board: &HostBoard, from: usize) {
         let Some(reduction) = self.reduction() else {
             return cannot_happen!("a reduction has an arithmetic operation");
         };
-        let (turn, block, room, members) = (self.turn, self.request.block(), self.room(), host.places.count());
-        let value = |place: u32| board.slot(room, turn, place as usize).slice(from, block);
-        let (result, spare) = (self.result.slice(0, block), host.spare(if members > 3 { block } else { 0 }));
-        result.copy_from(&value(0));
-        spare.copy_from(&value(ids::number(members.min(3) - 1)));
+        let (block, room) = (self.request.block(), self.room());
+        let [first, second] = [0, 1].map(|place| board.slot(room, self.turn, place).slice(from, block));
+        let result = self.result.slice(0, block);
+        result.copy_from(&first);
         let order = planted!(Bug::OperandsSwapped, Order::IntoFirst, Order::FromFirst);
-        // Of four members, place 2 has a value of its own in between.
-        for (low, high) in tree::pairs(ids::number(members)) {
-            let operand = if high == 2 && members > 3 { spare } else { value(high) };
-            reduction.combine(&operand, if low == 0 { &result } else { &spare }, order);
-        }
+        reduction.combine(&second, &result, order);
     }
 
     /// Copies what this member needs from the board.
-    fn take_result(&self, host: &mut Host, board: &HostBoard) {
+    fn take_result(&self, host: &Host, board: &HostBoard) {
         let combines = board.is_direct() && self.request.operation.reduces();
         if combines {
             let scatters = self.request.operation == Operation::ReduceScatter;
             let from = if scatters { self.request.rank as usize * self.request.block() } else { 0 };
-            return self.combine_all(host, board, from);
+            return self.combine_both(board, from);
         }
         let (turn, block, room) = (self.turn, self.request.block(), self.room());
         let own = self.request.rank as usize * block;

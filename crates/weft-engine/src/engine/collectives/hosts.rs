@@ -10,7 +10,6 @@ use crate::api::Fault;
 use crate::board::{Board, HostBoard, MAX_MEMBERS};
 use crate::engine::state::Violation;
 use crate::ids::{self, PeerId};
-use crate::mem::{Iov, Owned};
 use crate::name::EpName;
 use crate::nic::LinkError;
 
@@ -132,8 +131,6 @@ pub(super) struct Host {
     settled: bool,
     /// The board in use.
     pub(super) shared: Option<Box<HostBoard>>,
-    /// Memory for a value between two combinations.
-    spare: Owned,
     /// The turns of the next operation, and of the next one to enter the board.
     pub(super) next_turn: u64,
     pub(super) next_entry: u64,
@@ -153,7 +150,6 @@ impl Host {
             offered: None,
             settled: false,
             shared: None,
-            spare: Owned::new(Vec::new()),
             next_turn: 0,
             next_entry: 0,
             places,
@@ -292,14 +288,6 @@ impl Host {
         }
         self.shared = shared.map(Box::new);
         Some(self.shared.is_some())
-    }
-
-    /// Memory of this many bytes for a value between two combinations.
-    pub(super) fn spare(&mut self, bytes: usize) -> Iov {
-        if self.spare.iov().len() < bytes {
-            self.spare = Owned::new(vec![0; bytes]);
-        }
-        self.spare.iov().slice(0, bytes)
     }
 
     /// The member leaves the group.
