@@ -11,13 +11,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 pub use weft_engine::collective::{Extent, Prefix};
 
 use crate::area::{Area, CHUNK_BYTES, Part};
 use crate::barrier::TeamBarrier;
 use crate::combine::Combine;
 use crate::event::Slot;
+use crate::gate::{Gate, Threads};
 use crate::memory::{Piece, bytes_at, bytes_at_mut};
 
 /// The word of a member's data line that counts consumed pieces. Word 0 counts written ones.
@@ -152,6 +152,7 @@ impl Task {
 
     /// Moves on. Returns whether the collective is complete here. `pieces`: the number of pieces of the team's
     /// collectives that are complete here.
+    #[inline]
     pub fn run(&mut self, area: &Area, me: u32, pieces: &mut u64) -> bool {
         match self {
             Self::Barrier { number, seen } => TeamBarrier::is_over(area, *number, seen),
@@ -246,63 +247,79 @@ struct Tasks {
 }
 
 /// The collectives of a team that are under way.
-#[derive(Default)]
 pub struct Queue {
-    tasks: Mutex<Tasks>,
+    tasks: Gate<Tasks>,
     len: AtomicU64,
 }
 
 impl Queue {
+    /// An empty queue, for these threads.
+    #[must_use]
+    pub fn new(threads: Threads) -> Self {
+        Self { tasks: Gate::new(threads, Tasks::default()), len: AtomicU64::new(0) }
+    }
+
+    fn with_tasks<R>(&self, work: impl FnOnce(&mut Tasks) -> R) -> R {
+        match self.tasks.with(work) {
+            Ok(result) => result,
+            Err(_) => crate::fatal!("the function of a reduction has called the library; it may not"),
+        }
+    }
+
     /// Adds a collective. Returns its event; `None`: it was complete at once.
     /// `step` moves a task on.
     pub fn start(&self, mut task: Task, step: impl FnOnce(&mut Task, &mut u64) -> bool) -> Option<&'static Slot> {
-        let mut tasks = self.tasks.lock();
-        let Tasks { waiting, pieces } = &mut *tasks;
-        if waiting.is_empty() && step(&mut task, pieces) {
-            return None;
-        }
-        let slot = Slot::take();
-        waiting.push_back((task, slot));
-        self.len.fetch_add(1, Ordering::Release);
-        Some(slot)
+        self.with_tasks(|Tasks { waiting, pieces }| {
+            if waiting.is_empty() && step(&mut task, pieces) {
+                return None;
+            }
+            let slot = Slot::take();
+            waiting.push_back((task, slot));
+            self.len.fetch_add(1, Ordering::Release);
+            Some(slot)
+        })
     }
 
     /// Moves the collectives on. Returns the number of those that are complete now.
+    #[inline]
     pub fn run(&self, mut step: impl FnMut(&mut Task, &mut u64) -> bool) -> usize {
-        let Some(mut tasks) = self.tasks.try_lock() else { return 0 };
-        let Tasks { waiting, pieces } = &mut *tasks;
-        let mut complete = 0;
-        while let Some((task, slot)) = waiting.front_mut() {
-            if !step(task, pieces) {
-                break;
+        let run = |Tasks { waiting, pieces }: &mut Tasks| {
+            let mut complete = 0;
+            while let Some((task, slot)) = waiting.front_mut() {
+                if !step(task, pieces) {
+                    break;
+                }
+                slot.complete();
+                waiting.pop_front();
+                self.len.fetch_sub(1, Ordering::Release);
+                complete += 1;
             }
-            slot.complete();
-            waiting.pop_front();
-            self.len.fetch_sub(1, Ordering::Release);
-            complete += 1;
-        }
-        complete
+            complete
+        };
+        self.tasks.try_with(run).unwrap_or(0)
     }
 
     /// Whether the collective with this event reads its source yet. `None`: there is none.
     pub fn reads_source(&self, event: &Slot) -> Option<bool> {
-        let tasks = self.tasks.lock();
-        let (task, _) = tasks.waiting.iter().find(|(_, slot)| std::ptr::eq(*slot, event))?;
-        Some(match task {
-            Task::Barrier { .. } => false,
-            Task::Data(transfer) => transfer.given < transfer.bytes,
+        self.with_tasks(|tasks| {
+            let (task, _) = tasks.waiting.iter().find(|(_, slot)| std::ptr::eq(*slot, event))?;
+            Some(match task {
+                Task::Barrier { .. } => false,
+                Task::Data(transfer) => transfer.given < transfer.bytes,
+            })
         })
     }
 
     /// Ends all collectives, because a member has failed. Returns their number.
     pub fn fail(&self) -> usize {
-        let mut tasks = self.tasks.lock();
-        let count = tasks.waiting.len();
-        for (_, slot) in tasks.waiting.drain(..) {
-            slot.fail();
-            self.len.fetch_sub(1, Ordering::Release);
-        }
-        count
+        self.with_tasks(|tasks| {
+            let count = tasks.waiting.len();
+            for (_, slot) in tasks.waiting.drain(..) {
+                slot.fail();
+                self.len.fetch_sub(1, Ordering::Release);
+            }
+            count
+        })
     }
 
     /// Whether collectives are under way.
@@ -328,7 +345,7 @@ mod tests {
     /// Runs two collectives on all members, in turns.
     fn run_all(members: u32, make: impl Fn(u32, u32) -> Task) {
         let area = area(members);
-        let queues: Vec<Queue> = (0..members).map(|_| Queue::default()).collect();
+        let queues: Vec<Queue> = (0..members).map(|_| Queue::new(Threads::Many)).collect();
         let mut slots = Vec::new();
         for round in 0..2 {
             for me in 0..members {

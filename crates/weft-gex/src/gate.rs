@@ -1,8 +1,8 @@
-//! The engine of a rank behind its lock.
+//! What polls use, behind a lock: the engine of a rank, and the collectives that are under way.
 //!
-//! Place in the data flow: polls and injections pass here to the engine. In a job with one thread a flag takes the
-//! place of the lock. Handlers of messages run under the lock; a call from one that needs the engine is refused, as the
-//! rules of handlers say, and does not wait for itself.
+//! Place in the data flow: polls and injections pass here to the engine, and polls to `team` and `coll`. In a job with
+//! one thread a flag takes the place of the lock. Handlers of messages run under the lock; a call from one that needs
+//! the engine is refused, as the rules of handlers say, and does not wait for itself.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};

@@ -5,7 +5,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -80,11 +80,13 @@ pub struct Job {
     /// Threads that wait.
     crowd: Crowd,
     /// Teams whose collectives in shared memory are under way.
-    busy_teams: Mutex<Vec<&'static Team>>,
+    busy_teams: Gate<Vec<&'static Team>>,
     /// Their number, and one more while operations wait for others.
     busy: AtomicUsize,
     /// The number of endpoints in `polled`, which count as well.
     busy_endpoints: AtomicUsize,
+    /// Whether a serial endpoint was made.
+    has_serial: AtomicBool,
     /// Teams that this rank has numbered.
     numbered_teams: AtomicU32,
     /// The number of calls that end this process; the first one does it.
@@ -173,7 +175,7 @@ pub(crate) fn assemble(parts: Parts) -> Result<Job, Error> {
         segments: Segments::new(rank, ranks),
         engine: Gate::new(attendant.threads(threads), links),
         wait_fd,
-        world: Team::new(0, seat, None, area, 0),
+        world: Team::new(0, seat, attendant.threads(threads), None, area),
         named: Named::default(),
         failures: Failures::new(ranks),
         opener,
@@ -186,9 +188,10 @@ pub(crate) fn assemble(parts: Parts) -> Result<Job, Error> {
         limits: Mode::ALL.map(|mode| Limits::new(mode, on_host, processors, !places.all_near())),
         wait_mode: AtomicU32::new(Mode::SpinBlock as u32),
         crowd: Crowd::new(u32::try_from(processors).unwrap_or(u32::MAX) / on_host.max(1)),
-        busy_teams: Mutex::new(Vec::new()),
+        busy_teams: Gate::new(attendant.threads(threads), Vec::new()),
         busy: AtomicUsize::new(0),
         busy_endpoints: AtomicUsize::new(0),
+        has_serial: AtomicBool::new(false),
         numbered_teams: AtomicU32::new(0),
         ends: AtomicU32::new(0),
         board,
@@ -244,6 +247,11 @@ impl Job {
     #[must_use]
     pub fn threads(&self) -> Threads {
         self.threads
+    }
+
+    /// The threads that poll.
+    pub(crate) fn engine_threads(&self) -> Threads {
+        self.attendant.threads(self.threads)
     }
 
     /// The thread that serves peers while the client computes.
@@ -367,7 +375,16 @@ impl Job {
             self.busy_endpoints.fetch_add(1, Ordering::Relaxed);
             self.busy.fetch_add(1, Ordering::Relaxed);
         }
+        if endpoint.own().is_some_and(Own::is_serial) {
+            self.has_serial.store(true, Ordering::Relaxed);
+        }
         Ok(endpoint)
+    }
+
+    /// Whether a thread may have used a serial endpoint.
+    #[inline(always)]
+    pub(crate) fn has_serial(&self) -> bool {
+        self.has_serial.load(Ordering::Relaxed)
     }
 
     /// Forgets an endpoint. Polls of the job have left it afterwards.
@@ -567,19 +584,35 @@ impl Job {
     }
 
     /// Moves the collectives in shared memory on, and starts operations that have waited for others.
-    #[cold]
     #[inline(never)]
     fn poll_teams(&self) -> usize {
-        let started = after::run(self);
-        let polled = self.polled.try_read();
-        let events: usize =
-            started + polled.iter().flat_map(|all| all.iter()).filter_map(|one| Some(one.own()?.poll())).sum::<usize>();
-        drop(polled);
-        let Some(mut teams) = self.busy_teams.try_lock() else { return events };
-        let complete: usize = teams.iter().map(|team| team.run(self)).sum();
-        teams.retain(|team| team.is_busy());
-        self.note_busy(teams.len());
-        complete + events
+        let mut events = if after::any() { after::run(self) } else { 0 };
+        if self.busy_endpoints.load(Ordering::Relaxed) > 0 {
+            events += self.poll_endpoints();
+        }
+        let run = |teams: &mut Vec<&'static Team>| {
+            let complete: usize = teams.iter().map(|team| team.run(self)).sum();
+            if !teams.iter().all(|team| team.is_busy()) {
+                teams.retain(|team| team.is_busy());
+            }
+            self.note_busy(teams.len());
+            complete
+        };
+        events + self.busy_teams.try_with(run).unwrap_or(0)
+    }
+
+    /// Polls the endpoints with engines of their own.
+    #[cold]
+    fn poll_endpoints(&self) -> usize {
+        let Some(polled) = self.polled.try_read() else { return 0 };
+        polled.iter().filter_map(|endpoint| Some(endpoint.own()?.poll())).sum()
+    }
+
+    fn with_busy_teams<R>(&self, work: impl FnOnce(&mut Vec<&'static Team>) -> R) -> R {
+        match self.busy_teams.with(work) {
+            Ok(result) => result,
+            Err(_) => crate::fatal!("the function of a reduction has called the library; it may not"),
+        }
     }
 
     fn note_busy(&self, teams: usize) {
@@ -589,27 +622,27 @@ impl Job {
 
     /// Notes that operations wait for others.
     pub(crate) fn note_dependents(&self) {
-        let teams = self.busy_teams.lock();
-        self.note_busy(teams.len());
+        self.with_busy_teams(|teams| self.note_busy(teams.len()));
     }
 
     /// Notes that collectives of a team are under way.
     pub fn watch(&self, team: &'static Team) {
-        let mut teams = self.busy_teams.lock();
-        if !teams.iter().any(|known| std::ptr::eq(*known, team)) {
-            teams.push(team);
-        }
-        self.note_busy(teams.len());
+        self.with_busy_teams(|teams| {
+            if !teams.iter().any(|known| std::ptr::eq(*known, team)) {
+                teams.push(team);
+            }
+            self.note_busy(teams.len());
+        });
     }
 
     /// As [`Job::reads_source`], for collectives in shared memory.
     pub(crate) fn reads_source_in_areas(&self, event: &Slot) -> Option<bool> {
-        self.busy_teams.lock().iter().find_map(|team| team.reads_source(event))
+        self.with_busy_teams(|teams| teams.iter().find_map(|team| team.reads_source(event)))
     }
 
     /// Forgets a team that the client destroys.
     pub fn unwatch(&self, team: &Team) {
-        self.busy_teams.lock().retain(|known| !std::ptr::eq(*known, team));
+        self.with_busy_teams(|teams| teams.retain(|known| !std::ptr::eq(*known, team)));
     }
 
     /// The limits of pauses.

@@ -183,14 +183,13 @@ impl Job {
     /// endpoint polls the rest of the job less often, because other threads do.
     #[inline(always)]
     pub(crate) fn poll_waiting(&self, idle: u32) -> usize {
-        if LAST.try_with(Cell::get).unwrap_or(0) == 0 {
-            return self.poll();
-        }
-        self.poll_serial(idle)
+        if self.has_serial() { self.poll_serial(idle) } else { self.poll() }
     }
 
+    #[cold]
     fn poll_serial(&self, idle: u32) -> usize {
-        let events = self.last_own().map_or(0, Own::poll);
+        let Some(last) = self.last_own() else { return self.poll() };
+        let events = last.poll();
         let job_too = idle.is_multiple_of(POLLS_PER_JOB) || idle >= PATIENT_POLLS;
         if events == 0 && job_too { self.poll() } else { events }
     }

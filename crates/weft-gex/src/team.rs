@@ -16,6 +16,7 @@ use crate::barrier::TeamBarrier;
 use crate::coll::{Collective, Move, Queue, Task, To};
 use crate::error::Error;
 use crate::event::Slot;
+use crate::gate::Threads;
 use crate::group::{Group, Seat};
 use crate::job::Job;
 use crate::memory::Piece;
@@ -68,21 +69,21 @@ pub struct Wish {
 }
 
 impl Team {
-    /// A team. Its id is the same in all members, and other teams of them have other ids. `area`: the
-    /// memory that they share.
+    /// A team without flags. Its id is the same in all members, and other teams of them have other ids. `threads`:
+    /// those that use it. `area`: the memory that the members share.
     #[must_use]
-    pub(crate) fn new(id: u64, seat: Seat, members: Option<Box<[u32]>>, area: Option<Area>, flags: u32) -> Self {
+    pub(crate) fn new(id: u64, seat: Seat, threads: Threads, members: Option<Box<[u32]>>, area: Option<Area>) -> Self {
         Self {
             rank: seat.rank,
             size: seat.members,
-            flags,
+            flags: 0,
             members,
             endpoints: None,
             area,
             group: Group::new(id),
             barrier: TeamBarrier::default(),
             exchanges: AtomicU64::new(0),
-            queue: Queue::default(),
+            queue: Queue::new(threads),
             scratch: None,
             cdata: AtomicPtr::default(),
         }
@@ -341,7 +342,8 @@ impl Team {
         }
         let area = shares.then(|| Area::map(job.board(), number, size)).transpose()?;
         let rank = members.iter().position(|&member| member == self.rank).and_then(|at| u32::try_from(at).ok());
-        Ok(rank.map(|rank| Self::new(number, Seat { rank, members: size }, Some(ranks), area, flags)))
+        let seat = rank.map(|rank| Seat { rank, members: size });
+        Ok(seat.map(|seat| Self { flags, ..Self::new(number, seat, job.engine_threads(), Some(ranks), area) }))
     }
 }
 
@@ -377,7 +379,7 @@ pub fn of_endpoints(job: &Job, parent: &Team, members: &[Location], flags: u32) 
     let one = |(number_in, at): (u32, &Location)| {
         let area = shares.then(|| Area::map(job.board(), number, size)).transpose()?;
         let seat = Seat { rank: number_in, members: size };
-        let team = Team::new(number, seat, Some(ranks.clone()), area, flags);
+        let team = Team { flags, ..Team::new(number, seat, job.engine_threads(), Some(ranks.clone()), area) };
         let endpoints = Endpoints { own: at.endpoint(), all: all.clone(), has_twins };
         Ok(Team { endpoints: Some(endpoints), ..team })
     };
