@@ -172,7 +172,7 @@ mod ring;
 mod sleep_protocol;
 
 use page::{Page, SleepPage};
-use ring::{Record, Rx, Tx};
+use ring::{Next, Record, Rx, Tx};
 use sleep_protocol::{SleepLevel, Sleeper};
 
 /// A record that is sent through a ring, with its length in bytes.
@@ -208,7 +208,7 @@ fn ring_model(lines: usize, records: &'static [Sent]) {
         for (n, &sent) in records.iter().enumerate() {
             let (fill, number) = (n as u8 + 1, n as u64 + 1);
             let need = loop {
-                if let Some(bytes) = rx.peek_line() {
+                if let Next::Line(bytes) = rx.peek_line() {
                     assert!(matches!(sent, Message(len) if bytes == vec![fill; len]));
                     break 1;
                 }
@@ -469,7 +469,7 @@ impl Device {
     /// Models `Link::poll`, without the report of released space.
     fn poll_link(&mut self) {
         let confirmed = self.side.confirmed.load(Ordering::Acquire);
-        while let Some(bytes) = self.rx.peek_line() {
+        while let Next::Line(bytes) = self.rx.peek_line() {
             self.taken.extend_from_slice(bytes);
             self.rx.advance(1);
         }
@@ -601,7 +601,7 @@ fn takes(mut rx: Rx, device: &Device, messages: u8, must_fence: bool) -> loom::t
     let (ringer, side) = (device.door.ringer(), Arc::clone(&device.side));
     loom::thread::spawn(move || {
         for n in 0..messages {
-            assert_eq!(rx.peek_line(), Some(&[n][..]));
+            assert!(matches!(rx.peek_line(), Next::Line(line) if line == [n]));
             rx.advance(1);
             rx.release();
             if rx.take_released() && sleep_protocol::is_set(&side.wants_space, must_fence) {

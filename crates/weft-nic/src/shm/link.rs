@@ -23,7 +23,7 @@ use super::cma::Span;
 use super::doorbell::Bell;
 use super::lag::{Lag, low_bits};
 use super::lines::{Lines, cycles};
-use super::ring::{PIECE_BYTES, Record, Rx, Tx};
+use super::ring::{Next, PIECE_BYTES, Record, Rx, Tx};
 use super::segment::{Mapping, Role};
 use super::share::SHARE_BYTES;
 use super::sleep_protocol;
@@ -416,16 +416,19 @@ impl Link {
         // Read before the ring, so that all messages from before the confirmation are taken before it.
         let confirmed = self.peer_side().confirmed.0.load(Ordering::Acquire);
         while taken_bytes < BATCH_BYTES {
-            if let Some(message) = self.rx.peek_line() {
-                taken_bytes += RECORD_BYTES;
-                polled.calls += 1;
-                sink.message(id, message);
-                self.rx.advance(1);
-                continue;
-            }
-            if !self.rx.ready() {
-                polled.drained = true;
-                break;
+            match self.rx.peek_line() {
+                Next::Line(message) => {
+                    taken_bytes += RECORD_BYTES;
+                    polled.calls += 1;
+                    sink.message(id, message);
+                    self.rx.advance(1);
+                    continue;
+                }
+                Next::Nothing => {
+                    polled.drained = true;
+                    break;
+                }
+                Next::Other => {}
             }
             let need = match self.rx.peek() {
                 Ok(Some((Record::Message(message), need))) => {

@@ -131,6 +131,15 @@ pub(super) enum Record<'a> {
     Push { window: u64, offset: u64, data: &'a [u8] },
 }
 
+/// What a consumer finds at its position.
+pub(super) enum Next<'a> {
+    /// A message on one line.
+    Line(&'a [u8]),
+    /// A record that [`Rx::peek`] takes.
+    Other,
+    Nothing,
+}
+
 /// The producer's end.
 pub(super) struct Tx {
     lines: Lines,
@@ -497,17 +506,19 @@ impl Rx {
         is_header(word, self.tail)
     }
 
-    /// The next record, if it is a message on one line, as most are. The caller then calls [`Rx::advance`]
-    /// with 1.
+    /// What comes next. After a message on one line, as most are, the caller calls [`Rx::advance`] with 1.
     #[inline(always)]
-    pub(super) fn peek_line(&self) -> Option<&[u8]> {
+    pub(super) fn peek_line(&self) -> Next<'_> {
         let word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
+        if !is_header(word, self.tail) {
+            return Next::Nothing;
+        }
         let len = (word >> 32 & LENGTH_MASK) as usize;
-        if word & !(LENGTH_MASK << 32) != header(KIND_MESSAGE, 0, self.tail) || len > INLINE_BYTES {
-            return None;
+        if word >> 56 != KIND_MESSAGE || len > INLINE_BYTES {
+            return Next::Other;
         }
         self.lines.prefetch(self.tail + AHEAD_LINES);
-        Some(self.lines.read_line(self.tail, len))
+        Next::Line(self.lines.read_line(self.tail, len))
     }
 
     /// The next record, if there is one, and its number of lines, which the caller passes to [`Rx::advance`].
