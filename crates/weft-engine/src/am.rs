@@ -27,15 +27,82 @@ pub const fn body_limit(mailbox_bytes: usize) -> usize {
     mailbox_bytes.saturating_sub(HEAD_BYTES + MAX_HEAD)
 }
 
-/// An active message to be sent.
+/// The client's header of an active message, behind room for the engine's. It is written in whole words. The device
+/// reads whole words, and a processor stalls on a word that was written in smaller parts just before.
 #[derive(Clone, Copy, Debug)]
+pub struct ActiveHead {
+    words: [u64; (HEAD_BYTES + MAX_HEAD) / 8],
+    /// Bytes of both headers.
+    len: usize,
+}
+
+impl ActiveHead {
+    /// A header without bytes.
+    #[inline(always)]
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { words: [0; (HEAD_BYTES + MAX_HEAD) / 8], len: HEAD_BYTES }
+    }
+
+    /// A header of these bytes.
+    ///
+    /// # Panics
+    ///
+    /// If they are more than [`MAX_HEAD`].
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Self {
+        assert!(bytes.len() <= MAX_HEAD, "the header of an active message has at most {MAX_HEAD} bytes");
+        let mut head = Self::empty();
+        head.len += bytes.len();
+        head.words.as_mut_bytes()[HEAD_BYTES..head.len].copy_from_slice(bytes);
+        head
+    }
+
+    /// Adds eight bytes, that have the order of this processor, to a header of whole words.
+    ///
+    /// # Panics
+    ///
+    /// If the header has more than [`MAX_HEAD`] bytes then.
+    #[inline(always)]
+    pub fn push(&mut self, word: u64) {
+        debug_assert!(self.len.is_multiple_of(8), "a header of whole words");
+        self.words[self.len / 8] = word;
+        self.len += 8;
+    }
+
+    /// The client's bytes.
+    #[inline(always)]
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.words.as_bytes()[HEAD_BYTES..self.len]
+    }
+
+    /// The length of the client's bytes.
+    #[inline(always)]
+    pub(crate) fn client_len(&self) -> usize {
+        self.len - HEAD_BYTES
+    }
+
+    /// Both headers, after that of the engine is filled in.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, reply: bool, credit: [u8; 2], seq: u32) -> &[u8] {
+        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEAD")]
+        let flags = self.client_len() as u8 | if reply { F_REPLY } else { 0 };
+        self.words[0] =
+            u64::from_ne_bytes(Head { detail: credit, seq: seq.into(), ..Head::new(kind::ACTIVE, flags) }.to_bytes());
+        &self.words.as_bytes()[..self.len]
+    }
+}
+
+/// An active message to be sent.
+#[derive(Debug)]
 pub struct ActiveMessage<'a> {
     /// The peer's address.
     pub dest: Addr,
     /// Whether this is a reply. Replies need no credit.
     pub reply: bool,
-    /// The client's header, of at most [`MAX_HEAD`] bytes.
-    pub head: &'a [u8],
+    /// The client's header. The engine fills in its part.
+    pub head: &'a mut ActiveHead,
     /// The pieces of the body, copied by the call.
     pub body: &'a [Iov],
 }
@@ -83,8 +150,8 @@ impl<'a> Answer<'a> {
     ///
     /// # Panics
     ///
-    /// If the header exceeds [`MAX_HEAD`], or the body [`Answer::limit`].
-    pub fn set(&mut self, head: &[u8], body_len: usize) -> &mut [u8] {
+    /// If the body exceeds [`Answer::limit`].
+    pub fn set(&mut self, head: &mut ActiveHead, body_len: usize) -> &mut [u8] {
         self.begin(head, body_len);
         let body = self.bytes.len();
         self.bytes.resize(body + body_len, 0);
@@ -96,21 +163,21 @@ impl<'a> Answer<'a> {
     /// # Panics
     ///
     /// As [`Answer::set`].
-    #[inline]
-    pub fn put(&mut self, head: &[u8], body: &[u8]) {
+    #[inline(always)]
+    pub fn put(&mut self, head: &mut ActiveHead, body: &[u8]) {
         self.begin(head, body.len());
-        self.bytes.extend_from_slice(body);
+        if !body.is_empty() {
+            self.bytes.extend_from_slice(body);
+        }
     }
 
-    #[inline]
-    fn begin(&mut self, head: &[u8], body_len: usize) {
-        assert!(head.len() <= MAX_HEAD, "the header of an active message has at most {MAX_HEAD} bytes");
+    #[inline(always)]
+    fn begin(&mut self, head: &mut ActiveHead, body_len: usize) {
         assert!(body_len <= self.limit, "the body of this reply has at most {} bytes", self.limit);
-        self.clear();
-        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEAD")]
-        let flags = F_REPLY | head.len() as u8;
-        self.bytes.extend_from_slice(Head::new(kind::ACTIVE, flags).as_bytes());
-        self.bytes.extend_from_slice(head);
+        if self.is_set() {
+            self.clear();
+        }
+        self.bytes.extend_from_slice(head.complete(true, [0; 2], 0));
     }
 
     /// Removes the reply.
@@ -143,9 +210,9 @@ mod tests {
         let mut bytes = vec![9; 3];
         let mut answer = Answer::over(&mut bytes, 4);
         assert!(!answer.is_set() && answer.get().is_none());
-        answer.put(&[1, 2], &[3]);
+        answer.put(&mut ActiveHead::new(&[1, 2]), &[3]);
         assert_eq!(answer.get(), Some((&[1, 2][..], &[3][..])));
-        answer.set(&[5], 4).copy_from_slice(&[6, 7, 8, 9]);
+        answer.set(&mut ActiveHead::new(&[5]), 4).copy_from_slice(&[6, 7, 8, 9]);
         assert_eq!(answer.get(), Some((&[5][..], &[6, 7, 8, 9][..])));
         answer.clear();
         assert!(!answer.is_set());
@@ -155,6 +222,24 @@ mod tests {
     #[test]
     #[should_panic(expected = "at most 4 bytes")]
     fn an_answer_beyond_the_limit_is_a_fault_of_the_client() {
-        Answer::over(&mut Vec::new(), 4).set(&[], 5);
+        Answer::over(&mut Vec::new(), 4).set(&mut ActiveHead::empty(), 5);
+    }
+
+    #[test]
+    fn a_header_is_made_of_bytes_or_words() {
+        let mut words = ActiveHead::empty();
+        words.push(u64::from_ne_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
+        assert_eq!(words.bytes(), ActiveHead::new(&[1, 2, 3, 4, 5, 6, 7, 8]).bytes());
+        assert_eq!(
+            ActiveHead::new(&[9; 3]).complete(true, [7, 0], 5),
+            [kind::ACTIVE, F_REPLY | 3, 7, 0, 5, 0, 0, 0, 9, 9, 9]
+        );
+        assert_eq!(ActiveHead::new(&[0; MAX_HEAD]).client_len(), MAX_HEAD);
+    }
+
+    #[test]
+    #[should_panic(expected = "at most 96 bytes")]
+    fn a_header_beyond_the_limit_is_a_fault_of_the_client() {
+        let _ = ActiveHead::new(&[0; MAX_HEAD + 1]);
     }
 }

@@ -148,13 +148,32 @@ impl Head {
     pub(crate) const fn new(kind: u8, flags: u8) -> Self {
         Self { kind, flags, detail: [0; 2], seq: U32::ZERO }
     }
+
+    /// The head as it is sent.
+    #[inline(always)]
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        let [first, second] = self.detail;
+        let low = u32::from_le_bytes([self.kind, self.flags, first, second]);
+        (u64::from(low) | u64::from(self.seq.get()) << 32).to_le_bytes()
+    }
 }
 
-/// Fills in the number of a message that was queued without one.
+/// Fills in the number of a message that was queued without one. The head is written as a whole, because the device
+/// reads it as a whole.
 #[inline]
 pub(crate) fn number(message: &mut [u8], seq: u32) {
-    if let Some(place) = message.get_mut(4..8) {
-        place.copy_from_slice(&seq.to_le_bytes());
+    if let Some(head) = message.first_chunk_mut::<8>() {
+        let word = u64::from_le_bytes(*head) & 0xffff_ffff | u64::from(seq) << 32;
+        *head = word.to_le_bytes();
+    }
+}
+
+/// Fills in the credit that an active message returns.
+#[inline]
+pub(crate) fn give_credit(message: &mut [u8], credit: [u8; 2]) {
+    if let Some(head) = message.first_chunk_mut::<8>() {
+        let word = u64::from_le_bytes(*head) & !0xffff_0000 | u64::from(u16::from_le_bytes(credit)) << 16;
+        *head = word.to_le_bytes();
     }
 }
 

@@ -15,13 +15,13 @@
 
 use std::cell::{Cell, RefCell};
 
-use weft_engine::am::{ActiveHandler, ActiveMessage, Answer, MAX_HEAD, body_limit};
+use weft_engine::am::{ActiveHandler, ActiveHead, ActiveMessage, Answer, body_limit};
 use weft_engine::api::{Addr, Error};
 use weft_engine::nic::LinkError;
 
 use crate::book::place_of;
 use crate::failure;
-use crate::invoke::{self, ANY_ARGS, Entry, MAX_ARGS};
+use crate::invoke::{self, ANY_ARGS, Argument, Entry, MAX_ARGS};
 use crate::job::Job;
 use crate::memory::{self, Piece};
 use crate::outside;
@@ -88,86 +88,71 @@ enum Cargo {
 /// The kind of a long message that carries its payload.
 const LONG_ABOARD: u8 = 4;
 
-/// A message's header: handler, kind, number of arguments, a free byte, arguments; for long messages also address and
-/// length. Headers before payloads end at a multiple of 8, so that payloads are aligned if the device's memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
-    bytes: [u8; MAX_HEAD],
-    len: usize,
+/// The bytes before the arguments of a header: handler, kind, number of arguments, and a free byte.
+const LEAD_BYTES: usize = 4;
+
+/// A message's header: the lead and the arguments, filled up to a whole word; for long messages also address and
+/// length. Payloads behind it are aligned if the device's memory is.
+#[inline(always)]
+fn head_of(message: &Message<'_>, cargo: Cargo) -> ActiveHead {
+    let kind = match (message.kind, cargo) {
+        (Kind::Short, _) => 0,
+        (Kind::Medium, _) => 1,
+        (Kind::Long { .. }, Cargo::Placed) => 2,
+        (Kind::Long { .. }, Cargo::Aboard) => LONG_ABOARD,
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "at most 16 arguments")]
+    let lead = i32::from_ne_bytes([message.handler, kind, message.args.len() as u8, 0]);
+    let mut head = ActiveHead::empty();
+    let (first, rest) = message.args.split_first().map_or((0, &[][..]), |(first, rest)| (*first, rest));
+    head.push(word_of(lead, first));
+    for pair in rest.chunks(2) {
+        head.push(word_of(pair[0], pair.get(1).copied().unwrap_or(0)));
+    }
+    if let Kind::Long { dest } = message.kind {
+        head.push(dest as u64);
+        head.push(message.bytes as u64);
+    }
+    head
 }
 
-impl Header {
-    #[inline]
-    fn new(message: &Message<'_>, cargo: Cargo) -> Self {
-        let mut bytes = [0; MAX_HEAD];
-        let count = message.args.len();
-        let kind = match (message.kind, cargo) {
-            (Kind::Short, _) => 0,
-            (Kind::Medium, _) => 1,
-            (Kind::Long { .. }, Cargo::Placed) => 2,
-            (Kind::Long { .. }, Cargo::Aboard) => LONG_ABOARD,
-        };
-        #[expect(clippy::cast_possible_truncation, reason = "at most 16 arguments")]
-        let lead = [message.handler, kind, count as u8, 0];
-        bytes[..4].copy_from_slice(&lead);
-        for (at, arg) in message.args.iter().enumerate() {
-            bytes[4 + 4 * at..8 + 4 * at].copy_from_slice(&arg.to_ne_bytes());
-        }
-        let mut len = 4 + 4 * count;
-        if let Kind::Long { dest } = message.kind {
-            bytes[len..len + 8].copy_from_slice(&(dest as u64).to_ne_bytes());
-            bytes[len + 8..len + 16].copy_from_slice(&(message.bytes as u64).to_ne_bytes());
-            len += 16;
-        }
-        if message.kind == Kind::Medium || cargo == Cargo::Aboard {
-            len = len.next_multiple_of(8);
-        }
-        Self { bytes, len }
-    }
-
-    #[inline(always)]
-    fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
+/// Two numbers, in the order of their addresses.
+#[inline(always)]
+fn word_of(first: i32, second: i32) -> u64 {
+    let [first, second] = [first, second].map(|half| u64::from(half.cast_unsigned()));
+    if cfg!(target_endian = "little") { first | second << 32 } else { first << 32 | second }
 }
 
-/// A header that has arrived.
-struct Arrived {
+/// A header that has arrived. Its arguments are read when the handler is called.
+struct Arrived<'a> {
     handler: u8,
     kind: Kind,
     /// Bytes of a long payload.
     long_bytes: usize,
     cargo: Cargo,
-    args: [i32; MAX_ARGS],
-    count: usize,
+    args: &'a [Argument],
 }
 
-impl Arrived {
-    #[inline]
-    fn parse(head: &[u8]) -> Option<Self> {
-        let (&[handler, kind, count, _], rest) = head.split_first_chunk::<4>()?;
+impl<'a> Arrived<'a> {
+    #[inline(always)]
+    fn parse(head: &'a [u8]) -> Option<Self> {
+        let (&[handler, kind, count, _], rest) = head.split_first_chunk::<LEAD_BYTES>()?;
         let count = usize::from(count);
-        if count > MAX_ARGS {
-            return None;
-        }
-        let (words, rest) = rest.split_at_checked(4 * count)?;
-        let mut args = [0; MAX_ARGS];
-        for (arg, word) in args.iter_mut().zip(words.as_chunks::<4>().0) {
-            *arg = i32::from_ne_bytes(*word);
-        }
+        let args = rest.as_chunks().0.get(..count).filter(|_| count <= MAX_ARGS)?;
         let cargo = if kind == LONG_ABOARD { Cargo::Aboard } else { Cargo::Placed };
         let (kind, long_bytes) = match kind {
             0 => (Kind::Short, 0),
             1 => (Kind::Medium, 0),
             2 | LONG_ABOARD => {
-                let (dest, rest) = rest.split_first_chunk::<8>()?;
-                let (bytes, _) = rest.split_first_chunk::<8>()?;
-                let [dest, bytes] = [dest, bytes].map(|word| usize::try_from(u64::from_ne_bytes(*word)).ok());
+                let [dest, bytes] = *head.as_chunks::<8>().0.get((LEAD_BYTES + 4 * count).div_ceil(8)..)? else {
+                    return None;
+                };
+                let [dest, bytes] = [dest, bytes].map(|word| usize::try_from(u64::from_ne_bytes(word)).ok());
                 (Kind::Long { dest: dest? }, bytes?)
             }
             _ => return None,
         };
-        Some(Self { handler, kind, long_bytes, cargo, args, count })
+        Some(Self { handler, kind, long_bytes, cargo, args })
     }
 }
 
@@ -244,6 +229,7 @@ impl Token<'_> {
     }
 
     /// Replies to the request.
+    #[inline(always)] // The kind of the message is known to each caller.
     pub fn reply(&self, job: &Job, message: &Message<'_>) {
         if !self.is_request {
             crate::fatal!("the handler of a reply has replied; only handlers of requests may");
@@ -261,12 +247,11 @@ impl Token<'_> {
             );
         }
         let cargo = place_long(job, at, message);
-        let header = Header::new(message, cargo);
         let mut reply = self.reply.borrow_mut();
         match &mut *reply {
             ReplyTo::Peer(answer) => {
                 let body = body_bytes(message, cargo);
-                answer.put(header.as_bytes(), memory::bytes_at(Piece { addr: message.source, bytes: body }));
+                answer.put(&mut head_of(message, cargo), memory::bytes_at(Piece { addr: message.source, bytes: body }));
             }
             ReplyTo::Own => run_own(job, at.used_by(self.endpoint), message, false),
             ReplyTo::Nothing => {}
@@ -319,7 +304,7 @@ pub enum Patience {
 
 /// Sends a request. Returns whether it was sent. It is not if the rank has failed, or waiting would be needed and is
 /// not wanted.
-#[inline]
+#[inline(always)] // The kind of the message is known to each caller.
 pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patience) -> bool {
     if at.rank() == job.rank() {
         place_long(job, at, message);
@@ -333,14 +318,14 @@ pub fn request(job: &Job, at: Location, message: &Message<'_>, patience: Patienc
     }
     let cargo = place_long(job, at, message);
     let body = Piece { addr: message.source, bytes: body_bytes(message, cargo) };
-    send(job, at, &Header::new(message, cargo), body, Sending { reply: false, patience })
+    send(job, at, &mut head_of(message, cargo), body, Sending { reply: false, patience })
 }
 
 /// Sends a long request whose payload is in place, if it can leave now. It carries no payload.
 pub(crate) fn request_placed(job: &Job, at: Location, message: &Message<'_>) -> bool {
     let nothing = Piece { addr: 0, bytes: 0 };
     let sending = Sending { reply: false, patience: Patience::Immediate };
-    send(job, at, &Header::new(message, Cargo::Placed), nothing, sending)
+    send(job, at, &mut head_of(message, Cargo::Placed), nothing, sending)
 }
 
 /// Sends a short or medium message whose handler is that of a reply, without a request.
@@ -350,7 +335,7 @@ pub fn notify(job: &Job, at: Location, message: &Message<'_>) {
     }
     check_medium(message.bytes);
     let body = Piece { addr: message.source, bytes: message.bytes };
-    send(job, at, &Header::new(message, Cargo::Placed), body, Sending { reply: true, patience: Patience::Wait });
+    send(job, at, &mut head_of(message, Cargo::Placed), body, Sending { reply: true, patience: Patience::Wait });
 }
 
 /// The manner of sending.
@@ -372,32 +357,28 @@ fn request_long_now(job: &Job, at: Location, message: &Message<'_>) -> bool {
     // A payload within the message has no effect yet if the message is refused.
     let patience = if cargo == Cargo::Aboard { Patience::Immediate } else { Patience::Wait };
     let body = Piece { addr: message.source, bytes: body_bytes(message, cargo) };
-    send(job, at, &Header::new(message, cargo), body, Sending { reply: false, patience })
+    send(job, at, &mut head_of(message, cargo), body, Sending { reply: false, patience })
 }
 
-#[inline]
-fn send(job: &Job, at: Location, header: &Header, body: Piece, sending: Sending) -> bool {
+#[inline(always)]
+fn send(job: &Job, at: Location, head: &mut ActiveHead, body: Piece, sending: Sending) -> bool {
     let Sending { reply, patience } = sending;
     let piece = invoke::message_piece(body);
     let pieces = std::slice::from_ref(&piece);
-    let message = ActiveMessage {
-        dest: job.message_address(at),
-        reply,
-        head: header.as_bytes(),
-        body: if body.bytes == 0 { &[] } else { pieces },
-    };
+    let mut message =
+        ActiveMessage { dest: job.message_address(at), reply, head, body: if body.bytes == 0 { &[] } else { pieces } };
     if job.failures().has_lost(at.rank()) {
         return false;
     }
-    match attempt(job, at, &message, patience) {
+    match attempt(job, at, &mut message, patience) {
         Some(Ok(())) => true,
-        refused => send_later(job, at, &message, patience, refused),
+        refused => send_later(job, at, &mut message, patience, refused),
     }
 }
 
 /// Tries to send. `None`: the call comes from a handler, or another thread uses the engine.
 #[inline(always)]
-fn attempt(job: &Job, at: Location, message: &ActiveMessage<'_>, patience: Patience) -> Option<Result<(), Error>> {
+fn attempt(job: &Job, at: Location, message: &mut ActiveMessage<'_>, patience: Patience) -> Option<Result<(), Error>> {
     match patience {
         Patience::Wait => job.with_engine_by(at.by(), |engine| engine.send_active(message)),
         Patience::Immediate => job.try_with_engine_by(at.by(), |engine| engine.send_active(message)),
@@ -410,7 +391,7 @@ fn attempt(job: &Job, at: Location, message: &ActiveMessage<'_>, patience: Patie
 fn send_later(
     job: &Job,
     at: Location,
-    message: &ActiveMessage<'_>,
+    message: &mut ActiveMessage<'_>,
     patience: Patience,
     mut sent: Option<Result<(), Error>>,
 ) -> bool {
@@ -436,8 +417,9 @@ const WAKE: [u8; 4] = [0, 3, 0, 0];
 
 /// Ends the sleep of a rank. Without credit or link it may sleep on until its time is over.
 pub(crate) fn wake(job: &Job, rank: u32) {
-    let message = ActiveMessage { dest: Addr::from(rank), reply: false, head: &WAKE, body: &[] };
-    let _ = job.with_engine(|engine| engine.send_active(&message));
+    let head = &mut ActiveHead::new(&WAKE);
+    let mut message = ActiveMessage { dest: Addr::from(rank), reply: false, head, body: &[] };
+    let _ = job.with_engine(|engine| engine.send_active(&mut message));
 }
 
 /// The begin of the header of a message that ends the job. The code follows.
@@ -445,11 +427,10 @@ const END: [u8; 4] = [2, 3, 0, 0];
 
 /// Tells a rank that the job ends, if a message can leave now.
 pub(crate) fn send_end(job: &Job, rank: u32, code: i32) {
-    let mut head = [0; 8];
-    head[..4].copy_from_slice(&END);
-    head[4..].copy_from_slice(&code.to_ne_bytes());
-    let message = ActiveMessage { dest: Addr::from(rank), reply: true, head: &head, body: &[] };
-    let _ = job.try_with_engine(|engine| engine.send_active(&message));
+    let mut head = ActiveHead::empty();
+    head.push(word_of(i32::from_ne_bytes(END), code));
+    let mut message = ActiveMessage { dest: Addr::from(rank), reply: true, head: &mut head, body: &[] };
+    let _ = job.try_with_engine(|engine| engine.send_active(&mut message));
 }
 
 /// Takes a message of the library. Returns whether it was one.
@@ -476,18 +457,21 @@ fn run_own(job: &Job, at: Location, message: &Message<'_>, request: bool) {
     let source = Location::new(job.rank(), at.by()).used_by(at.endpoint());
     let token = Token::new(source, matches!(message.kind, Kind::Long { .. }), entry, reply);
     let Some(function) = entry.function else { return };
+    let mut args = [[0; 4]; MAX_ARGS];
+    args.iter_mut().zip(message.args).for_each(|(to, arg)| *to = arg.to_ne_bytes());
+    let args = &args[..message.args.len()];
     match message.kind {
-        Kind::Short => invoke::handler(function, &token, None, message.args),
+        Kind::Short => invoke::handler(function, &token, None, args),
         Kind::Long { dest } => {
             let payload = Piece { addr: dest, bytes: message.bytes };
-            invoke::handler(function, &token, Some(payload), message.args);
+            invoke::handler(function, &token, Some(payload), args);
         }
         Kind::Medium => {
             check_medium(message.bytes);
             // The source belongs to the client again when the handler runs, so the handler gets a copy.
             with_copy(memory::bytes_at(Piece { addr: message.source, bytes: message.bytes }), |addr| {
                 let payload = Piece { addr, bytes: message.bytes };
-                invoke::handler(function, &token, Some(payload), message.args);
+                invoke::handler(function, &token, Some(payload), args);
             });
         }
     }
@@ -557,7 +541,7 @@ impl ActiveHandler for Handlers {
             }
             crate::fatal!("rank {source} has sent a message of another form; start the same library in all ranks");
         };
-        let args = &arrived.args[..arrived.count];
+        let args = arrived.args;
         let entry = find(job, self.endpoint, arrived.handler, args.len());
         let Some(function) = entry.function else { return };
         let to = if reply { ReplyTo::Nothing } else { ReplyTo::Peer(invoke::for_token(answer)) };
@@ -651,14 +635,15 @@ mod tests {
         for count in 0..=MAX_ARGS {
             for kind in [Kind::Short, Kind::Medium, Kind::Long { dest: 0x7fff_1234_5678 }] {
                 let args = &all[..count];
-                let header = Header::new(&Message { handler: 200, kind, source: 0, bytes: 77, args }, Cargo::Placed);
-                let arrived = Arrived::parse(header.as_bytes()).expect("a header");
-                assert_eq!((arrived.handler, arrived.kind, &arrived.args[..arrived.count]), (200, kind, args));
+                let header = head_of(&Message { handler: 200, kind, source: 0, bytes: 77, args }, Cargo::Placed);
+                let bytes = header.bytes();
+                let arrived = Arrived::parse(bytes).expect("a header");
+                let got: Vec<i32> = arrived.args.iter().map(|arg| i32::from_ne_bytes(*arg)).collect();
+                assert_eq!((arrived.handler, arrived.kind, &got[..]), (200, kind, args));
                 assert_eq!(arrived.long_bytes, if matches!(kind, Kind::Long { .. }) { 77 } else { 0 });
-                if kind == Kind::Medium {
-                    assert!(header.len.is_multiple_of(8));
-                }
-                assert!((0..header.len.min(4)).all(|len| Arrived::parse(&header.bytes[..len]).is_none()));
+                assert!(bytes.len().is_multiple_of(8));
+                assert!((0..LEAD_BYTES).all(|len| Arrived::parse(&bytes[..len]).is_none()));
+                assert!(Arrived::parse(&bytes[..bytes.len() - 8]).is_none());
             }
         }
         assert!(Arrived::parse(&[1, 0, 17, 0]).is_none());

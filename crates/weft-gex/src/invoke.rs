@@ -14,6 +14,9 @@ use crate::am::Token;
 use crate::combine::User;
 use crate::memory::{self, Piece};
 
+/// An argument of a handler as it travels.
+pub(crate) type Argument = [u8; 4];
+
 /// The most arguments of a handler.
 pub const MAX_ARGS: usize = 16;
 /// The number of arguments of an entry whose handler takes any number.
@@ -102,7 +105,7 @@ macro_rules! call_short {
         // SAFETY: the client has registered a function that takes the token and this number of arguments.
         let handler = unsafe { std::mem::transmute::<unsafe extern "C" fn(), Handler>($function) };
         // SAFETY: as above; the token lives during the call.
-        unsafe { handler($token $(, $args[$at])*) }
+        unsafe { handler($token $(, i32::from_ne_bytes($args[$at]))*) }
     }};
 }
 
@@ -113,7 +116,7 @@ macro_rules! call_payload {
         // SAFETY: the client has registered a function that takes the token, the payload and this number of arguments.
         let handler = unsafe { std::mem::transmute::<unsafe extern "C" fn(), Handler>($function) };
         // SAFETY: as above; the token and the payload live during the call.
-        unsafe { handler($token, $addr, $bytes $(, $args[$at])*) }
+        unsafe { handler($token, $addr, $bytes $(, i32::from_ne_bytes($args[$at]))*) }
     }};
 }
 
@@ -143,7 +146,7 @@ macro_rules! call {
 }
 
 /// Calls a handler.
-pub(crate) fn handler(function: unsafe extern "C" fn(), token: &Token<'_>, payload: Option<Piece>, args: &[i32]) {
+pub(crate) fn handler(function: unsafe extern "C" fn(), token: &Token<'_>, payload: Option<Piece>, args: &[Argument]) {
     let token: *const c_void = std::ptr::from_ref(token).cast();
     match payload {
         None => call!(call_short, function, args, (token)),
@@ -222,12 +225,12 @@ mod tests {
         let function = unsafe {
             std::mem::transmute::<unsafe extern "C" fn(*const c_void, i32, i32), unsafe extern "C" fn()>(short)
         };
-        handler(function, &token, None, &[7, -8]);
+        handler(function, &token, None, &[7, -8].map(i32::to_ne_bytes));
         assert_eq!(*SEEN.lock().expect("no panic"), [7, -8]);
         type Medium = unsafe extern "C" fn(*const c_void, *mut c_void, usize, i32, i32, i32, i32, i32);
         // SAFETY: as above.
         let function = unsafe { std::mem::transmute::<Medium, unsafe extern "C" fn()>(medium) };
-        handler(function, &token, Some(Piece { addr: 64, bytes: 9 }), &[1, 2, 3, 4, -5]);
+        handler(function, &token, Some(Piece { addr: 64, bytes: 9 }), &[1, 2, 3, 4, -5].map(i32::to_ne_bytes));
         assert_eq!(*SEEN.lock().expect("no panic"), [9, 1, 2, 3, 4, -5]);
     }
 }

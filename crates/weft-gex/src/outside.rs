@@ -20,7 +20,7 @@ use std::sync::LazyLock;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use weft_engine::am::{ActiveMessage, Answer};
+use weft_engine::am::{ActiveHead, ActiveMessage, Answer};
 use weft_engine::api::{Addr, Error};
 
 use crate::event::Slot;
@@ -169,10 +169,11 @@ fn send(job: &Job, number: u64, part: &Access) {
     let head: [u8; ASK_BYTES] = head(ASK, [number, way, part.remote as u64, part.bytes as u64]);
     let body = [message_piece(Piece { addr: part.local, bytes: part.bytes })];
     let body = if part.way == Way::Put { &body[..] } else { &[] };
-    let message = ActiveMessage { dest: Addr::from(part.at.rank()), reply: false, head: &head, body };
+    let head = &mut ActiveHead::new(&head);
+    let mut message = ActiveMessage { dest: Addr::from(part.at.rank()), reply: false, head, body };
     let mut pause = Pause::new();
     loop {
-        match job.with_engine(|engine| engine.send_active(&message)) {
+        match job.with_engine(|engine| engine.send_active(&mut message)) {
             Some(Ok(())) => return,
             Some(Err(Error::Again)) => pause.step(job),
             None => crate::fatal!("a handler has accessed remote memory; handlers may only reply"),
@@ -222,7 +223,7 @@ fn serve(job: &Job, asked: [u64; 4], body: &[u8], answer: &mut Answer<'_>) -> bo
         false => Err(Refusal::Closed),
     };
     let head: [u8; TOLD_BYTES] = head(TOLD, [number, Refusal::code(outcome)]);
-    answer.put(&head, if outcome.is_ok() { &got } else { &[] });
+    answer.put(&mut ActiveHead::new(&head), if outcome.is_ok() { &got } else { &[] });
     true
 }
 

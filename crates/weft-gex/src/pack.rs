@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use parking_lot::Mutex;
-use weft_engine::am::{ActiveMessage, Answer};
+use weft_engine::am::{ActiveHead, ActiveMessage, Answer};
 use weft_engine::api::{Addr, Error};
 
 use crate::am::max_medium;
@@ -208,10 +208,11 @@ impl Pack {
         let lead = if self.way == Way::Put { PUT } else { GET };
         let count = u16::try_from(self.runs.len()).unwrap_or(u16::MAX);
         let head = [&lead[..], &number.to_ne_bytes(), &self.at.endpoint().to_ne_bytes(), &count.to_ne_bytes()].concat();
-        let message = ActiveMessage { dest: Addr::from(rank), reply: false, head: &head, body: &body };
+        let head = &mut ActiveHead::new(&head);
+        let mut message = ActiveMessage { dest: Addr::from(rank), reply: false, head, body: &body };
         let mut pause = Pause::new();
         loop {
-            match job.with_engine(|engine| engine.send_active(&message)) {
+            match job.with_engine(|engine| engine.send_active(&mut message)) {
                 Some(Ok(())) => break,
                 Some(Err(Error::Again)) if job.failures().has_lost(rank) => {
                     lose(rank);
@@ -244,11 +245,11 @@ pub(crate) fn take(job: &Job, source: u32, head: &[u8], body: &[u8], answer: &mu
             _ => None,
         }
     };
-    let done = [&DONE[..], number].concat();
+    let done = &mut ActiveHead::new(&[&DONE[..], number].concat());
     let runs = usize::from(u16::from_ne_bytes(runs)) * Run::WIRE_BYTES;
     let served = match *lead {
         PUT => body.split_at_checked(runs).and_then(|(runs, data)| scatter(runs, data, here)),
-        GET => gather(body, here, |bytes| (bytes <= answer.limit()).then(|| answer.set(&done, bytes))),
+        GET => gather(body, here, |bytes| (bytes <= answer.limit()).then(|| answer.set(done, bytes))),
         _ => return false,
     };
     if served.is_none() {
@@ -258,7 +259,7 @@ pub(crate) fn take(job: &Job, source: u32, head: &[u8], body: &[u8], answer: &mu
         );
     }
     if *lead == PUT {
-        answer.put(&done, &[]);
+        answer.put(done, &[]);
     }
     true
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use weft_engine::am::{ActiveHandler, ActiveMessage, Answer};
+use weft_engine::am::{ActiveHandler, ActiveHead, ActiveMessage, Answer};
 use weft_engine::api::{Addr, Config, Error};
 use weft_engine::mem::Owned;
 use weft_engine::nic::LinkError;
@@ -119,11 +119,11 @@ impl ActiveHandler for Handler {
             pair.unanswered -= pair.costs.remove(&id).unwrap_or(0);
         } else if head[8] == Wanted::Now as u8 {
             let len = mixed(id) as usize % (answer.limit().min(world.reply_bytes) + 1);
-            let head = head_of(id, len, Wanted::Nothing);
+            let mut head = ActiveHead::new(&head_of(id, len, Wanted::Nothing));
             if id % 2 == 0 {
-                answer.put(&head, &body_of(id, true, len));
+                answer.put(&mut head, &body_of(id, true, len));
             } else {
-                answer.set(&head, len).copy_from_slice(&body_of(id, true, len));
+                answer.set(&mut head, len).copy_from_slice(&body_of(id, true, len));
             }
         } else if head[8] == Wanted::Later as u8 {
             world.later.push((self.rank, from, id));
@@ -179,7 +179,8 @@ impl Job {
         let dest = self.cluster.addr(from, to);
         let mut body = Owned::new(body);
         let body = [body.iov()];
-        self.cluster.engine(from).unwrap().send_active(&ActiveMessage { dest, reply, head, body: &body })
+        let head = &mut ActiveHead::new(head);
+        self.cluster.engine(from).unwrap().send_active(&mut ActiveMessage { dest, reply, head, body: &body })
     }
 
     /// Sends requests of a rank while there is credit.
@@ -421,15 +422,17 @@ fn violations_end_the_link() {
 fn an_endpoint_without_a_handler_is_spared() {
     let mut cluster = Cluster::new(FabricConfig::new(1), Config::default(), 2);
     let world = Arc::new(Mutex::new(World { ranks: 2, ..World::default() }));
-    let message = |dest| ActiveMessage { dest, reply: false, head: &[], body: &[] };
-    let to_second = message(cluster.addr(0, 1));
-    assert_eq!(cluster.engine(0).unwrap().send_active(&to_second), Err(Error::Invalid));
+    let mut head = ActiveHead::empty();
+    let dest = cluster.addr(0, 1);
+    let to_second = &mut ActiveMessage { dest, reply: false, head: &mut head, body: &[] };
+    assert_eq!(cluster.engine(0).unwrap().send_active(to_second), Err(Error::Invalid));
     cluster.engine(0).unwrap().set_active_handler(Box::new(Handler { rank: 0, world: Arc::clone(&world) }));
-    assert_eq!(cluster.engine(0).unwrap().send_active(&to_second), Err(Error::Again));
+    assert_eq!(cluster.engine(0).unwrap().send_active(to_second), Err(Error::Again));
     while cluster.turn(|_, _| {}) != Turn::Idle {}
-    assert_eq!(cluster.engine(0).unwrap().send_active(&to_second), Err(Error::Invalid));
+    assert_eq!(cluster.engine(0).unwrap().send_active(to_second), Err(Error::Invalid));
     assert!(world.lock().unwrap().reasons.is_empty());
-    assert_eq!(cluster.engine(0).unwrap().send_active(&message(99)), Err(Error::NoSuchAddress));
+    to_second.dest = 99;
+    assert_eq!(cluster.engine(0).unwrap().send_active(to_second), Err(Error::NoSuchAddress));
 }
 
 #[test]

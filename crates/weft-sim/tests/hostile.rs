@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use weft_engine::am::{ActiveHandler, Answer};
+use weft_engine::am::{ActiveHandler, ActiveHead, Answer};
 use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
 use weft_engine::api::{
     Access, Addr, AtomicOp, Completion, Config, Context, Fault, Kind, OpFlags, RecvFlags, RecvOp, RmaIov, RmaOp, SendOp,
@@ -22,7 +22,7 @@ struct Echo;
 impl ActiveHandler for Echo {
     fn arrived(&mut self, _source: Addr, reply: bool, head: &[u8], body: &[u8], answer: &mut Answer<'_>) {
         if !reply && body.len().is_multiple_of(2) && body.len() <= answer.limit() {
-            answer.put(head, body);
+            answer.put(&mut ActiveHead::new(head), body);
         }
     }
 

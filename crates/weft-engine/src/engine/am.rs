@@ -15,7 +15,6 @@
 
 use smallvec::SmallVec;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::U32;
 
 use crate::am::{ActiveHandler, ActiveMessage, Answer, HEAD_BYTES, MAX_HEAD, body_limit};
 use crate::api::{ADDR_NONE, Addr, EAGER_COST, Error, Role};
@@ -27,7 +26,7 @@ use crate::engine::{Engine, State};
 use crate::ids::PeerId;
 use crate::mem;
 use crate::nic::{LinkError, LinkId, Nic};
-use crate::wire::{F_REPLY, Head, Reader, kind};
+use crate::wire::{self, F_REPLY, Head, Reader, kind};
 
 /// Bytes of a request for which it costs a further unit.
 const UNIT_BYTES: usize = 1024;
@@ -106,28 +105,23 @@ impl<N: Nic> Engine<N> {
     /// Errors: `Again` if the peer is not connected, if a request has no credit, or if the device is full. Progress
     /// mends all of them. `TooLong`. `Invalid` if this engine or the peer takes no active messages. `NoSuchAddress`.
     #[inline]
-    pub fn send_active(&mut self, message: &ActiveMessage<'_>) -> Result<(), Error> {
+    pub fn send_active(&mut self, message: &mut ActiveMessage<'_>) -> Result<(), Error> {
         let State { peers, active, .. } = &mut self.state;
         let Some(peer_id) = peers.known(message.dest) else { return self.connect_active(message.dest) };
         let (Some(peer), Some(active)) = (peers.get_mut(peer_id), active) else { return Err(Error::Invalid) };
         let Some(link) = peer.link() else { return self.connect_active(message.dest) };
         let Some(window) = active.windows.get_mut(peer_id.place()) else { return Err(Error::Invalid) };
         let body_len = if let [one] = message.body { one.len() } else { mem::total_len(message.body) };
-        let len = message.head.len() + body_len;
+        let len = message.head.client_len() + body_len;
         let cost = if message.reply { 0 } else { cost_of(len) };
-        if cost > window.free || message.head.len() > MAX_HEAD || HEAD_BYTES + len > peer.mailbox_bytes() as usize {
-            return Err(window.refusal(message, cost, len, peer.mailbox_bytes() as usize));
+        if cost > window.free || HEAD_BYTES + len > peer.mailbox_bytes() as usize {
+            return Err(window.refusal(cost, len, peer.mailbox_bytes() as usize));
         }
         if peer.queues().is_some_and(|queues| queues.has_deferred()) {
             return Err(Error::Again);
         }
-        let mut bytes = [0; HEAD_BYTES + MAX_HEAD];
-        bytes[HEAD_BYTES..HEAD_BYTES + message.head.len()].copy_from_slice(message.head);
-        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_HEAD")]
-        let flags = message.head.len() as u8 | if message.reply { F_REPLY } else { 0 };
-        let head = Head { kind: kind::ACTIVE, flags, detail: window.owed.to_le_bytes(), seq: U32::new(peer.tx_seq()) };
-        bytes[..HEAD_BYTES].copy_from_slice(head.as_bytes());
-        if self.nic.send(link, &bytes[..HEAD_BYTES + message.head.len()], message.body).is_err() {
+        let head = message.head.complete(message.reply, window.owed.to_le_bytes(), peer.tx_seq());
+        if self.nic.send(link, head, message.body).is_err() {
             return Err(Error::Again);
         }
         window.take_owed();
@@ -172,10 +166,10 @@ impl<N: Nic> Engine<N> {
 impl Window {
     /// The reason why a message does not leave.
     #[cold]
-    fn refusal(&self, message: &ActiveMessage<'_>, cost: u16, len: usize, mailbox_bytes: usize) -> Error {
+    fn refusal(&self, cost: u16, len: usize, mailbox_bytes: usize) -> Error {
         if self.granted == 0 {
             Error::Invalid
-        } else if message.head.len() > MAX_HEAD || HEAD_BYTES + len > mailbox_bytes || !fits(cost, self.granted) {
+        } else if HEAD_BYTES + len > mailbox_bytes || !fits(cost, self.granted) {
             Error::TooLong
         } else {
             Error::Again
@@ -237,8 +231,8 @@ impl State {
     }
 
     /// Handles ACTIVE.
-    #[inline]
-    pub(crate) fn on_active(&mut self, peer_id: PeerId, head: Head, r: &Reader<'_>) -> Result<(), Violation> {
+    #[inline(always)] // The fast way is one function.
+    fn on_active(&mut self, peer_id: PeerId, head: Head, r: &Reader<'_>) -> Result<(), Violation> {
         let source = match self.peers[peer_id].addr() {
             ADDR_NONE => self.address_of_sender(peer_id)?,
             addr => addr,
@@ -282,6 +276,12 @@ impl State {
         Ok(())
     }
 
+    /// Handles ACTIVE of a peer whose messages have come in another order, or with other work.
+    #[inline(never)]
+    pub(crate) fn on_other_active(&mut self, peer_id: PeerId, head: Head, r: &Reader<'_>) -> Result<(), Violation> {
+        self.on_active(peer_id, head, r)
+    }
+
     /// Handles ACTIVE_CREDIT.
     pub(crate) fn on_active_credit(&mut self, peer_id: PeerId, head: Head) -> Result<(), Violation> {
         let active = self.active.as_mut().ok_or(Violation)?;
@@ -289,27 +289,33 @@ impl State {
     }
 
     /// Sends the reply that begins at `start` of the answers, with credit. Without a reply, the credit leaves alone.
-    #[inline]
+    #[inline(always)]
     fn send_answer(&mut self, peer_id: PeerId, start: usize, credit: [u8; 2]) {
         let Self { peers, prompts, .. } = self;
-        let answers = prompts.buffer();
+        let (peer, answers) = (&mut peers[peer_id], prompts.buffer());
         if answers.len() == start {
             answers.extend_from_slice(Head::new(kind::ACTIVE_CREDIT, 0).as_bytes());
         } else {
             let len = (answers.len() - start).saturating_sub(HEAD_BYTES);
-            peers[peer_id].count_message(Direction::Sent, len as u64 + EAGER_COST);
+            peer.count_message(Direction::Sent, len as u64 + EAGER_COST);
         }
-        if let Some(detail) = answers.get_mut(start + 2..start + 4) {
-            detail.copy_from_slice(&credit);
+        if let Some(message) = answers.get_mut(start..) {
+            wire::give_credit(message, credit);
         }
-        let waits = peers[peer_id].queues().is_some_and(|queues| queues.has_deferred());
-        if waits || answers.len() > REPLIES_BYTES {
-            let message = SmallVec::from_slice(answers.get(start..).unwrap_or_default());
-            answers.truncate(start);
-            peers.defer(peer_id, Deferred::Message(message));
+        if peer.queues().is_some_and(|queues| queues.has_deferred()) || answers.len() > REPLIES_BYTES {
+            self.defer_answer(peer_id, start);
         } else {
             prompts.enter(peer_id, start);
         }
+    }
+
+    /// Queues the reply that begins at `start` of the answers.
+    #[cold]
+    fn defer_answer(&mut self, peer_id: PeerId, start: usize) {
+        let answers = self.prompts.buffer();
+        let message = SmallVec::from_slice(answers.get(start..).unwrap_or_default());
+        answers.truncate(start);
+        self.peers.defer(peer_id, Deferred::Message(message));
     }
 
     /// The address of a sender whose address was not known. Active messages of strangers are violations: handlers would

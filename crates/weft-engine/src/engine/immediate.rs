@@ -80,6 +80,7 @@ impl ImmediateReplies {
     }
 
     /// A message by its place in the list, without its number.
+    #[inline(always)]
     fn message(&mut self, at: usize) -> Option<(PeerId, &mut [u8])> {
         let (peer, start) = *self.list.get(at)?;
         let end = self.list.get(at + 1).map_or(self.bytes.len(), |next| next.1);
@@ -107,12 +108,12 @@ impl<N: Nic> Engine<N> {
     /// Sends the answers of the poll that has ended. Returns their number.
     #[inline(never)]
     pub(crate) fn send_prompts(&mut self) -> usize {
-        let mut prompts = std::mem::take(&mut self.state.prompts);
+        let State { prompts, peers, .. } = &mut self.state;
         let count = prompts.list.len();
         let mut sent = 0;
         while sent < count {
             if let Some((peer_id, message)) = prompts.message(sent) {
-                let peer = &mut self.state.peers[peer_id];
+                let peer = &mut peers[peer_id];
                 if let Some(link) = peer.link() {
                     wire::number(message, peer.tx_seq());
                     if self.nic.send(link, message, &[]).is_err() {
@@ -130,16 +131,16 @@ impl<N: Nic> Engine<N> {
                     continue;
                 }
                 let message = Deferred::Message(SmallVec::from_slice(message));
-                self.state.peers.queues(peer_id).retry_deferred(message);
-                self.state.peers.activate(peer_id);
+                peers.queues(peer_id).retry_deferred(message);
+                peers.activate(peer_id);
             }
         }
-        for &peer_id in &prompts.executed {
+        let mut confirmed = 0;
+        while let Some(&peer_id) = self.state.prompts.executed.get(confirmed) {
             self.confirm_executed(peer_id);
+            confirmed += 1;
         }
-        let confirmed = prompts.executed.len();
-        prompts.clear();
-        self.state.prompts = prompts;
+        self.state.prompts.clear();
         count + confirmed
     }
 

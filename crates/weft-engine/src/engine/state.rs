@@ -361,7 +361,7 @@ impl State {
             kind::MAP_ASK => self.on_map_ask(peer_id, r),
             kind::MAP_NAME => self.on_map_name(peer_id, r),
             kind::PLACED => self.on_placed(peer_id, r),
-            kind::ACTIVE => self.on_active(peer_id, head, &r),
+            kind::ACTIVE => self.on_other_active(peer_id, head, &r),
             kind::ACTIVE_CREDIT => self.on_active_credit(peer_id, head),
             _ => Err(Violation),
         }
@@ -420,11 +420,9 @@ impl Sink for State {
 
     #[inline(never)]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
-        if self.receive_eager_fast(link, bytes) {
-            return;
-        }
         let taken = match bytes.first() {
             Some(&kind::ACTIVE) => self.receive_active(link, bytes),
+            _ if self.receive_eager_fast(link, bytes) => return,
             _ => self.dispatch(link, bytes),
         };
         if taken.is_err() {
