@@ -195,6 +195,15 @@ static int fetch_add(void) {
   return 1;
 }
 
+/* The instruction of such an operation, at the same place. */
+static uint64_t *counter;
+
+static int locked_add(void) {
+  volatile uint64_t old = __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL);
+  (void)old;
+  return 1;
+}
+
 static int barrier(void) {
   gex_Event_Wait(gex_Coll_BarrierNB(team, 0));
   return 1;
@@ -412,6 +421,10 @@ int main(int argc, char **argv) {
   run("work-chain-8", work_chain_8);
 #endif
   run("put-64k", put_long);
+  if (local != NULL) {
+    counter = (uint64_t *)(void *)((char *)local + 4096);
+    run("locked-add", locked_add);
+  }
   run("fetch-add", fetch_add);
   run("am-short", am_short);
   run("am-medium-1k", am_medium);
