@@ -420,9 +420,11 @@ impl Sink for State {
 
     #[inline(never)]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
+        if self.receive_eager_fast(link, bytes) {
+            return;
+        }
         let taken = match bytes.first() {
             Some(&kind::ACTIVE) => self.receive_active(link, bytes),
-            _ if self.receive_eager_fast(link, bytes) => return,
             _ => self.dispatch(link, bytes),
         };
         if taken.is_err() {
