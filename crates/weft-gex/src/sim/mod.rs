@@ -17,6 +17,7 @@ mod stage;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use weft_engine::Engine;
 use weft_engine::api::Config;
 pub use weft_engine::bugs::Bug;
@@ -84,11 +85,16 @@ pub struct Outcome {
     pub time: Duration,
 }
 
-/// Runs a program in all ranks.
+/// One run of this process at a time. The tables of accesses under way (`pack`, `outside`, `after`) belong to the
+/// process: the death of a rank in one run would end the accesses to the rank of that number in another one.
+static RUN: Mutex<()> = Mutex::new(());
+
+/// Runs a program in all ranks, after the runs of other threads.
 ///
 /// # Panics
 /// The system refuses memory or threads.
 pub fn run(plan: &Plan, program: impl Fn(&'static Job) + Send + Sync + 'static) -> Outcome {
+    let _run = RUN.lock();
     // The descriptors of earlier runs of this process stay open.
     weft_os::descriptors::allow_raising();
     weft_os::descriptors::make_room();
