@@ -1,4 +1,4 @@
-//! What polls use, behind a lock: the engine of a rank, and the collectives that are under way.
+//! A lock around the state that polls use: the engine of a rank, and its collectives under way.
 //!
 //! Place in the data flow: polls and injections pass here to the engine, and polls to `team` and `coll`. In a job with
 //! one thread a flag takes the place of the lock. Handlers of messages run under the lock; a call from one that needs

@@ -14,7 +14,7 @@ use crate::exports::{export, export_large};
 use crate::mpi::Handle;
 use crate::plan::Call;
 
-/// What a persistent request starts.
+/// The operation of a persistent request.
 pub(super) struct Kept {
     events: SmallVec<[Event; 1]>,
     /// The communicator of a receive of any source or tag.

@@ -131,12 +131,13 @@ pub(super) enum Record<'a> {
     Push { window: u64, offset: u64, data: &'a [u8] },
 }
 
-/// What a consumer finds at its position.
+/// The record at the consumer's position.
 pub(super) enum Next<'a> {
     /// A message on one line.
     Line(&'a [u8]),
     /// A record that [`Rx::peek`] takes.
     Other,
+    /// No record has arrived.
     Nothing,
 }
 
@@ -506,7 +507,7 @@ impl Rx {
         is_header(word, self.tail)
     }
 
-    /// What comes next. After a message on one line, as most are, the caller calls [`Rx::advance`] with 1.
+    /// The next record. After a message on one line, as most are, the caller calls [`Rx::advance`] with 1.
     #[inline(always)]
     pub(super) fn peek_line(&self) -> Next<'_> {
         let word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
